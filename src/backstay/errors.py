@@ -1,0 +1,149 @@
+"""Every error a user of backstay can meet, in one tree.
+
+::
+
+    BackstayError
+    ├── ConfigError            an argument, file or environment value is wrong
+    ├── ClosedError            the client or server object was already closed
+    ├── TransportError         the network or the peer failed
+    │   ├── ServerUnavailable  nobody answers at that address within the deadline
+    │   ├── DeadlineExceeded   the peer is there but did not answer in time
+    │   ├── OutcomeUnknown     a push was sent and no answer came: it may or may not be applied
+    │   └── ProtocolError      the peer does not speak our protocol (or speaks another version)
+    ├── RequestRefused         the server refused; nothing of this request was applied there
+    │   ├── Unauthenticated    wrong or missing token, wrong cluster
+    │   ├── UnknownTable       no table of that name
+    │   ├── TableConflict      a table of that name exists with other settings
+    │   ├── InvalidRequest     wrong shape, dtype, key count, sequence or field
+    │   ├── NonFiniteGradient  NaN or infinity, and the table's policy is to refuse
+    │   ├── MemoryLimitReached no room for new rows
+    │   ├── LimitExceeded      a frame, key count or queue is over its limit
+    │   ├── NotMaster          that node does not hold these slots (any more)
+    │   └── Stopping           the server is shutting down
+    └── StateLost              a server came back empty: its rows are gone
+
+``retry_safe`` on each class says whether the same call may simply be made again without
+any risk of counting an update twice or losing one.
+
+This module imports nothing of the package and never does I/O.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BackstayError",
+    "ClosedError",
+    "ConfigError",
+    "DeadlineExceeded",
+    "InvalidRequest",
+    "LimitExceeded",
+    "MemoryLimitReached",
+    "NonFiniteGradient",
+    "NotMaster",
+    "OutcomeUnknown",
+    "ProtocolError",
+    "RequestRefused",
+    "ServerUnavailable",
+    "StateLost",
+    "Stopping",
+    "TableConflict",
+    "TransportError",
+    "Unauthenticated",
+    "UnknownTable",
+]
+
+
+class BackstayError(Exception):
+    """Base of every error raised by backstay."""
+
+    retry_safe: ClassVar[bool] = False
+
+
+class ConfigError(BackstayError, ValueError):
+    """A setting is wrong; the message names the setting, its value and what is allowed."""
+
+
+class ClosedError(BackstayError):
+    """The object was closed before this call."""
+
+
+class TransportError(BackstayError):
+    """The network or the peer process failed."""
+
+    retry_safe = True
+
+
+class ServerUnavailable(TransportError, ConnectionError):
+    """Nobody answered at the address named in the message within the deadline."""
+
+
+class DeadlineExceeded(TransportError, TimeoutError):
+    """The peer did not answer in time. Raised only for calls that change nothing."""
+
+
+class OutcomeUnknown(TransportError):
+    """A push was sent and its answer never came: it may or may not have been applied.
+
+    Not safe to repeat as a *new* push. The client has already repeated the same
+    (stream, sequence), which is safe, until its deadline.
+    """
+
+    retry_safe = False
+
+
+class ProtocolError(TransportError):
+    """The peer broke the protocol or speaks another version of it."""
+
+    retry_safe = False
+
+
+class RequestRefused(BackstayError):
+    """A server refused the request and applied nothing of it."""
+
+
+class Unauthenticated(RequestRefused):
+    """The token is missing or wrong, or the peer belongs to another cluster."""
+
+
+class UnknownTable(RequestRefused, LookupError):
+    """No table of that name or id exists in the cluster."""
+
+
+class TableConflict(RequestRefused):
+    """A table of that name exists with other settings; the message shows the difference."""
+
+
+class InvalidRequest(RequestRefused, ValueError):
+    """Wrong shape, dtype, number of keys or field value."""
+
+
+class NonFiniteGradient(RequestRefused, ValueError):
+    """The gradients hold NaN or infinity and the table's policy is to refuse them."""
+
+
+class MemoryLimitReached(RequestRefused):
+    """The server's memory limit leaves no room for the new rows of this push."""
+
+    retry_safe = True
+
+
+class LimitExceeded(RequestRefused):
+    """A frame, key count or queue is over the limit named in the message."""
+
+
+class NotMaster(RequestRefused):
+    """The node does not hold these slots; fetch the routing table and try again."""
+
+    retry_safe = True
+
+
+class Stopping(RequestRefused):
+    """The server is shutting down and takes no new requests."""
+
+    retry_safe = True
+
+
+class StateLost(BackstayError):
+    """A server came back without its rows and no replica or checkpoint replaced them."""
