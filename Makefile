@@ -1,0 +1,96 @@
+# Every command of the project. Continuous integration (.ci/run) runs the same ones.
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES.
+
+PYTHON ?= python3
+CARGO ?= cargo
+PYTEST_ARGS ?=
+FUZZ_CASES ?= 200000
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Cargo asks this interpreter about Python when it builds the binding. Always the same one:
+# another answer would rebuild everything.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+
+RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -name '*.toml' \) -print) \
+	Cargo.toml $(wildcard Cargo.lock)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv install demo test test-slow lint fmt bench fuzz docs proto wheel clean check-tools
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+check-tools:
+	@command -v $(CARGO) >/dev/null || { \
+	  echo "No '$(CARGO)' found: backstay's data plane is written in Rust. Install a toolchain" \
+	       "(1.85 or newer) from https://rustup.rs and try again." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "backstay needs Python 3.10 or newer; choose one with 'make PYTHON=/path/to/python3 ...'." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv." >&2; exit 1; }
+
+# Three steps, so that a changed .rs file rebuilds the binding and downloads nothing.
+$(BIN)/python: | check-tools
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.dependencies: setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'setuptools-rust>=1.10' wheel
+	$(BIN)/python -m pip install --no-build-isolation --editable '.[dev,paddle,bench]'
+	@touch $@ $(VENV)/.binding
+
+$(VENV)/.binding: $(RUST_SOURCES) | $(VENV)/.dependencies
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+venv: $(BIN)/python  ## make .venv, empty
+
+install: check-tools $(VENV)/.dependencies $(VENV)/.binding  ## build backstay into .venv, editable, with what the other commands need
+
+demo: install  ## train a click model on real data: three pservers and two trainers on this machine
+	$(BIN)/python examples/census/demo.py
+
+test: install  ## run the tests: Rust, then Python (some minutes)
+	$(CARGO) test -p backstay-core -p backstay-net
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: install  ## run every gate: style, types, layers, stubs, sizes, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/size_ratchet.py
+	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python -m mypy.stubtest backstay._native --mypy-config-file pyproject.toml
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+fmt: install  ## format Python and Rust
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+	$(CARGO) fmt --all
+
+bench: install  ## measure, beside the bare ceiling and the peers that are installed
+	$(BIN)/python -m bench
+
+fuzz: install  ## throw FUZZ_CASES random and damaged frames at the parser
+	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release -p backstay-core fuzz
+
+docs: install  ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+proto: install  ## generate src/backstay/_proto from proto/
+	$(BIN)/python tools/generate_proto.py
+
+wheel: install  ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:  ## remove what the other commands made, .venv included
+	rm -rf $(VENV) build dist site .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf src/*.egg-info src/backstay/_native*.so
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+	$(CARGO) clean
