@@ -87,6 +87,7 @@ proto: install  ## generate src/backstay/_proto from proto/
 	$(BIN)/python tools/generate_proto.py
 
 wheel: install  ## build the wheel into dist/
+	rm -rf build dist  # setuptools would pack modules left there by earlier builds
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove what the other commands made, .venv included

@@ -3,3 +3,26 @@
 //! Nothing here opens a socket, reads a clock, starts a thread or draws a random number:
 //! the same calls in the same order give the same bytes on every replica, and a simulator
 //! can drive them.
+//!
+//! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
+//! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
+//! of one slot and [`table`] those of many; [`stream`] remembers what was applied;
+//! [`engine`] stages and commits [`transaction`]s; [`wire`] lays requests out as bytes.
+
+#[cfg(target_endian = "big")]
+compile_error!("backstay lays arrays on the wire as they are in memory, little-endian");
+
+pub mod engine;
+pub mod error;
+pub mod gradient;
+pub mod hash;
+pub mod initializer;
+pub mod optimizer;
+mod prefetch;
+pub mod row_map;
+pub mod spec;
+pub mod storage;
+pub mod stream;
+pub mod table;
+pub mod transaction;
+pub mod wire;

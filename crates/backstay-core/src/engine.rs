@@ -1,0 +1,309 @@
+//! A range of slots with all their tables: stage, commit, discard, read.
+//!
+//! A server runs several engines, one lock each; a test or a simulator runs one. The engine
+//! decides everything about a slot's order: which transaction takes which position, what has
+//! been applied already, what a rollback takes along.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::Refusal;
+use crate::hash::{mix64, SlotSpace};
+use crate::spec::TableSpec;
+use crate::stream::{StreamId, StreamMemory, TransactionId};
+use crate::table::Table;
+use crate::transaction::Transaction;
+
+/// A transaction waiting in one slot: prepared, not applied.
+#[derive(Debug)]
+struct Staged {
+    transaction: Arc<Transaction>,
+    /// Its keys that belong to this slot.
+    keys: Range<usize>,
+}
+
+/// What the engine keeps of one slot besides its rows.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Whether this node is its master now.
+    served: bool,
+    /// How many transactions have been applied.
+    position: u64,
+    /// In order; the front would take position + 1.
+    staged: VecDeque<Staged>,
+    streams: StreamMemory,
+}
+
+/// How a transaction met the slots of this engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StageReport {
+    /// Slots in which it was staged now.
+    pub staged: u32,
+    /// Slots that had applied it before.
+    pub skipped: u32,
+}
+
+impl std::ops::AddAssign for StageReport {
+    fn add_assign(&mut self, other: Self) {
+        self.staged += other.staged;
+        self.skipped += other.skipped;
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Engine {
+    space: SlotSpace,
+    first_slot: u32,
+    slots: Vec<Slot>,
+    tables: BTreeMap<u64, Table>,
+    routing_version: u64,
+}
+
+impl Engine {
+    /// An engine without tables over `slots`, serving none of them yet.
+    pub fn new(space: SlotSpace, slots: Range<u32>) -> Self {
+        Self {
+            space,
+            first_slot: slots.start,
+            slots: slots.map(|_| Slot::default()).collect(),
+            tables: BTreeMap::new(),
+            routing_version: 0,
+        }
+    }
+
+    /// The slots of this engine.
+    pub fn slots(&self) -> Range<u32> {
+        self.first_slot..self.first_slot + self.slots.len() as u32
+    }
+
+    /// Serve exactly the slots for which `is_served` says so.
+    pub fn set_routing(&mut self, version: u64, is_served: impl Fn(u32) -> bool) {
+        self.routing_version = version;
+        for (slot, number) in self.slots.iter_mut().zip(self.first_slot..) {
+            slot.served = is_served(number);
+        }
+    }
+
+    /// Create a table; the same settings again change nothing.
+    pub fn create_table(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
+        let table = Table::new(Arc::clone(spec), self.space, self.first_slot, self.slots.len() as u32);
+        if let Some(known) = self.tables.get(&table.id()) {
+            return match known.spec().difference(spec) {
+                None => Ok(()),
+                Some(difference) => Err(Refusal::TableConflict(format!(
+                    "table {} exists with other settings: {difference}",
+                    spec.name
+                ))),
+            };
+        }
+        self.tables.insert(table.id(), table);
+        Ok(())
+    }
+
+    /// A table by its id.
+    pub fn table(&self, id: u64) -> Result<&Table, Refusal> {
+        self.tables.get(&id).ok_or_else(|| unknown(id))
+    }
+
+    /// Every table, ordered by id.
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.tables.values()
+    }
+
+    /// Bytes allocated for rows.
+    pub fn allocated_bytes(&self) -> usize {
+        self.tables.values().map(Table::allocated_bytes).sum()
+    }
+
+    /// Copy the weights of `keys`, all in slots of this engine, to `out`.
+    pub fn read(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        let table = self.table(table)?;
+        if out.len() != keys.len() * table.spec().row_elements() {
+            return Err(Refusal::InvalidRequest(format!(
+                "{} keys of {} elements do not fill {} values",
+                keys.len(),
+                table.spec().row_elements(),
+                out.len()
+            )));
+        }
+        for (slot, _) in self.runs(keys, 0..keys.len()) {
+            self.check_served(slot?)?;
+        }
+        table.read(keys, out);
+        Ok(())
+    }
+
+    /// Stage the part `keys` of a transaction: all of its keys that lie in this engine's slots.
+    ///
+    /// Refuses the whole part and changes nothing if any slot refuses it.
+    pub fn stage(
+        &mut self,
+        transaction: &Arc<Transaction>,
+        keys: Range<usize>,
+    ) -> Result<StageReport, Refusal> {
+        let table = self.table(transaction.table)?;
+        table.check_shape(&transaction.batch)?;
+        let mut report = StageReport::default();
+        let mut runs = Vec::with_capacity(keys.len().min(self.slots.len()));
+        for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
+            let slot = slot?;
+            self.check_served(slot)?;
+            let state = &self.slots[(slot - self.first_slot) as usize];
+            if state.staged.iter().any(|staged| staged.transaction.id == transaction.id) {
+                return Err(Refusal::InFlight);
+            }
+            if state.streams.check(transaction.id, transaction.floor)? {
+                report.skipped += 1;
+            } else {
+                table.check_room(slot, keys.len())?;
+                report.staged += 1;
+                runs.push((slot, keys));
+            }
+        }
+        for (slot, keys) in runs {
+            self.slots[(slot - self.first_slot) as usize]
+                .staged
+                .push_back(Staged { transaction: Arc::clone(transaction), keys });
+        }
+        Ok(report)
+    }
+
+    /// Apply the part `keys` of a staged transaction. Slots in which it is not staged (skipped
+    /// as applied before) are passed over. Refuses, and changes nothing, if in any slot
+    /// something older is still staged.
+    pub fn commit(&mut self, transaction: &Arc<Transaction>, keys: Range<usize>) -> Result<(), Refusal> {
+        let id = transaction.id;
+        let mut staged = Vec::with_capacity(keys.len().min(self.slots.len()));
+        for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
+            let slot = (slot? - self.first_slot) as usize;
+            let mut waiting = self.slots[slot].staged.iter();
+            match waiting.position(|staged| staged.transaction.id == id) {
+                Some(0) => staged.push((slot, keys)),
+                Some(_) => return Err(Refusal::InFlight),
+                None => {}
+            }
+        }
+        let unknown_table = || unknown(transaction.table);
+        let table = self.tables.get_mut(&transaction.table).ok_or_else(unknown_table)?;
+        // Neighbouring slots' runs join into one, so that the kernel sees long batches.
+        let mut joined: Vec<Range<usize>> = Vec::new();
+        for (slot, keys) in staged {
+            let state = &mut self.slots[slot];
+            state.staged.pop_front();
+            state.position += 1;
+            state.streams.record(id, transaction.floor);
+            match joined.last_mut() {
+                Some(last) if last.end == keys.start => last.end = keys.end,
+                _ => joined.push(keys),
+            }
+        }
+        let elements = table.spec().row_elements();
+        for run in joined {
+            let values = &transaction.batch.values()[run.start * elements..run.end * elements];
+            table.write(&transaction.batch.keys()[run], values, transaction.change);
+        }
+        Ok(())
+    }
+
+    /// Drop a staged transaction from a slot, with everything staged behind it.
+    /// Returns what was dropped, oldest first; empty if it is not staged there.
+    pub fn discard(&mut self, slot: u32, id: TransactionId) -> Vec<TransactionId> {
+        let staged = &mut self.slots[(slot - self.first_slot) as usize].staged;
+        match staged.iter().position(|staged| staged.transaction.id == id) {
+            Some(at) => staged.drain(at..).map(|staged| staged.transaction.id).collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// How many transactions a slot has applied.
+    pub fn position(&self, slot: u32) -> u64 {
+        self.slots[(slot - self.first_slot) as usize].position
+    }
+
+    /// What a slot remembers of its streams.
+    pub fn streams(&self, slot: u32) -> &StreamMemory {
+        &self.slots[(slot - self.first_slot) as usize].streams
+    }
+
+    /// Forget a stream in every slot; returns in how many it was known.
+    pub fn forget_stream(&mut self, stream: StreamId) -> u32 {
+        self.slots.iter_mut().map(|slot| u32::from(slot.streams.forget(stream))).sum()
+    }
+
+    /// A hash of a slot's rows and stream memory; equal replicas have equal digests,
+    /// whatever the order in which their rows were created.
+    pub fn digest(&self, slot: u32) -> u64 {
+        let state = &self.slots[(slot - self.first_slot) as usize];
+        let rows = self.tables.values().fold(0u64, |sum, table| {
+            sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
+        });
+        state.streams.iter().fold(rows, |hash, (stream, window)| {
+            let words = [
+                stream.job,
+                u64::from(stream.pass) << 32 | u64::from(stream.task),
+                window.floor,
+                window.applied as u64,
+                (window.applied >> 64) as u64,
+            ];
+            words.iter().fold(hash, |hash, &word| mix64(hash.rotate_left(5) ^ word))
+        })
+    }
+
+    /// The rows of one slot of a table as plain arrays, ordered by key.
+    pub fn export_slot(&self, table: u64, slot: u32) -> Result<crate::table::PlainRows, Refusal> {
+        Ok(self.table(table)?.export_slot(slot))
+    }
+
+    /// Replace the rows of one slot of a table.
+    pub fn import_slot(
+        &mut self,
+        table: u64,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        let table = self.tables.get_mut(&table).ok_or_else(|| unknown(table))?;
+        table.import_slot(slot, keys, weights, state)
+    }
+
+    fn check_served(&self, slot: u32) -> Result<(), Refusal> {
+        if self.slots[(slot - self.first_slot) as usize].served {
+            return Ok(());
+        }
+        Err(Refusal::NotMaster { slot, version: self.routing_version })
+    }
+
+    /// Cut keys into runs of one slot each; an error for a key out of order or out of range.
+    fn runs<'a>(
+        &self,
+        keys: &'a [u64],
+        part: Range<usize>,
+    ) -> impl Iterator<Item = (Result<u32, Refusal>, Range<usize>)> + 'a {
+        let (space, range) = (self.space, self.slots());
+        let (mut at, end) = (part.start, part.end.min(keys.len()));
+        let mut previous = None;
+        std::iter::from_fn(move || {
+            let first = *keys.get(at..end)?.first()?;
+            let slot = space.slot_of(first);
+            let start = at;
+            while at < end && space.slot_of(keys[at]) == slot {
+                at += 1;
+            }
+            let ordered = range.contains(&slot) && previous.is_none_or(|previous| previous < slot);
+            previous = Some(slot);
+            let slot = if ordered {
+                Ok(slot)
+            } else {
+                Err(Refusal::InvalidRequest(format!("key {first} of slot {slot} is out of order: keys must be sorted by slot")))
+            };
+            Some((slot, start..at))
+        })
+    }
+}
+
+fn unknown(table: u64) -> Refusal {
+    Refusal::UnknownTable(format!("with id {table:#018x}"))
+}

@@ -1,0 +1,273 @@
+//! The rows of one table in one slot: an open-addressing index over a slab of rows.
+//!
+//! A row is a run of 32-bit words: the key (two words), the weights, the optimizer's state.
+//! Key and values lie together, so a lookup costs one miss in the index and one in the slab.
+//! The index holds 32-bit entries: 8 bits of the hash as a tag and 24 bits of row number.
+//! The slab is a list of chunks of bounded size: it grows without moving rows and without
+//! the half-empty tail of a doubling vector.
+
+use crate::error::Refusal;
+use crate::hash::mix64;
+use crate::prefetch::prefetch;
+
+/// Words of a row that hold its key.
+pub const KEY_WORDS: usize = 2;
+/// The most rows of one table in one slot.
+pub const MAX_ROWS: usize = (1 << 24) - 1;
+/// Bytes of a slab chunk, unless a single row is larger.
+const CHUNK_BYTES: usize = 16 * 1024;
+const TAG_SHIFT: u32 = 24;
+const ROW_MASK: u32 = (1 << TAG_SHIFT) - 1;
+const MIN_INDEX: usize = 8;
+
+/// See the module's documentation.
+#[derive(Debug, Clone)]
+pub struct RowMap {
+    /// 0 = empty; else tag << 24 | (row + 1). Length is a power of two, at most 3/4 full.
+    index: Vec<u32>,
+    /// Rows in order of insertion. Every chunk but the last holds `1 << chunk_shift` rows.
+    chunks: Vec<Vec<u32>>,
+    rows: usize,
+    stride: usize,
+    chunk_shift: u32,
+}
+
+impl RowMap {
+    /// An empty map of rows with `value_words` words behind the key. Allocates nothing.
+    pub fn new(value_words: usize) -> Self {
+        let stride = KEY_WORDS + value_words;
+        let fit = (CHUNK_BYTES / (stride * 4)).max(1);
+        Self {
+            index: Vec::new(),
+            chunks: Vec::new(),
+            rows: 0,
+            stride,
+            chunk_shift: usize::BITS - 1 - fit.leading_zeros(),
+        }
+    }
+
+    /// The number of rows.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Bytes allocated for rows and index.
+    pub fn allocated_bytes(&self) -> usize {
+        let full = self.chunks.len().saturating_sub(1) << self.chunk_shift;
+        let tail = self.chunks.last().map_or(0, Vec::capacity);
+        (self.index.len() + full * self.stride + tail) * 4
+            + self.chunks.capacity() * std::mem::size_of::<Vec<u32>>()
+    }
+
+    /// Ask for the part of the index where `hash` would be found.
+    #[inline]
+    pub fn prefetch_index(&self, hash: u64) {
+        if !self.index.is_empty() {
+            prefetch(&self.index[hash as usize & (self.index.len() - 1)..]);
+        }
+    }
+
+    /// Ask for the row number that the index suggests for `hash`, without comparing keys.
+    #[inline]
+    pub fn prefetch_row(&self, hash: u64) {
+        if self.index.is_empty() {
+            return;
+        }
+        let mask = self.index.len() - 1;
+        let tag = Self::tag(hash);
+        let mut at = hash as usize & mask;
+        loop {
+            let entry = self.index[at];
+            if entry == 0 {
+                return;
+            }
+            if entry & !ROW_MASK == tag {
+                let row = self.row_words((entry & ROW_MASK) as usize - 1);
+                prefetch(row);
+                // A row of 16 floats straddles two lines.
+                prefetch(&row[row.len().min(16) - 1..]);
+                return;
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// The number of the row of `key`, whose [`mix64`] is `hash`.
+    #[inline]
+    pub fn find(&self, key: u64, hash: u64) -> Option<usize> {
+        if self.index.is_empty() {
+            return None;
+        }
+        let mask = self.index.len() - 1;
+        let tag = Self::tag(hash);
+        let mut at = hash as usize & mask;
+        loop {
+            let entry = self.index[at];
+            if entry == 0 {
+                return None;
+            }
+            if entry & !ROW_MASK == tag {
+                let row = (entry & ROW_MASK) as usize - 1;
+                if self.key(row) == key {
+                    return Some(row);
+                }
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// Add a row for a key that is not there; its words start as zero.
+    ///
+    /// The caller has made sure, by [`Self::check_room`], that it does not exceed [`MAX_ROWS`].
+    pub fn insert(&mut self, key: u64, hash: u64) -> usize {
+        assert!(self.rows < MAX_ROWS, "check_room comes before insert");
+        if (self.rows + 1) * 4 > self.index.len() * 3 {
+            self.grow_index();
+        }
+        let row = self.rows;
+        self.push_row(key);
+        Self::enter(&mut self.index, hash, row);
+        row
+    }
+
+    /// Refuse to hold `more` rows if they might exceed [`MAX_ROWS`].
+    pub fn check_room(&self, more: usize) -> Result<(), Refusal> {
+        if self.rows + more <= MAX_ROWS {
+            return Ok(());
+        }
+        Err(Refusal::LimitExceeded(format!(
+            "{MAX_ROWS} rows of one table in one slot is the limit: create the cluster with more slots"
+        )))
+    }
+
+    /// The key of a row.
+    #[inline]
+    pub fn key(&self, row: usize) -> u64 {
+        let words = self.row_words(row);
+        u64::from(words[0]) | u64::from(words[1]) << 32
+    }
+
+    /// The words of a row behind its key.
+    #[inline]
+    pub fn values(&self, row: usize) -> &[u32] {
+        &self.row_words(row)[KEY_WORDS..]
+    }
+
+    /// The words of a row behind its key, to be changed.
+    #[inline]
+    pub fn values_mut(&mut self, row: usize) -> &mut [u32] {
+        let start = (row & ((1 << self.chunk_shift) - 1)) * self.stride;
+        &mut self.chunks[row >> self.chunk_shift][start + KEY_WORDS..start + self.stride]
+    }
+
+    /// Every key with its row number, in order of insertion.
+    pub fn keys(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        (0..self.rows).map(|row| (self.key(row), row))
+    }
+
+    #[inline]
+    fn tag(hash: u64) -> u32 {
+        // Bits 32..40: the slot takes the top bits, the position in the index the low ones.
+        ((hash >> 32) as u32) << TAG_SHIFT
+    }
+
+    #[inline]
+    fn row_words(&self, row: usize) -> &[u32] {
+        let start = (row & ((1 << self.chunk_shift) - 1)) * self.stride;
+        &self.chunks[row >> self.chunk_shift][start..start + self.stride]
+    }
+
+    fn push_row(&mut self, key: u64) {
+        let chunk_rows = 1 << self.chunk_shift;
+        if self.rows % chunk_rows == 0 {
+            // The first chunk starts small: most tables are tiny in most slots.
+            let rows = if self.rows == 0 { 1 } else { chunk_rows };
+            self.chunks.push(Vec::with_capacity(rows * self.stride));
+        }
+        if let Some(chunk) = self.chunks.last_mut() {
+            if chunk.capacity() - chunk.len() < self.stride {
+                let more = chunk.len().min(chunk_rows * self.stride - chunk.len());
+                chunk.reserve_exact(more.max(self.stride));
+            }
+            chunk.extend_from_slice(&[key as u32, (key >> 32) as u32]);
+            chunk.resize(chunk.len() + self.stride - KEY_WORDS, 0);
+        }
+        self.rows += 1;
+    }
+
+    fn grow_index(&mut self) {
+        let mut grown = vec![0u32; (self.index.len() * 2).max(MIN_INDEX)];
+        for row in 0..self.rows {
+            Self::enter(&mut grown, mix64(self.key(row)), row);
+        }
+        self.index = grown;
+    }
+
+    fn enter(index: &mut [u32], hash: u64, row: usize) {
+        let mask = index.len() - 1;
+        let mut at = hash as usize & mask;
+        while index[at] != 0 {
+            at = (at + 1) & mask;
+        }
+        index[at] = Self::tag(hash) | (row as u32 + 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        /// The map against a dumb one: same membership, same values, whatever the order.
+        #[test]
+        fn behaves_like_a_btreemap(keys in prop::collection::vec(0u64..300, 0..600), width in 1usize..40) {
+            let mut map = RowMap::new(width);
+            let mut model: BTreeMap<u64, u32> = BTreeMap::new();
+            for (step, key) in keys.into_iter().enumerate() {
+                let hash = mix64(key);
+                let row = match map.find(key, hash) {
+                    Some(row) => { prop_assert!(model.contains_key(&key)); row }
+                    None => { prop_assert!(!model.contains_key(&key)); map.insert(key, hash) }
+                };
+                map.values_mut(row)[width - 1] = step as u32;
+                model.insert(key, step as u32);
+            }
+            prop_assert_eq!(map.len(), model.len());
+            for (key, row) in map.keys() {
+                prop_assert_eq!(map.values(row)[width - 1], model[&key]);
+                prop_assert_eq!(map.values(row).len(), width);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_larger_than_a_chunk_work() {
+        let mut map = RowMap::new(10_000);
+        for key in 0..5 {
+            let row = map.insert(key, mix64(key));
+            map.values_mut(row)[9_999] = key as u32;
+        }
+        for key in 0..5 {
+            let row = map.find(key, mix64(key)).unwrap();
+            assert_eq!(map.values(row)[9_999], key as u32);
+        }
+    }
+
+    #[test]
+    fn little_is_wasted() {
+        let mut map = RowMap::new(32);
+        for key in 0..10_000u64 {
+            map.insert(key, mix64(key));
+        }
+        let payload = 10_000 * 34 * 4;
+        assert!(map.allocated_bytes() < payload * 115 / 100);
+        assert_eq!(RowMap::new(32).allocated_bytes(), 0);
+    }
+}

@@ -1,0 +1,319 @@
+//! Table descriptions: what Python and Rust agree on, as JSON.
+//!
+//! [`TableSpec::from_json`] is the judge. It refuses unknown fields and values out of range,
+//! fills in every default, and what it returns can be used without further checks: sizes do
+//! not overflow and every number is finite in float32. Imports no other module of the core
+//! but its own `check`.
+
+mod check;
+
+use serde::{Deserialize, Serialize};
+
+pub use check::{
+    SpecError, MAX_BLOCK_ELEMENTS, MAX_DENSE_ELEMENTS, MAX_DIM, MAX_FAN, MAX_JSON_BYTES, MAX_NAME_BYTES,
+    MAX_RANK, MIN_EPSILON,
+};
+
+/// Everything that decides the content of a table, given the pushes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableSpec {
+    /// Unique in the cluster; letters, digits and `_ . / -`.
+    pub name: String,
+    /// Rows by key, or one tensor in blocks.
+    pub kind: TableKind,
+    /// How weights are held in memory.
+    #[serde(default)]
+    pub storage: Storage,
+    /// The value of a row before its first push.
+    #[serde(default)]
+    pub initializer: Initializer,
+    /// Makes two tables of one name in two jobs start differently.
+    #[serde(default)]
+    pub seed: u64,
+    /// What a push does to a row.
+    pub optimizer: OptimizerSpec,
+    /// What happens to NaN and infinity in gradients.
+    #[serde(default)]
+    pub non_finite: NonFinitePolicy,
+}
+
+/// Sparse rows or a dense tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum TableKind {
+    /// Rows of `dim` weights under any 64-bit key.
+    Sparse {
+        /// Weights of one row.
+        dim: u64,
+    },
+    /// One tensor, cut in row-major order into blocks of `block_elements`.
+    Dense {
+        /// The tensor's shape; no dimension is 0.
+        shape: Vec<u64>,
+        /// Weights of one block; the last one is padded to it.
+        #[serde(default = "default_block_elements")]
+        block_elements: u64,
+    },
+}
+
+/// The format of weights in memory. Optimizer state is always float32, and so is arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Storage {
+    /// IEEE 754 binary32.
+    #[default]
+    Float32,
+    /// The upper half of a float32.
+    Bfloat16,
+    /// IEEE 754 binary16.
+    Float16,
+}
+
+/// The value of a row before its first push; see [`crate::initializer`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[allow(missing_docs)] // The fields are the parameters of the distributions named.
+pub enum Initializer {
+    /// All 0.
+    Zeros {},
+    /// All `value`.
+    Constant { value: f64 },
+    /// Uniform in `[low, high]`.
+    Uniform { low: f64, high: f64 },
+    /// Normal.
+    Normal { mean: f64, std: f64 },
+    /// Normal, cut at two standard deviations from the mean.
+    TruncatedNormal { mean: f64, std: f64 },
+    /// Scaled by the sizes of the layers that the weights connect.
+    Xavier {
+        fan_in: u64,
+        fan_out: u64,
+        #[serde(default = "one")]
+        gain: f64,
+        #[serde(default)]
+        distribution: XavierDistribution,
+    },
+}
+
+impl Default for Initializer {
+    fn default() -> Self {
+        Self::Zeros {}
+    }
+}
+
+/// The two forms of Xavier initialization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XavierDistribution {
+    /// Uniform within `gain * sqrt(6 / (fan_in + fan_out))` of 0.
+    #[default]
+    Uniform,
+    /// Normal with standard deviation `gain * sqrt(2 / (fan_in + fan_out))`.
+    Normal,
+}
+
+/// An optimizer and its settings; each has its formula in its file in [`crate::optimizer`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[allow(missing_docs)] // The fields are the symbols of the formulas.
+pub enum OptimizerSpec {
+    /// Gradient descent.
+    Sgd {
+        #[serde(default = "default_sgd_rate")]
+        learning_rate: f64,
+    },
+    /// Gradient descent with momentum.
+    Momentum {
+        learning_rate: f64,
+        #[serde(default = "default_momentum")]
+        momentum: f64,
+        #[serde(default)]
+        nesterov: bool,
+    },
+    /// Adagrad.
+    Adagrad {
+        learning_rate: f64,
+        #[serde(default = "default_adagrad_epsilon")]
+        epsilon: f64,
+        #[serde(default)]
+        initial_accumulator: f64,
+    },
+    /// Adam, lazy.
+    Adam {
+        #[serde(default = "default_adam_rate")]
+        learning_rate: f64,
+        #[serde(default = "default_beta1")]
+        beta1: f64,
+        #[serde(default = "default_beta2")]
+        beta2: f64,
+        #[serde(default = "default_epsilon")]
+        epsilon: f64,
+    },
+    /// Adam with decoupled weight decay, lazy.
+    #[serde(rename = "adamw")]
+    AdamW {
+        #[serde(default = "default_adam_rate")]
+        learning_rate: f64,
+        #[serde(default = "default_beta1")]
+        beta1: f64,
+        #[serde(default = "default_beta2")]
+        beta2: f64,
+        #[serde(default = "default_epsilon")]
+        epsilon: f64,
+        #[serde(default = "default_weight_decay")]
+        weight_decay: f64,
+    },
+    /// `RMSProp`.
+    #[serde(rename = "rmsprop")]
+    RmsProp {
+        #[serde(default = "default_rmsprop_rate")]
+        learning_rate: f64,
+        #[serde(default = "default_rho")]
+        rho: f64,
+        #[serde(default = "default_epsilon")]
+        epsilon: f64,
+        #[serde(default)]
+        momentum: f64,
+        #[serde(default)]
+        centered: bool,
+        #[serde(default)]
+        epsilon_inside_sqrt: bool,
+    },
+    /// FTRL-Proximal.
+    Ftrl {
+        learning_rate: f64,
+        #[serde(default)]
+        l1: f64,
+        #[serde(default)]
+        l2: f64,
+        #[serde(default = "default_learning_rate_power")]
+        learning_rate_power: f64,
+        #[serde(default = "default_ftrl_accumulator")]
+        initial_accumulator: f64,
+    },
+}
+
+/// What happens to gradients that are NaN or infinite.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum NonFinitePolicy {
+    /// The push is refused and nothing of it applied.
+    #[default]
+    Refuse,
+    /// NaN becomes 0, and every value is brought into `[-limit, limit]`.
+    Clip {
+        /// Greater than 0.
+        limit: f64,
+    },
+}
+
+impl TableSpec {
+    /// Read and check a description.
+    pub fn from_json(text: &str) -> Result<Self, SpecError> {
+        if text.len() > MAX_JSON_BYTES {
+            return Err(SpecError::TooLong { bytes: text.len() });
+        }
+        let spec: Self = serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// The description with every default filled in, fields in a fixed order.
+    pub fn canonical_json(&self) -> String {
+        // Strings, finite numbers and lists only: there is nothing that could fail to serialise.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Weights of one row: `dim`, or `block_elements` for a dense table.
+    pub fn row_elements(&self) -> usize {
+        match self.kind {
+            TableKind::Sparse { dim } => dim as usize,
+            TableKind::Dense { block_elements, .. } => block_elements as usize,
+        }
+    }
+
+    /// Weights of the whole tensor of a dense table; 0 for a sparse one.
+    pub fn dense_elements(&self) -> u64 {
+        match &self.kind {
+            TableKind::Sparse { .. } => 0,
+            // `check` has refused shapes whose product overflows.
+            TableKind::Dense { shape, .. } => shape.iter().product(),
+        }
+    }
+
+    /// Blocks of a dense table; 0 for a sparse one.
+    pub fn dense_blocks(&self) -> u64 {
+        match self.kind {
+            TableKind::Sparse { .. } => 0,
+            TableKind::Dense { block_elements, .. } => self.dense_elements().div_ceil(block_elements),
+        }
+    }
+
+    /// The fields in which another description differs, as
+    /// `optimizer.adam.beta1: 0.9 here, 0.8 there; ...`; `None` if they are equal.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let (here, there) = (self.as_value(), other.as_value());
+        let mut found = Vec::new();
+        check::collect_differences("", &here, &there, &mut found);
+        (!found.is_empty()).then(|| found.join("; "))
+    }
+
+    fn as_value(&self) -> serde_json::Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
+impl Storage {
+    /// The name in the JSON form.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
+        }
+    }
+}
+
+fn one() -> f64 {
+    1.0
+}
+fn default_block_elements() -> u64 {
+    4096
+}
+fn default_sgd_rate() -> f64 {
+    0.01
+}
+fn default_momentum() -> f64 {
+    0.9
+}
+fn default_adagrad_epsilon() -> f64 {
+    1e-10
+}
+fn default_adam_rate() -> f64 {
+    0.001
+}
+fn default_beta1() -> f64 {
+    0.9
+}
+fn default_beta2() -> f64 {
+    0.999
+}
+fn default_epsilon() -> f64 {
+    1e-8
+}
+fn default_weight_decay() -> f64 {
+    0.01
+}
+fn default_rmsprop_rate() -> f64 {
+    0.01
+}
+fn default_rho() -> f64 {
+    0.99
+}
+fn default_learning_rate_power() -> f64 {
+    -0.5
+}
+fn default_ftrl_accumulator() -> f64 {
+    0.1
+}

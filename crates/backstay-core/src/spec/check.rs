@@ -1,0 +1,220 @@
+//! What a table description may hold, and how two of them differ.
+
+use serde_json::Value;
+use thiserror::Error;
+
+use super::{Initializer, NonFinitePolicy, OptimizerSpec, TableKind, TableSpec};
+
+/// Longest JSON text of one description.
+pub const MAX_JSON_BYTES: usize = 65_536;
+/// Longest table name.
+pub const MAX_NAME_BYTES: usize = 200;
+/// Most weights in a sparse row.
+pub const MAX_DIM: u64 = 65_536;
+/// Most weights in a block of a dense table.
+pub const MAX_BLOCK_ELEMENTS: u64 = 1_048_576;
+/// Most weights in a dense table (4 TiB of float32).
+pub const MAX_DENSE_ELEMENTS: u64 = 1 << 40;
+/// Most dimensions of a dense table.
+pub const MAX_RANK: usize = 16;
+/// Largest `fan_in` and `fan_out`.
+pub const MAX_FAN: u64 = 1 << 40;
+/// Smallest epsilon: a smaller one is lost in float32, and 0 / 0 would follow.
+pub const MIN_EPSILON: f64 = 1e-30;
+/// Largest magnitude of any setting; far from where float32 overflows.
+const MAX_NUMBER: f64 = 1e30;
+
+/// Why a table description was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SpecError {
+    /// Not JSON, or not of the right form.
+    #[error("table description: {0}")]
+    Parse(String),
+    /// The text is too long to be a table description.
+    #[error("table description: {bytes} bytes; allowed are {MAX_JSON_BYTES}")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A field is out of its range.
+    #[error("table {table}: {field} is {value}; allowed: {allowed}")]
+    OutOfRange {
+        /// The table's name, quoted.
+        table: String,
+        /// The path of the field.
+        field: String,
+        /// What it holds.
+        value: String,
+        /// What it may hold.
+        allowed: String,
+    },
+}
+
+impl TableSpec {
+    /// Check every field; [`TableSpec::from_json`] does it, a spec built by hand needs it.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let checker = Checker { table: &self.name };
+        checker.name()?;
+        checker.kind(&self.kind)?;
+        checker.initializer(&self.initializer)?;
+        checker.optimizer(&self.optimizer)?;
+        match self.non_finite {
+            NonFinitePolicy::Refuse => Ok(()),
+            NonFinitePolicy::Clip { limit } => checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER),
+        }
+    }
+}
+
+/// Writes the table's name into every error.
+struct Checker<'a> {
+    table: &'a str,
+}
+
+impl Checker<'_> {
+    fn refuse(&self, field: &str, value: impl ToString, allowed: impl ToString) -> SpecError {
+        SpecError::OutOfRange {
+            table: format!("{:?}", self.table.chars().take(MAX_NAME_BYTES).collect::<String>()),
+            field: field.to_owned(),
+            value: value.to_string(),
+            allowed: allowed.to_string(),
+        }
+    }
+
+    fn name(&self) -> Result<(), SpecError> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_./-".contains(&byte);
+        if (1..=MAX_NAME_BYTES).contains(&self.table.len()) && self.table.bytes().all(allowed) {
+            return Ok(());
+        }
+        let value = format!("{} bytes long", self.table.len());
+        Err(self.refuse("name", value, format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -")))
+    }
+
+    fn kind(&self, kind: &TableKind) -> Result<(), SpecError> {
+        match kind {
+            TableKind::Sparse { dim } => self.integer("kind.sparse.dim", *dim, MAX_DIM),
+            TableKind::Dense { shape, block_elements } => {
+                self.integer("kind.dense.block_elements", *block_elements, MAX_BLOCK_ELEMENTS)?;
+                let elements = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+                let fits = elements.is_some_and(|n| (1..=MAX_DENSE_ELEMENTS).contains(&n));
+                if fits && (1..=MAX_RANK).contains(&shape.len()) {
+                    return Ok(());
+                }
+                let allowed = format!(
+                    "1 to {MAX_RANK} dimensions, none of them 0, of at most {MAX_DENSE_ELEMENTS} elements together"
+                );
+                Err(self.refuse("kind.dense.shape", format!("{shape:?}"), allowed))
+            }
+        }
+    }
+
+    fn initializer(&self, initializer: &Initializer) -> Result<(), SpecError> {
+        match *initializer {
+            Initializer::Zeros {} => Ok(()),
+            Initializer::Constant { value } => self.finite("initializer.constant.value", value),
+            Initializer::Uniform { low, high } => {
+                self.finite("initializer.uniform.low", low)?;
+                self.number("initializer.uniform.high", high, low, MAX_NUMBER)
+            }
+            Initializer::Normal { mean, std } => {
+                self.finite("initializer.normal.mean", mean)?;
+                self.number("initializer.normal.std", std, 0.0, MAX_NUMBER)
+            }
+            Initializer::TruncatedNormal { mean, std } => {
+                self.finite("initializer.truncated_normal.mean", mean)?;
+                self.number("initializer.truncated_normal.std", std, 0.0, MAX_NUMBER)
+            }
+            Initializer::Xavier { fan_in, fan_out, gain, .. } => {
+                self.integer("initializer.xavier.fan_in", fan_in, MAX_FAN)?;
+                self.integer("initializer.xavier.fan_out", fan_out, MAX_FAN)?;
+                self.number("initializer.xavier.gain", gain, 0.0, MAX_NUMBER)
+            }
+        }
+    }
+
+    fn optimizer(&self, optimizer: &OptimizerSpec) -> Result<(), SpecError> {
+        let rate = |field: &str, value| self.number(&format!("optimizer.{field}.learning_rate"), value, 0.0, MAX_NUMBER);
+        let epsilon =
+            |field: &str, value| self.number(&format!("optimizer.{field}.epsilon"), value, MIN_EPSILON, MAX_NUMBER);
+        let non_negative = |field: &str, value| self.number(&format!("optimizer.{field}"), value, 0.0, MAX_NUMBER);
+        let fraction = |field: &str, value| self.fraction(&format!("optimizer.{field}"), value);
+        match *optimizer {
+            OptimizerSpec::Sgd { learning_rate } => rate("sgd", learning_rate),
+            OptimizerSpec::Momentum { learning_rate, momentum, .. } => {
+                rate("momentum", learning_rate)?;
+                fraction("momentum.momentum", momentum)
+            }
+            OptimizerSpec::Adagrad { learning_rate, epsilon: eps, initial_accumulator } => {
+                rate("adagrad", learning_rate)?;
+                epsilon("adagrad", eps)?;
+                non_negative("adagrad.initial_accumulator", initial_accumulator)
+            }
+            OptimizerSpec::Adam { learning_rate, beta1, beta2, epsilon: eps } => {
+                rate("adam", learning_rate)?;
+                fraction("adam.beta1", beta1)?;
+                fraction("adam.beta2", beta2)?;
+                epsilon("adam", eps)
+            }
+            OptimizerSpec::AdamW { learning_rate, beta1, beta2, epsilon: eps, weight_decay } => {
+                rate("adamw", learning_rate)?;
+                fraction("adamw.beta1", beta1)?;
+                fraction("adamw.beta2", beta2)?;
+                epsilon("adamw", eps)?;
+                non_negative("adamw.weight_decay", weight_decay)
+            }
+            OptimizerSpec::RmsProp { learning_rate, rho, epsilon: eps, momentum, .. } => {
+                rate("rmsprop", learning_rate)?;
+                fraction("rmsprop.rho", rho)?;
+                epsilon("rmsprop", eps)?;
+                fraction("rmsprop.momentum", momentum)
+            }
+            OptimizerSpec::Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator } => {
+                // The formula divides by it.
+                self.number("optimizer.ftrl.learning_rate", learning_rate, MIN_EPSILON, MAX_NUMBER)?;
+                non_negative("ftrl.l1", l1)?;
+                non_negative("ftrl.l2", l2)?;
+                self.number("optimizer.ftrl.learning_rate_power", learning_rate_power, -1.0, 0.0)?;
+                non_negative("ftrl.initial_accumulator", initial_accumulator)
+            }
+        }
+    }
+
+    fn integer(&self, field: &str, value: u64, max: u64) -> Result<(), SpecError> {
+        if (1..=max).contains(&value) {
+            return Ok(());
+        }
+        Err(self.refuse(field, value, format!("1 to {max}")))
+    }
+
+    fn finite(&self, field: &str, value: f64) -> Result<(), SpecError> {
+        self.number(field, value, -MAX_NUMBER, MAX_NUMBER)
+    }
+
+    /// NaN is in no range.
+    fn number(&self, field: &str, value: f64, min: f64, max: f64) -> Result<(), SpecError> {
+        if (min..=max).contains(&value) {
+            return Ok(());
+        }
+        Err(self.refuse(field, value, format!("a number from {min:?} to {max:?}")))
+    }
+
+    fn fraction(&self, field: &str, value: f64) -> Result<(), SpecError> {
+        if (0.0..1.0).contains(&value) {
+            return Ok(());
+        }
+        Err(self.refuse(field, value, "a number from 0 up to, but not including, 1"))
+    }
+}
+
+/// Append `path: a here, b there` for every leaf in which two descriptions differ.
+pub(super) fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
+    match (here, there) {
+        (Value::Object(left), Value::Object(right)) if left.keys().eq(right.keys()) => {
+            for ((key, left), right) in left.iter().zip(right.values()) {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                collect_differences(&path, left, right, found);
+            }
+        }
+        _ if here != there => found.push(format!("{path}: {here} here, {there} there")),
+        _ => {}
+    }
+}

@@ -1,0 +1,353 @@
+//! The rows of one table in a range of slots, and the kernels that read and change them.
+//!
+//! Keys arrive ordered by slot, so that the maps of one slot stay in cache; inside, work goes
+//! in small blocks of three steps (ask for the index line, ask for the row, use it), so that
+//! misses overlap instead of queueing.
+
+use std::sync::Arc;
+
+use crate::error::Refusal;
+use crate::hash::{mix64, table_id, SlotSpace};
+use crate::initializer::RowInitializer;
+use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
+use crate::row_map::RowMap;
+use crate::spec::TableSpec;
+use crate::storage;
+use crate::transaction::{Batch, Change};
+
+/// Keys that are looked up together.
+const BLOCK: usize = 32;
+
+/// One row of a slot as plain values: key, weights, optimizer state.
+pub type PlainRows = (Vec<u64>, Vec<f32>, Vec<f32>);
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Table {
+    id: u64,
+    spec: Arc<TableSpec>,
+    optimizer: Optimizer,
+    initializer: RowInitializer,
+    space: SlotSpace,
+    first_slot: u32,
+    slots: u32,
+    /// One per slot of the range; empty until the first row comes.
+    maps: Vec<RowMap>,
+    elements: usize,
+    weight_words: usize,
+    state_words: usize,
+    allocated_bytes: usize,
+    rows: usize,
+}
+
+impl Table {
+    /// An empty table over the slots `first_slot .. first_slot + slots`.
+    pub fn new(spec: Arc<TableSpec>, space: SlotSpace, first_slot: u32, slots: u32) -> Self {
+        let elements = spec.row_elements();
+        let optimizer = Optimizer::from_spec(&spec.optimizer);
+        Self {
+            id: table_id(&spec.name),
+            initializer: RowInitializer::new(&spec),
+            state_words: optimizer.state_elements(elements),
+            weight_words: storage::weight_words(spec.storage, elements),
+            optimizer,
+            spec,
+            space,
+            first_slot,
+            slots,
+            maps: Vec::new(),
+            elements,
+            allocated_bytes: 0,
+            rows: 0,
+        }
+    }
+
+    /// The id under which it travels.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its description.
+    pub fn spec(&self) -> &Arc<TableSpec> {
+        &self.spec
+    }
+
+    /// Rows of this range of slots.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes allocated for those rows.
+    pub fn allocated_bytes(&self) -> usize {
+        self.allocated_bytes
+    }
+
+    /// Bytes that one more row takes, at most, index and slack included.
+    pub fn bytes_per_row(&self) -> usize {
+        (crate::row_map::KEY_WORDS + self.weight_words + self.state_words) * 4 * 9 / 8 + 16
+    }
+
+    /// 32-bit words of optimizer state behind a row's weights.
+    pub fn state_elements(&self) -> usize {
+        self.state_words
+    }
+
+    /// Refuse values that do not fill one row for each key.
+    pub fn check_shape(&self, batch: &Batch) -> Result<(), Refusal> {
+        let (keys, values) = (batch.keys().len(), batch.values().len());
+        if values == keys * self.elements {
+            return Ok(());
+        }
+        Err(Refusal::InvalidRequest(format!(
+            "table {} has rows of {} elements: {keys} keys need {} values, {values} came",
+            self.spec.name,
+            self.elements,
+            keys * self.elements
+        )))
+    }
+
+    /// Refuse to hold `more` rows in a slot if they might exceed the limit.
+    pub fn check_room(&self, slot: u32, more: usize) -> Result<(), Refusal> {
+        let map = self.maps.get((slot - self.first_slot) as usize);
+        map.map_or(Ok(()), |map| map.check_room(more))
+    }
+
+    /// How many of the keys have no row yet.
+    pub fn count_absent(&self, keys: &[u64]) -> usize {
+        let absent = |&&key: &&u64| {
+            let hash = mix64(key);
+            self.map(hash).is_none_or(|map| map.find(key, hash).is_none())
+        };
+        keys.iter().filter(absent).count()
+    }
+
+    /// Copy the weights of `keys` to `out`, \[n, `row_elements`].
+    ///
+    /// A key without a row reads as its initial value; no row is created, so a pull never
+    /// changes state and replicas need not hear of it.
+    pub fn read(&self, keys: &[u64], out: &mut [f32]) {
+        let mut hashes = [0u64; BLOCK];
+        for (block, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * self.elements)) {
+            self.prefetch_block(block, &mut hashes);
+            for ((&key, &hash), row_out) in
+                block.iter().zip(&hashes).zip(out.chunks_exact_mut(self.elements))
+            {
+                match self.map(hash).and_then(|map| map.find(key, hash).map(|row| (map, row))) {
+                    Some((map, row)) => {
+                        let words = &map.values(row)[..self.weight_words];
+                        storage::decode(self.spec.storage, words, row_out);
+                    }
+                    None => self.initial_weights(key, row_out),
+                }
+            }
+        }
+    }
+
+    /// Apply a change to `keys` with `values`, \[n, `row_elements`].
+    pub fn write(&mut self, keys: &[u64], values: &[f32], change: Change) {
+        match change {
+            Change::Update { learning_rate_scale } => {
+                // Cheap to copy, and the visitor needs the table mutably.
+                let optimizer = self.optimizer.clone();
+                optimizer.dispatch(Update { table: self, keys, values, learning_rate_scale })
+            }
+            Change::Assign { only_if_absent } => self.assign(keys, values, only_if_absent),
+        }
+    }
+
+    /// The rows of one slot, ordered by key.
+    pub fn export_slot(&self, slot: u32) -> PlainRows {
+        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
+            return PlainRows::default();
+        };
+        let mut order: Vec<(u64, usize)> = map.keys().collect();
+        order.sort_unstable();
+        let mut weights = vec![0.0; order.len() * self.elements];
+        let mut state = Vec::with_capacity(order.len() * self.state_words);
+        for (&(_, row), out) in order.iter().zip(weights.chunks_exact_mut(self.elements)) {
+            let values = map.values(row);
+            storage::decode(self.spec.storage, &values[..self.weight_words], out);
+            state.extend(values[self.weight_words..].iter().map(|&word| f32::from_bits(word)));
+        }
+        (order.into_iter().map(|(key, _)| key).collect(), weights, state)
+    }
+
+    /// Replace the rows of one slot.
+    pub fn import_slot(
+        &mut self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        self.check_import(slot, keys, weights, state)?;
+        self.ensure_maps();
+        self.maps[0].check_room(keys.len())?;
+        let mut map = RowMap::new(self.weight_words + self.state_words);
+        for (i, &key) in keys.iter().enumerate() {
+            let hash = mix64(key);
+            if map.find(key, hash).is_some() {
+                return Err(Refusal::InvalidRequest(format!("key {key} stands twice in the rows to import")));
+            }
+            let row = map.insert(key, hash);
+            let words = map.values_mut(row);
+            let (weight_words, state_words) = words.split_at_mut(self.weight_words);
+            storage::encode(self.spec.storage, &weights[i * self.elements..][..self.elements], weight_words);
+            let state = &state[i * self.state_words..][..self.state_words];
+            bytemuck::cast_slice_mut::<u32, f32>(state_words).copy_from_slice(state);
+        }
+        let old = std::mem::replace(&mut self.maps[(slot - self.first_slot) as usize], map);
+        let new = &self.maps[(slot - self.first_slot) as usize];
+        self.rows = self.rows + new.len() - old.len();
+        self.allocated_bytes = self.allocated_bytes + new.allocated_bytes() - old.allocated_bytes();
+        Ok(())
+    }
+
+    /// A hash of the rows of one slot that does not depend on the order they came in.
+    pub fn digest_slot(&self, slot: u32) -> u64 {
+        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
+            return 0;
+        };
+        map.keys().fold(0u64, |sum, (key, row)| {
+            let hash = map.values(row).iter().fold(mix64(key ^ self.id), |hash, &word| {
+                mix64(hash.rotate_left(5) ^ u64::from(word))
+            });
+            sum.wrapping_add(hash)
+        })
+    }
+
+    fn check_import(&self, slot: u32, keys: &[u64], weights: &[f32], state: &[f32]) -> Result<(), Refusal> {
+        if weights.len() != keys.len() * self.elements || state.len() != keys.len() * self.state_words {
+            return Err(Refusal::InvalidRequest(format!(
+                "{} keys need {} weights and {} state values, got {} and {}",
+                keys.len(),
+                keys.len() * self.elements,
+                keys.len() * self.state_words,
+                weights.len(),
+                state.len()
+            )));
+        }
+        match keys.iter().find(|&&key| self.space.slot_of(key) != slot) {
+            Some(key) => Err(Refusal::InvalidRequest(format!("key {key} does not belong to slot {slot}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn assign(&mut self, keys: &[u64], values: &[f32], only_if_absent: bool) {
+        self.ensure_maps();
+        for (&key, value) in keys.iter().zip(values.chunks_exact(self.elements)) {
+            let hash = mix64(key);
+            let (slot, row, created) = self.find_or_create(key, hash);
+            if created || !only_if_absent {
+                let words = self.maps[slot].values_mut(row);
+                let (weights, state) = words.split_at_mut(self.weight_words);
+                storage::encode(self.spec.storage, value, weights);
+                self.optimizer.init_state(bytemuck::cast_slice_mut(state));
+            }
+        }
+    }
+
+    fn ensure_maps(&mut self) {
+        if self.maps.is_empty() {
+            let empty = RowMap::new(self.weight_words + self.state_words);
+            self.maps = vec![empty; self.slots as usize];
+            self.allocated_bytes += self.maps.capacity() * std::mem::size_of::<RowMap>();
+        }
+    }
+
+    #[inline]
+    fn map(&self, hash: u64) -> Option<&RowMap> {
+        self.maps.get((self.space.slot_of_hash(hash) - self.first_slot) as usize)
+    }
+
+    #[inline]
+    fn prefetch_block(&self, block: &[u64], hashes: &mut [u64; BLOCK]) {
+        for (&key, hash) in block.iter().zip(hashes.iter_mut()) {
+            *hash = mix64(key);
+            if let Some(map) = self.map(*hash) {
+                map.prefetch_index(*hash);
+            }
+        }
+        for &hash in &hashes[..block.len()] {
+            if let Some(map) = self.map(hash) {
+                map.prefetch_row(hash);
+            }
+        }
+    }
+
+    /// The slot (within the range) and number of the key's row, and whether it is new.
+    #[inline]
+    fn find_or_create(&mut self, key: u64, hash: u64) -> (usize, usize, bool) {
+        let slot = (self.space.slot_of_hash(hash) - self.first_slot) as usize;
+        match self.maps[slot].find(key, hash) {
+            Some(row) => (slot, row, false),
+            None => (slot, self.create(slot, key, hash), true),
+        }
+    }
+
+    #[cold]
+    fn create(&mut self, slot: usize, key: u64, hash: u64) -> usize {
+        let map = &mut self.maps[slot];
+        let before = map.allocated_bytes();
+        let row = map.insert(key, hash);
+        self.allocated_bytes += map.allocated_bytes() - before;
+        self.rows += 1;
+        row
+    }
+
+    /// The initial weights of a key as they would be stored.
+    fn initial_weights(&self, key: u64, out: &mut [f32]) {
+        self.initializer.fill(key, out);
+        storage::round(self.spec.storage, out);
+    }
+}
+
+/// The optimizer's kernel over a batch, compiled once per optimizer.
+struct Update<'a> {
+    table: &'a mut Table,
+    keys: &'a [u64],
+    values: &'a [f32],
+    learning_rate_scale: f32,
+}
+
+impl OptimizerVisitor for Update<'_> {
+    type Out = ();
+
+    fn visit<O: RowOptimizer>(self, optimizer: &O) {
+        let Self { table, keys, values, learning_rate_scale } = self;
+        table.ensure_maps();
+        let (elements, weight_words, storage) = (table.elements, table.weight_words, table.spec.storage);
+        let in_place = storage::is_plain(storage);
+        let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
+        let mut hashes = [0u64; BLOCK];
+        for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * elements)) {
+            table.prefetch_block(block, &mut hashes);
+            for ((&key, &hash), gradient) in
+                block.iter().zip(&hashes).zip(gradients.chunks_exact(elements))
+            {
+                let (slot, row, created) = table.find_or_create(key, hash);
+                let words = table.maps[slot].values_mut(row);
+                let (weights, state) = words.split_at_mut(weight_words);
+                let state: &mut [f32] = bytemuck::cast_slice_mut(state);
+                if created {
+                    optimizer.init_state(state);
+                }
+                if in_place {
+                    let weights: &mut [f32] = bytemuck::cast_slice_mut(weights);
+                    if created {
+                        table.initializer.fill(key, weights);
+                    }
+                    optimizer.update(weights, state, gradient, learning_rate_scale);
+                } else {
+                    if created {
+                        table.initializer.fill(key, &mut scratch);
+                        storage::encode(storage, &scratch, weights);
+                    }
+                    storage::decode(storage, weights, &mut scratch);
+                    optimizer.update(&mut scratch, state, gradient, learning_rate_scale);
+                    storage::encode(storage, &scratch, weights);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! The meta part of each kind of frame.
+
+use super::frame::Reader;
+use crate::error::Refusal;
+use crate::stream::{StreamId, TransactionId};
+use crate::transaction::Change;
+
+/// The most bytes of text in an error frame's body.
+pub const MAX_ERROR_TEXT_BYTES: usize = 4096;
+
+/// First frame on a connection: who calls, and whether it may.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// The cluster the client means.
+    pub cluster_id: String,
+    /// The shared secret; empty if the cluster has none.
+    pub token: String,
+    /// For logs.
+    pub client_name: String,
+}
+
+impl Hello {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for text in [&self.cluster_id, &self.token, &self.client_name] {
+            put_text(&mut out, text);
+        }
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let hello = Self { cluster_id: reader.text()?, token: reader.text()?, client_name: reader.text()? };
+        reader.end()?;
+        Ok(hello)
+    }
+}
+
+/// The server's side of the handshake.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HelloReply {
+    /// Drawn anew at each start of the process: a client sees that a server came back empty.
+    pub instance: u64,
+    /// The server's limit for one frame.
+    pub max_frame_bytes: u64,
+    /// The server's limit for one request.
+    pub max_keys: u32,
+    /// Slots of the cluster.
+    pub slot_count: u32,
+    /// The routing version the server goes by.
+    pub routing_version: u64,
+    /// The node's name.
+    pub node_id: String,
+}
+
+impl HelloReply {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(self.instance.to_le_bytes());
+        out.extend(self.max_frame_bytes.to_le_bytes());
+        out.extend(self.max_keys.to_le_bytes());
+        out.extend(self.slot_count.to_le_bytes());
+        out.extend(self.routing_version.to_le_bytes());
+        put_text(&mut out, &self.node_id);
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let reply = Self {
+            instance: reader.u64()?,
+            max_frame_bytes: reader.u64()?,
+            max_keys: reader.u32()?,
+            slot_count: reader.u32()?,
+            routing_version: reader.u64()?,
+            node_id: reader.text()?,
+        };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
+/// Read rows. Body: `key_count` u64 keys, sorted by slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullMeta {
+    /// The table's id.
+    pub table: u64,
+    /// The routing version the client goes by.
+    pub routing_version: u64,
+    /// How many keys the body holds.
+    pub key_count: u32,
+    /// Elements of a row as the client knows the table.
+    pub row_elements: u32,
+}
+
+impl PullMeta {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(24);
+        out.extend(self.table.to_le_bytes());
+        out.extend(self.routing_version.to_le_bytes());
+        out.extend(self.key_count.to_le_bytes());
+        out.extend(self.row_elements.to_le_bytes());
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let pull = Self {
+            table: reader.u64()?,
+            routing_version: reader.u64()?,
+            key_count: reader.u32()?,
+            row_elements: reader.u32()?,
+        };
+        reader.end()?;
+        Ok(pull)
+    }
+}
+
+/// The rows. Body: `row_count` rows of `row_elements` f32 each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullReply {
+    /// The routing version the server goes by.
+    pub routing_version: u64,
+    /// As many as keys were asked for.
+    pub row_count: u32,
+    /// Elements of a row.
+    pub row_elements: u32,
+}
+
+impl PullReply {
+    /// Bytes of its meta part.
+    pub const BYTES: usize = 16;
+
+    /// Lay it out.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[0..8].copy_from_slice(&self.routing_version.to_le_bytes());
+        out[8..12].copy_from_slice(&self.row_count.to_le_bytes());
+        out[12..16].copy_from_slice(&self.row_elements.to_le_bytes());
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let reply = Self { routing_version: reader.u64()?, row_count: reader.u32()?, row_elements: reader.u32()? };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
+/// The number of a [`Change`] on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PushKind {
+    /// Gradients for the optimizer.
+    Update = 0,
+    /// New weights.
+    Assign = 1,
+    /// New weights for rows that do not exist yet.
+    AssignIfAbsent = 2,
+}
+
+/// Change rows. Body: `key_count` u64 keys, sorted by slot, then as many rows of
+/// `row_elements` f32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PushMeta {
+    /// The table's id.
+    pub table: u64,
+    /// The routing version the client goes by.
+    pub routing_version: u64,
+    /// The same on every retry.
+    pub id: TransactionId,
+    /// Everything below it in the stream is settled.
+    pub floor: u64,
+    /// How many keys the body holds.
+    pub key_count: u32,
+    /// Elements of a row.
+    pub row_elements: u32,
+    /// What to do.
+    pub change: Change,
+}
+
+impl PushMeta {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, scale) = match self.change {
+            Change::Update { learning_rate_scale } => (PushKind::Update, learning_rate_scale),
+            Change::Assign { only_if_absent: false } => (PushKind::Assign, 1.0),
+            Change::Assign { only_if_absent: true } => (PushKind::AssignIfAbsent, 1.0),
+        };
+        let mut out = Vec::with_capacity(64);
+        out.extend(self.table.to_le_bytes());
+        out.extend(self.routing_version.to_le_bytes());
+        put_stream(&mut out, self.id.stream);
+        out.extend(self.id.sequence.to_le_bytes());
+        out.extend(self.floor.to_le_bytes());
+        out.extend(self.key_count.to_le_bytes());
+        out.extend(self.row_elements.to_le_bytes());
+        out.extend(scale.to_le_bytes());
+        out.push(kind as u8);
+        out.extend([0; 3]);
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let (table, routing_version) = (reader.u64()?, reader.u64()?);
+        let id = TransactionId { stream: read_stream(&mut reader)?, sequence: reader.u64()? };
+        let floor = reader.u64()?;
+        let (key_count, row_elements) = (reader.u32()?, reader.u32()?);
+        let learning_rate_scale = reader.f32()?;
+        let kind = reader.u8()?;
+        reader.take(3)?;
+        reader.end()?;
+        if !learning_rate_scale.is_finite() {
+            return Err(Refusal::InvalidRequest(format!("learning_rate_scale is {learning_rate_scale}")));
+        }
+        let change = match kind {
+            0 => Change::Update { learning_rate_scale },
+            1 => Change::Assign { only_if_absent: false },
+            2 => Change::Assign { only_if_absent: true },
+            _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
+        };
+        Ok(Self { table, routing_version, id, floor, key_count, row_elements, change })
+    }
+}
+
+/// A push was applied, in all of its slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushReply {
+    /// The routing version the server goes by.
+    pub routing_version: u64,
+    /// Slots in which it was applied now.
+    pub applied_slots: u32,
+    /// Slots that had applied it before: this was a retry.
+    pub skipped_slots: u32,
+}
+
+impl PushReply {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(16);
+        out.extend(self.routing_version.to_le_bytes());
+        out.extend(self.applied_slots.to_le_bytes());
+        out.extend(self.skipped_slots.to_le_bytes());
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let reply = Self { routing_version: reader.u64()?, applied_slots: reader.u32()?, skipped_slots: reader.u32()? };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
+/// A client will push no more in this stream: the slots may forget it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CloseStream {
+    /// The stream.
+    pub stream: StreamId,
+}
+
+impl CloseStream {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(16);
+        put_stream(&mut out, self.stream);
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let stream = read_stream(&mut reader)?;
+        reader.end()?;
+        Ok(Self { stream })
+    }
+}
+
+/// Why a request was refused. Body: the reason in words, UTF-8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorMeta {
+    /// [`Refusal::code`].
+    pub code: u16,
+    /// Whether the same request may succeed later.
+    pub retry_safe: bool,
+    /// The routing version the server goes by.
+    pub routing_version: u64,
+}
+
+impl ErrorMeta {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(16);
+        out.extend(self.code.to_le_bytes());
+        out.push(u8::from(self.retry_safe));
+        out.extend([0; 5]);
+        out.extend(self.routing_version.to_le_bytes());
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let (code, retry_safe) = (reader.u16()?, reader.u8()? != 0);
+        reader.take(5)?;
+        let error = Self { code, retry_safe, routing_version: reader.u64()? };
+        reader.end()?;
+        Ok(error)
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    // Longer texts are cut at a character: callers check lengths where it matters.
+    let mut length = text.len().min(1024);
+    while !text.is_char_boundary(length) {
+        length -= 1;
+    }
+    out.extend((length as u16).to_le_bytes());
+    out.extend(&text.as_bytes()[..length]);
+}
+
+fn put_stream(out: &mut Vec<u8>, stream: StreamId) {
+    out.extend(stream.job.to_le_bytes());
+    out.extend(stream.pass.to_le_bytes());
+    out.extend(stream.task.to_le_bytes());
+}
+
+fn read_stream(reader: &mut Reader<'_>) -> Result<StreamId, Refusal> {
+    Ok(StreamId { job: reader.u64()?, pass: reader.u32()?, task: reader.u32()? })
+}
