@@ -21,7 +21,10 @@ pub struct NonFinite {
 pub fn apply_policy(policy: &NonFinitePolicy, gradients: &mut [f32]) -> Result<(), NonFinite> {
     match policy {
         NonFinitePolicy::Refuse => match first_non_finite(gradients) {
-            Some(index) => Err(NonFinite { index, value: gradients[index] }),
+            Some(index) => Err(NonFinite {
+                index,
+                value: gradients[index],
+            }),
             None => Ok(()),
         },
         NonFinitePolicy::Clip { limit } => {
@@ -36,10 +39,17 @@ pub fn first_non_finite(values: &[f32]) -> Option<usize> {
     // A sum of flags over a chunk has no early exit, so it vectorises; the search that follows
     // runs at most once.
     const CHUNK: usize = 256;
-    let bad = |chunk: &[f32]| chunk.iter().fold(0u32, |any, value| any | u32::from(!value.is_finite()));
+    let bad = |chunk: &[f32]| {
+        chunk
+            .iter()
+            .fold(0u32, |any, value| any | u32::from(!value.is_finite()))
+    };
     let chunk = values.chunks(CHUNK).position(|chunk| bad(chunk) != 0)?;
     let start = chunk * CHUNK;
-    values[start..].iter().position(|value| !value.is_finite()).map(|offset| start + offset)
+    values[start..]
+        .iter()
+        .position(|value| !value.is_finite())
+        .map(|offset| start + offset)
 }
 
 fn clip(gradients: &mut [f32], limit: f32) {
@@ -55,14 +65,24 @@ mod tests {
 
     #[test]
     fn refuses_by_place_and_changes_nothing() {
-        for (index, value) in [(0, f32::NAN), (255, f32::INFINITY), (256, f32::NEG_INFINITY), (999, f32::NAN)] {
+        for (index, value) in [
+            (0, f32::NAN),
+            (255, f32::INFINITY),
+            (256, f32::NEG_INFINITY),
+            (999, f32::NAN),
+        ] {
             let mut gradients = vec![1.0; 1000];
             gradients[index] = value;
             let before = gradients.clone();
             let error = apply_policy(&NonFinitePolicy::Refuse, &mut gradients).unwrap_err();
             assert_eq!(error.index, index);
-            assert!(error.to_string().contains(&format!("element {index} is {value}")));
-            assert_eq!(bytemuck::cast_slice::<f32, u32>(&before), bytemuck::cast_slice::<f32, u32>(&gradients));
+            assert!(error
+                .to_string()
+                .contains(&format!("element {index} is {value}")));
+            assert_eq!(
+                bytemuck::cast_slice::<f32, u32>(&before),
+                bytemuck::cast_slice::<f32, u32>(&gradients)
+            );
         }
     }
 
@@ -70,7 +90,10 @@ mod tests {
     fn finite_gradients_pass_untouched() {
         let mut gradients = vec![f32::MAX, f32::MIN, 0.0, f32::MIN_POSITIVE / 2.0];
         let before = gradients.clone();
-        assert_eq!(apply_policy(&NonFinitePolicy::Refuse, &mut gradients), Ok(()));
+        assert_eq!(
+            apply_policy(&NonFinitePolicy::Refuse, &mut gradients),
+            Ok(())
+        );
         assert_eq!(before, gradients);
         assert_eq!(apply_policy(&NonFinitePolicy::Refuse, &mut []), Ok(()));
     }
@@ -78,7 +101,10 @@ mod tests {
     #[test]
     fn clips_to_the_limit() {
         let mut gradients = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 11.0, -11.0, 9.5];
-        assert_eq!(apply_policy(&NonFinitePolicy::Clip { limit: 10.0 }, &mut gradients), Ok(()));
+        assert_eq!(
+            apply_policy(&NonFinitePolicy::Clip { limit: 10.0 }, &mut gradients),
+            Ok(())
+        );
         assert_eq!(gradients, [0.0, 10.0, -10.0, 10.0, -10.0, 9.5]);
     }
 }

@@ -10,8 +10,8 @@ mod check;
 use serde::{Deserialize, Serialize};
 
 pub use check::{
-    SpecError, MAX_BLOCK_ELEMENTS, MAX_DENSE_ELEMENTS, MAX_DIM, MAX_FAN, MAX_JSON_BYTES, MAX_NAME_BYTES,
-    MAX_RANK, MIN_EPSILON,
+    SpecError, MAX_BLOCK_ELEMENTS, MAX_DENSE_ELEMENTS, MAX_DIM, MAX_FAN, MAX_JSON_BYTES,
+    MAX_NAME_BYTES, MAX_RANK, MIN_EPSILON,
 };
 
 /// Everything that decides the content of a table, given the pushes.
@@ -214,7 +214,8 @@ impl TableSpec {
         if text.len() > MAX_JSON_BYTES {
             return Err(SpecError::TooLong { bytes: text.len() });
         }
-        let spec: Self = serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
+        let spec: Self =
+            serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
         spec.check()?;
         Ok(spec)
     }
@@ -246,7 +247,9 @@ impl TableSpec {
     pub fn dense_blocks(&self) -> u64 {
         match self.kind {
             TableKind::Sparse { .. } => 0,
-            TableKind::Dense { block_elements, .. } => self.dense_elements().div_ceil(block_elements),
+            TableKind::Dense { block_elements, .. } => {
+                self.dense_elements().div_ceil(block_elements)
+            }
         }
     }
 

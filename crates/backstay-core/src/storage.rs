@@ -71,8 +71,12 @@ pub fn encode(storage: Storage, weights: &[f32], words: &mut [u32]) {
 pub fn round(storage: Storage, weights: &mut [f32]) {
     match storage {
         Storage::Float32 => {}
-        Storage::Bfloat16 => weights.iter_mut().for_each(|w| *w = bf16::from_f32(*w).to_f32()),
-        Storage::Float16 => weights.iter_mut().for_each(|w| *w = f16::from_f32(*w).to_f32()),
+        Storage::Bfloat16 => weights
+            .iter_mut()
+            .for_each(|w| *w = bf16::from_f32(*w).to_f32()),
+        Storage::Float16 => weights
+            .iter_mut()
+            .for_each(|w| *w = f16::from_f32(*w).to_f32()),
     }
 }
 
@@ -96,11 +100,17 @@ mod tests {
         // bfloat16 has 7 fraction bits: 1 + 2^-8 lies half way to 1 + 2^-7.
         let halfway = 1.0 + 2f32.powi(-8);
         assert_eq!(round_trip(Storage::Bfloat16, &[halfway])[0], 1.0);
-        assert_eq!(round_trip(Storage::Bfloat16, &[halfway + 2f32.powi(-7)])[0], 1.0 + 2f32.powi(-6));
+        assert_eq!(
+            round_trip(Storage::Bfloat16, &[halfway + 2f32.powi(-7)])[0],
+            1.0 + 2f32.powi(-6)
+        );
         // float16 has 10.
         let halfway = 1.0 + 2f32.powi(-11);
         assert_eq!(round_trip(Storage::Float16, &[halfway])[0], 1.0);
-        assert_eq!(round_trip(Storage::Float16, &[halfway + 2f32.powi(-10)])[0], 1.0 + 2f32.powi(-9));
+        assert_eq!(
+            round_trip(Storage::Float16, &[halfway + 2f32.powi(-10)])[0],
+            1.0 + 2f32.powi(-9)
+        );
     }
 
     #[test]

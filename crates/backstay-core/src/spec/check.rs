@@ -60,7 +60,9 @@ impl TableSpec {
         checker.optimizer(&self.optimizer)?;
         match self.non_finite {
             NonFinitePolicy::Refuse => Ok(()),
-            NonFinitePolicy::Clip { limit } => checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER),
+            NonFinitePolicy::Clip { limit } => {
+                checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)
+            }
         }
     }
 }
@@ -73,7 +75,10 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn refuse(&self, field: &str, value: impl ToString, allowed: impl ToString) -> SpecError {
         SpecError::OutOfRange {
-            table: format!("{:?}", self.table.chars().take(MAX_NAME_BYTES).collect::<String>()),
+            table: format!(
+                "{:?}",
+                self.table.chars().take(MAX_NAME_BYTES).collect::<String>()
+            ),
             field: field.to_owned(),
             value: value.to_string(),
             allowed: allowed.to_string(),
@@ -86,15 +91,28 @@ impl Checker<'_> {
             return Ok(());
         }
         let value = format!("{} bytes long", self.table.len());
-        Err(self.refuse("name", value, format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -")))
+        Err(self.refuse(
+            "name",
+            value,
+            format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -"),
+        ))
     }
 
     fn kind(&self, kind: &TableKind) -> Result<(), SpecError> {
         match kind {
             TableKind::Sparse { dim } => self.integer("kind.sparse.dim", *dim, MAX_DIM),
-            TableKind::Dense { shape, block_elements } => {
-                self.integer("kind.dense.block_elements", *block_elements, MAX_BLOCK_ELEMENTS)?;
-                let elements = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+            TableKind::Dense {
+                shape,
+                block_elements,
+            } => {
+                self.integer(
+                    "kind.dense.block_elements",
+                    *block_elements,
+                    MAX_BLOCK_ELEMENTS,
+                )?;
+                let elements = shape
+                    .iter()
+                    .try_fold(1u64, |product, &size| product.checked_mul(size));
                 let fits = elements.is_some_and(|n| (1..=MAX_DENSE_ELEMENTS).contains(&n));
                 if fits && (1..=MAX_RANK).contains(&shape.len()) {
                     return Ok(());
@@ -123,7 +141,12 @@ impl Checker<'_> {
                 self.finite("initializer.truncated_normal.mean", mean)?;
                 self.number("initializer.truncated_normal.std", std, 0.0, MAX_NUMBER)
             }
-            Initializer::Xavier { fan_in, fan_out, gain, .. } => {
+            Initializer::Xavier {
+                fan_in,
+                fan_out,
+                gain,
+                ..
+            } => {
                 self.integer("initializer.xavier.fan_in", fan_in, MAX_FAN)?;
                 self.integer("initializer.xavier.fan_out", fan_out, MAX_FAN)?;
                 self.number("initializer.xavier.gain", gain, 0.0, MAX_NUMBER)
@@ -132,48 +155,109 @@ impl Checker<'_> {
     }
 
     fn optimizer(&self, optimizer: &OptimizerSpec) -> Result<(), SpecError> {
-        let rate = |field: &str, value| self.number(&format!("optimizer.{field}.learning_rate"), value, 0.0, MAX_NUMBER);
-        let epsilon =
-            |field: &str, value| self.number(&format!("optimizer.{field}.epsilon"), value, MIN_EPSILON, MAX_NUMBER);
-        let non_negative = |field: &str, value| self.number(&format!("optimizer.{field}"), value, 0.0, MAX_NUMBER);
+        let rate = |field: &str, value| {
+            self.number(
+                &format!("optimizer.{field}.learning_rate"),
+                value,
+                0.0,
+                MAX_NUMBER,
+            )
+        };
+        let epsilon = |field: &str, value| {
+            self.number(
+                &format!("optimizer.{field}.epsilon"),
+                value,
+                MIN_EPSILON,
+                MAX_NUMBER,
+            )
+        };
+        let non_negative =
+            |field: &str, value| self.number(&format!("optimizer.{field}"), value, 0.0, MAX_NUMBER);
         let fraction = |field: &str, value| self.fraction(&format!("optimizer.{field}"), value);
         match *optimizer {
             OptimizerSpec::Sgd { learning_rate } => rate("sgd", learning_rate),
-            OptimizerSpec::Momentum { learning_rate, momentum, .. } => {
+            OptimizerSpec::Momentum {
+                learning_rate,
+                momentum,
+                ..
+            } => {
                 rate("momentum", learning_rate)?;
                 fraction("momentum.momentum", momentum)
             }
-            OptimizerSpec::Adagrad { learning_rate, epsilon: eps, initial_accumulator } => {
+            OptimizerSpec::Adagrad {
+                learning_rate,
+                epsilon: eps,
+                initial_accumulator,
+            } => {
                 rate("adagrad", learning_rate)?;
                 epsilon("adagrad", eps)?;
                 non_negative("adagrad.initial_accumulator", initial_accumulator)
             }
-            OptimizerSpec::Adam { learning_rate, beta1, beta2, epsilon: eps } => {
+            OptimizerSpec::Adam {
+                learning_rate,
+                beta1,
+                beta2,
+                epsilon: eps,
+            } => {
                 rate("adam", learning_rate)?;
                 fraction("adam.beta1", beta1)?;
                 fraction("adam.beta2", beta2)?;
                 epsilon("adam", eps)
             }
-            OptimizerSpec::AdamW { learning_rate, beta1, beta2, epsilon: eps, weight_decay } => {
+            OptimizerSpec::AdamW {
+                learning_rate,
+                beta1,
+                beta2,
+                epsilon: eps,
+                weight_decay,
+            } => {
                 rate("adamw", learning_rate)?;
                 fraction("adamw.beta1", beta1)?;
                 fraction("adamw.beta2", beta2)?;
                 epsilon("adamw", eps)?;
                 non_negative("adamw.weight_decay", weight_decay)
             }
-            OptimizerSpec::RmsProp { learning_rate, rho, epsilon: eps, momentum, .. } => {
+            OptimizerSpec::RmsProp {
+                learning_rate,
+                rho,
+                epsilon: eps,
+                momentum,
+                ..
+            } => {
                 rate("rmsprop", learning_rate)?;
                 fraction("rmsprop.rho", rho)?;
                 epsilon("rmsprop", eps)?;
                 fraction("rmsprop.momentum", momentum)
             }
-            OptimizerSpec::Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator } => {
+            OptimizerSpec::Ftrl {
+                learning_rate,
+                l1,
+                l2,
+                learning_rate_power,
+                initial_accumulator,
+            } => {
                 // The formula divides by it.
-                self.number("optimizer.ftrl.learning_rate", learning_rate, MIN_EPSILON, MAX_NUMBER)?;
+                self.number(
+                    "optimizer.ftrl.learning_rate",
+                    learning_rate,
+                    MIN_EPSILON,
+                    MAX_NUMBER,
+                )?;
                 non_negative("ftrl.l1", l1)?;
                 non_negative("ftrl.l2", l2)?;
-                self.number("optimizer.ftrl.learning_rate_power", learning_rate_power, -1.0, 0.0)?;
-                non_negative("ftrl.initial_accumulator", initial_accumulator)
+                self.number(
+                    "optimizer.ftrl.learning_rate_power",
+                    learning_rate_power,
+                    -1.0,
+                    0.0,
+                )?;
+                // With 0, a tiny first gradient would divide by 0.
+                self.number(
+                    "optimizer.ftrl.initial_accumulator",
+                    initial_accumulator,
+                    MIN_EPSILON,
+                    MAX_NUMBER,
+                )
             }
         }
     }
@@ -206,11 +290,20 @@ impl Checker<'_> {
 }
 
 /// Append `path: a here, b there` for every leaf in which two descriptions differ.
-pub(super) fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
+pub(super) fn collect_differences(
+    path: &str,
+    here: &Value,
+    there: &Value,
+    found: &mut Vec<String>,
+) {
     match (here, there) {
         (Value::Object(left), Value::Object(right)) if left.keys().eq(right.keys()) => {
             for ((key, left), right) in left.iter().zip(right.values()) {
-                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                let path = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
                 collect_differences(&path, left, right, found);
             }
         }

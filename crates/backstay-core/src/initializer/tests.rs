@@ -1,0 +1,3 @@
+use proptest::prelude::*;
+
+use super::*;
