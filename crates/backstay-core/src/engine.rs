@@ -15,14 +15,6 @@ use crate::stream::{StreamId, StreamMemory, TransactionId};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
-/// A transaction waiting in one slot: prepared, not applied.
-#[derive(Debug)]
-struct Staged {
-    transaction: Arc<Transaction>,
-    /// Its keys that belong to this slot.
-    keys: Range<usize>,
-}
-
 /// What the engine keeps of one slot besides its rows.
 #[derive(Debug, Default)]
 struct Slot {
@@ -30,8 +22,8 @@ struct Slot {
     served: bool,
     /// How many transactions have been applied.
     position: u64,
-    /// In order; the front would take position + 1.
-    staged: VecDeque<Staged>,
+    /// Prepared and not applied, in order; the front would take position + 1.
+    staged: VecDeque<Arc<Transaction>>,
     streams: StreamMemory,
 }
 
@@ -146,12 +138,12 @@ impl Engine {
         let table = self.table(transaction.table)?;
         table.check_shape(&transaction.batch)?;
         let mut report = StageReport::default();
-        let mut runs = Vec::with_capacity(keys.len().min(self.slots.len()));
+        let mut slots = Vec::with_capacity(keys.len().min(self.slots.len()));
         for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
             let slot = slot?;
             self.check_served(slot)?;
             let state = &self.slots[(slot - self.first_slot) as usize];
-            if state.staged.iter().any(|staged| staged.transaction.id == transaction.id) {
+            if state.staged.iter().any(|staged| staged.id == transaction.id) {
                 return Err(Refusal::InFlight);
             }
             if state.streams.check(transaction.id, transaction.floor)? {
@@ -159,13 +151,12 @@ impl Engine {
             } else {
                 table.check_room(slot, keys.len())?;
                 report.staged += 1;
-                runs.push((slot, keys));
+                slots.push(slot);
             }
         }
-        for (slot, keys) in runs {
-            self.slots[(slot - self.first_slot) as usize]
-                .staged
-                .push_back(Staged { transaction: Arc::clone(transaction), keys });
+        for slot in slots {
+            let state = &mut self.slots[(slot - self.first_slot) as usize];
+            state.staged.push_back(Arc::clone(transaction));
         }
         Ok(report)
     }
@@ -179,7 +170,7 @@ impl Engine {
         for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
             let slot = (slot? - self.first_slot) as usize;
             let mut waiting = self.slots[slot].staged.iter();
-            match waiting.position(|staged| staged.transaction.id == id) {
+            match waiting.position(|staged| staged.id == id) {
                 Some(0) => staged.push((slot, keys)),
                 Some(_) => return Err(Refusal::InFlight),
                 None => {}
@@ -211,8 +202,8 @@ impl Engine {
     /// Returns what was dropped, oldest first; empty if it is not staged there.
     pub fn discard(&mut self, slot: u32, id: TransactionId) -> Vec<TransactionId> {
         let staged = &mut self.slots[(slot - self.first_slot) as usize].staged;
-        match staged.iter().position(|staged| staged.transaction.id == id) {
-            Some(at) => staged.drain(at..).map(|staged| staged.transaction.id).collect(),
+        match staged.iter().position(|staged| staged.id == id) {
+            Some(at) => staged.drain(at..).map(|staged| staged.id).collect(),
             None => Vec::new(),
         }
     }

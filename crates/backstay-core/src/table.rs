@@ -182,8 +182,8 @@ impl Table {
     ) -> Result<(), Refusal> {
         self.check_import(slot, keys, weights, state)?;
         self.ensure_maps();
-        self.maps[0].check_room(keys.len())?;
         let mut map = RowMap::new(self.weight_words + self.state_words);
+        map.check_room(keys.len())?;
         for (i, &key) in keys.iter().enumerate() {
             let hash = mix64(key);
             if map.find(key, hash).is_some() {

@@ -1,1 +1,15 @@
 //! The data plane of backstay over TCP: the server's and the client's runtime.
+//!
+//! [`store`] holds the engines behind locks; [`server`] accepts connections and runs a
+//! [`session`] on each; [`client`] plans, sends, waits and retries; [`frame_io`] moves frames;
+//! [`tls`] wraps sockets. Decisions about membership are made elsewhere and arrive here as a
+//! routing table.
+
+
+pub mod client;
+pub mod frame_io;
+pub mod server;
+pub mod session;
+pub mod stats;
+pub mod store;
+pub mod tls;

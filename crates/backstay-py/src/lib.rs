@@ -1,1 +1,65 @@
-//! The Python binding of backstay's data plane.
+//! The Python binding of backstay's data plane: `backstay._native`.
+//!
+//! Methods here only convert arguments; the work lies in `backstay-net`. Calls that may take
+//! time go through [`runtime::block_on`], the one door that releases the GIL.
+
+mod client;
+mod errors;
+mod runtime;
+mod server;
+
+use backstay_core::hash::{self, SlotSpace};
+use backstay_core::spec::TableSpec;
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::prelude::*;
+
+use errors::config_error;
+
+/// The 64-bit id under which a table travels: a fixed hash of its name.
+#[pyfunction]
+fn table_id(name: &str) -> u64 {
+    hash::table_id(name)
+}
+
+/// The slot of each key, in the order given.
+#[pyfunction]
+fn slots_of<'py>(
+    py: Python<'py>,
+    keys: PyReadonlyArray1<'py, u64>,
+    slot_count: u32,
+) -> PyResult<Bound<'py, PyArray1<u32>>> {
+    let space = slot_space(py, slot_count)?;
+    let slots = keys.as_slice()?.iter().map(|&key| space.slot_of(key));
+    Ok(PyArray1::from_iter(py, slots))
+}
+
+/// Check a table's JSON description and return it with every default filled in.
+#[pyfunction]
+fn canonical_table(py: Python<'_>, spec_json: &str) -> PyResult<String> {
+    Ok(table_spec(py, spec_json)?.canonical_json())
+}
+
+pub(crate) fn table_spec(py: Python<'_>, spec_json: &str) -> PyResult<TableSpec> {
+    TableSpec::from_json(spec_json).map_err(|error| config_error(py, &error.to_string()))
+}
+
+pub(crate) fn slot_space(py: Python<'_>, slot_count: u32) -> PyResult<SlotSpace> {
+    SlotSpace::new(slot_count).ok_or_else(|| {
+        let most = SlotSpace::MAX_SLOTS;
+        config_error(py, &format!("slot_count is {slot_count}: must be a power of two up to {most}"))
+    })
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("PROTOCOL_VERSION", backstay_core::wire::PROTOCOL_VERSION)?;
+    module.add_function(wrap_pyfunction!(table_id, module)?)?;
+    module.add_function(wrap_pyfunction!(slots_of, module)?)?;
+    module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
+    module.add_class::<server::DataServer>()?;
+    module.add_class::<client::DataClient>()?;
+    module.add_class::<client::KeyPlan>()?;
+    module.add_class::<client::PendingPull>()?;
+    module.add_class::<client::PendingPush>()
+}

@@ -1,0 +1,255 @@
+//! One connection to a server: many requests in flight, each answered by number.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::error::Refusal;
+use backstay_core::wire::{ErrorMeta, Hello, HelloReply, Limits, Opcode};
+use parking_lot::Mutex;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio_rustls::TlsConnector;
+use tracing::debug;
+
+use super::error::ClientError;
+use super::ClientOptions;
+use crate::frame_io::{write_frame, Frame, FrameReader, ReadError};
+
+type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// Reply buffers kept for reuse on each connection.
+const SPARE_BUFFERS: usize = 8;
+
+/// Why a request got no answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Lost {
+    pub(crate) reason: String,
+    /// The server said that it had not taken the request.
+    pub(crate) not_taken: bool,
+}
+
+pub(crate) type Reply = Result<Frame, Lost>;
+
+#[derive(Default)]
+struct Pending {
+    waiting: BTreeMap<u64, oneshot::Sender<Reply>>,
+    lost: Option<Lost>,
+}
+
+/// What the reader task and the callers share.
+struct Shared {
+    pending: Mutex<Pending>,
+    spare: Mutex<Vec<Vec<u64>>>,
+}
+
+pub(crate) struct Connection {
+    pub(crate) hello: HelloReply,
+    shared: Arc<Shared>,
+    /// Taken while a frame is written: if that is broken off, it is not put back, for the
+    /// stream of frames is lost then.
+    writer: tokio::sync::Mutex<Option<Writer>>,
+    next_request: AtomicU64,
+    reader: tokio::task::AbortHandle,
+}
+
+impl Connection {
+    /// Connect and shake hands once, without retries.
+    pub(crate) async fn open(address: &str, options: &ClientOptions) -> Result<Self, OpenError> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (reader, mut writer): (Box<dyn AsyncRead + Send + Unpin>, Writer) = match &options.tls {
+            None => {
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+            Some(tls) => {
+                let name = server_name(address)?;
+                let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?;
+                let (reader, writer) = tokio::io::split(stream);
+                (Box::new(reader), Box::new(writer))
+            }
+        };
+        let mut reader = FrameReader::new(reader, options.stall_timeout);
+        let hello = Hello {
+            cluster_id: options.cluster_id.clone(),
+            token: options.token.clone().unwrap_or_default(),
+            client_name: options.client_name.clone(),
+        };
+        write_frame(&mut writer, Opcode::Hello, 0, &hello.encode(), &[]).await?;
+        let limits = Limits { max_frame_bytes: options.max_frame_bytes, max_keys: u32::MAX };
+        let frame = reader.next(&limits, Vec::new()).await?.ok_or(ReadError::Truncated)?;
+        if frame.header.opcode == Opcode::Error {
+            return Err(OpenError::Refused(refusal_of(address, &frame)?));
+        }
+        if frame.header.opcode != Opcode::HelloReply {
+            return Err(Refusal::Protocol("the handshake was not answered by a HelloReply".into()).into());
+        }
+        let hello = HelloReply::decode(&frame.meta)?;
+        let shared = Arc::new(Shared { pending: Mutex::default(), spare: Mutex::default() });
+        let task = tokio::spawn(read_replies(reader, limits, Arc::clone(&shared)));
+        Ok(Self {
+            hello,
+            shared,
+            writer: tokio::sync::Mutex::new(Some(writer)),
+            next_request: AtomicU64::new(1),
+            reader: task.abort_handle(),
+        })
+    }
+
+    /// Whether it can still be used.
+    pub(crate) fn is_open(&self) -> bool {
+        self.shared.pending.lock().lost.is_none()
+    }
+
+    /// A number for the next request on this connection.
+    pub(crate) fn next_request_id(&self) -> u64 {
+        self.next_request.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Write a whole frame; its answer will come through the receiver. Frames leave in the
+    /// order of the calls.
+    pub(crate) async fn send(&self, request_id: u64, frame: &[u8]) -> Result<oneshot::Receiver<Reply>, Lost> {
+        let mut slot = self.writer.lock().await;
+        let receiver = self.register(request_id)?;
+        let Some(mut writer) = slot.take() else {
+            return Err(self.lose("an earlier request was broken off"));
+        };
+        let written = async {
+            writer.write_all(frame).await?;
+            writer.flush().await
+        };
+        if let Err(error) = written.await {
+            return Err(self.lose(&error.to_string()));
+        }
+        *slot = Some(writer);
+        Ok(receiver)
+    }
+
+    /// Keep a reply's buffer for the next one.
+    pub(crate) fn recycle(&self, buffer: Vec<u64>) {
+        let mut spare = self.shared.spare.lock();
+        if spare.len() < SPARE_BUFFERS {
+            spare.push(buffer);
+        }
+    }
+
+    fn register(&self, request_id: u64) -> Result<oneshot::Receiver<Reply>, Lost> {
+        let mut pending = self.shared.pending.lock();
+        if let Some(lost) = &pending.lost {
+            return Err(Lost { not_taken: true, ..lost.clone() });
+        }
+        let (sender, receiver) = oneshot::channel();
+        pending.waiting.insert(request_id, sender);
+        Ok(receiver)
+    }
+
+    fn lose(&self, reason: &str) -> Lost {
+        let lost = Lost { reason: reason.into(), not_taken: false };
+        self.shared.lose(lost.clone());
+        lost
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Shared {
+    fn lose(&self, lost: Lost) {
+        let waiting = {
+            let mut pending = self.pending.lock();
+            pending.lost.get_or_insert_with(|| lost.clone());
+            std::mem::take(&mut pending.waiting)
+        };
+        for (_, sender) in waiting {
+            // A caller that gave up has dropped its receiver: nobody is left to tell.
+            let _ = sender.send(Err(lost.clone()));
+        }
+    }
+}
+
+async fn read_replies(mut reader: Reader, limits: Limits, shared: Arc<Shared>) {
+    loop {
+        let spare = shared.spare.lock().pop().unwrap_or_default();
+        let lost = match reader.next(&limits, spare).await {
+            Ok(Some(frame)) if frame.header.opcode == Opcode::GoAway => {
+                Lost { reason: "the server is shutting down".into(), not_taken: true }
+            }
+            Ok(Some(frame)) if frame.header.request_id == 0 && frame.header.opcode == Opcode::Error => {
+                Lost { reason: String::from_utf8_lossy(frame.body_bytes()).into_owned(), not_taken: false }
+            }
+            Ok(Some(frame)) => {
+                let waiting = shared.pending.lock().waiting.remove(&frame.header.request_id);
+                match waiting {
+                    // A caller that gave up has dropped its receiver.
+                    Some(sender) => drop(sender.send(Ok(frame))),
+                    None => debug!(request = frame.header.request_id, "an answer to no open request"),
+                }
+                continue;
+            }
+            Ok(None) => Lost { reason: "the server closed the connection".into(), not_taken: false },
+            Err(error) => Lost { reason: error.to_string(), not_taken: false },
+        };
+        return shared.lose(lost);
+    }
+}
+
+/// Why a connection could not be opened.
+#[derive(Debug)]
+pub(crate) enum OpenError {
+    /// Trying again may help.
+    Transient(String),
+    /// The server refused us.
+    Refused(ClientError),
+}
+
+impl From<std::io::Error> for OpenError {
+    fn from(error: std::io::Error) -> Self {
+        // A wrong certificate does not become right by trying again.
+        if error.kind() == std::io::ErrorKind::InvalidData {
+            return Self::Refused(ClientError::Protocol { address: String::new(), reason: error.to_string() });
+        }
+        Self::Transient(error.to_string())
+    }
+}
+
+impl From<ReadError> for OpenError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Refused(refusal) => refusal.into(),
+            other => Self::Transient(other.to_string()),
+        }
+    }
+}
+
+impl From<Refusal> for OpenError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(ClientError::Protocol { address: String::new(), reason: refusal.to_string() })
+    }
+}
+
+/// The error in an error frame.
+pub(crate) fn refusal_of(address: &str, frame: &Frame) -> Result<ClientError, Refusal> {
+    let meta = ErrorMeta::decode(&frame.meta)?;
+    let message = String::from_utf8_lossy(frame.body_bytes()).into_owned();
+    Ok(ClientError::Refused { code: meta.code, message, address: address.into() })
+}
+
+fn server_name(address: &str) -> Result<ServerName<'static>, OpenError> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    ServerName::try_from(host.to_owned()).map_err(|error| {
+        OpenError::Refused(ClientError::Invalid(format!("{host:?} is no name to check a certificate against: {error}")))
+    })
+}
+
+/// How long to wait before the next try: doubling from 20 ms to 1 s.
+pub(crate) fn backoff(attempt: u32) -> Duration {
+    Duration::from_millis((20 << attempt.min(6)).min(1000))
+}

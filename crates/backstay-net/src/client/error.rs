@@ -1,0 +1,74 @@
+//! How a client's call can fail. Becomes the Python exceptions of `backstay.errors`.
+
+use thiserror::Error;
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Error)]
+pub enum ClientError {
+    /// Nobody answered at the address until the deadline; nothing was applied.
+    #[error("{address}: {reason} (tried for {waited_ms} ms)")]
+    Unavailable {
+        /// Where.
+        address: String,
+        /// The last reason.
+        reason: String,
+        /// How long the call tried.
+        waited_ms: u128,
+    },
+    /// A read was not answered in time.
+    #[error("{address}: no answer within {waited_ms} ms")]
+    Deadline {
+        /// Where.
+        address: String,
+        /// How long the call waited.
+        waited_ms: u128,
+    },
+    /// A push was sent and no answer came, or only a part of its servers answered.
+    #[error("push {sequence} to {address} may or may not be applied: {reason} (tried for {waited_ms} ms)")]
+    OutcomeUnknown {
+        /// Its number in the client's stream.
+        sequence: u64,
+        /// The server that did not answer.
+        address: String,
+        /// The last reason.
+        reason: String,
+        /// How long the call tried.
+        waited_ms: u128,
+    },
+    /// The server refused.
+    #[error("{address}: {message}")]
+    Refused {
+        /// [`backstay_core::error::Refusal::code`].
+        code: u16,
+        /// The server's words.
+        message: String,
+        /// Where.
+        address: String,
+    },
+    /// The server came back without its rows.
+    #[error("{address}: the pserver was restarted and lost its rows; there is no other copy. Restore a checkpoint or start the job anew")]
+    StateLost {
+        /// Where.
+        address: String,
+    },
+    /// The peer does not speak the protocol.
+    #[error("{address}: {reason}")]
+    Protocol {
+        /// Where.
+        address: String,
+        /// What was wrong.
+        reason: String,
+    },
+    /// An argument is wrong; nothing was sent.
+    #[error("{0}")]
+    Invalid(String),
+    /// The gradients hold NaN or infinity; nothing was sent.
+    #[error("{0}")]
+    NonFinite(String),
+    /// Something is over its limit; nothing was sent.
+    #[error("{0}")]
+    LimitExceeded(String),
+    /// The client was closed.
+    #[error("the client is closed")]
+    Closed,
+}

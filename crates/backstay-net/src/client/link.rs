@@ -1,0 +1,179 @@
+//! The way to one server: keeps a connection, opens it anew, sends requests until an answer
+//! comes or the deadline has passed.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::error::Refusal;
+use tokio::sync::oneshot;
+use tokio::time::{sleep_until, timeout_at, Instant};
+
+use super::connection::{backoff, refusal_of, Connection, Lost, OpenError, Reply};
+use super::error::ClientError;
+use super::out_frame::OutFrame;
+use super::routing::ServerAddress;
+use super::ClientOptions;
+use crate::frame_io::Frame;
+use backstay_core::wire::Opcode;
+
+/// Until when a call may try, and since when it does.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline {
+    started: Instant,
+    at: Instant,
+}
+
+impl Deadline {
+    /// From now on.
+    pub fn after(time: Duration) -> Self {
+        let started = Instant::now();
+        Self { started, at: started + time }
+    }
+
+    pub(crate) fn instant(&self) -> Instant {
+        self.at
+    }
+
+    pub(crate) fn waited_ms(&self) -> u128 {
+        self.started.elapsed().as_millis()
+    }
+}
+
+/// A request under way: its answer will come here.
+pub(crate) struct Ticket {
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) reply: oneshot::Receiver<Reply>,
+}
+
+pub(crate) struct Link {
+    pub(crate) address: String,
+    /// The instance whose rows the caller relies on; 0 until the first handshake.
+    instance: AtomicU64,
+    options: Arc<ClientOptions>,
+    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+}
+
+impl Link {
+    pub(crate) fn new(server: &ServerAddress, options: Arc<ClientOptions>) -> Self {
+        Self {
+            address: server.address.clone(),
+            instance: AtomicU64::new(server.instance),
+            options,
+            connection: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// An open connection, trying again and again until the deadline.
+    pub(crate) async fn connection(&self, deadline: Deadline) -> Result<Arc<Connection>, ClientError> {
+        let mut reason = String::from("no connection could be opened in time");
+        for attempt in 0.. {
+            match timeout_at(deadline.instant(), self.connect_once()).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(OpenError::Refused(error))) => return Err(self.named(error)),
+                Ok(Err(OpenError::Transient(why))) => reason = why,
+                Err(_) => break,
+            }
+            let next = Instant::now() + backoff(attempt);
+            if next >= deadline.instant() {
+                sleep_until(deadline.instant()).await;
+                break;
+            }
+            tracing::debug!(address = self.address, reason, "waiting for the server");
+            sleep_until(next).await;
+        }
+        Err(ClientError::Unavailable { address: self.address.clone(), reason, waited_ms: deadline.waited_ms() })
+    }
+
+    /// The connection, if one is open.
+    pub(crate) async fn current(&self) -> Option<Arc<Connection>> {
+        self.connection.lock().await.clone().filter(|connection| connection.is_open())
+    }
+
+    /// Forget the connection.
+    pub(crate) async fn close(&self) {
+        self.connection.lock().await.take();
+    }
+
+    /// Send a frame once. Only the deadline and what no retry can mend are errors here; a
+    /// connection that breaks shows in the ticket.
+    pub(crate) async fn send(&self, deadline: Deadline, frame: &mut OutFrame) -> Result<Ticket, ClientError> {
+        let connection = self.connection(deadline).await?;
+        let request_id = connection.next_request_id();
+        frame.set_request_id(request_id);
+        match timeout_at(deadline.instant(), connection.send(request_id, frame.bytes())).await {
+            Ok(Ok(reply)) => Ok(Ticket { connection, reply }),
+            Ok(Err(lost)) => Ok(Ticket { connection, reply: already_lost(lost) }),
+            Err(_) => Err(ClientError::Deadline { address: self.address.clone(), waited_ms: deadline.waited_ms() }),
+        }
+    }
+
+    async fn connect_once(&self) -> Result<Arc<Connection>, OpenError> {
+        let mut slot = self.connection.lock().await;
+        if let Some(connection) = slot.as_ref().filter(|connection| connection.is_open()) {
+            return Ok(Arc::clone(connection));
+        }
+        let opening = Connection::open(&self.address, &self.options);
+        let connection = tokio::time::timeout(self.options.connect_timeout, opening)
+            .await
+            .map_err(|_| OpenError::Transient(format!("no handshake within {:?}", self.options.connect_timeout)))??;
+        let instance = connection.hello.instance;
+        let expected = self.instance.load(Ordering::Acquire);
+        if expected == 0 {
+            self.instance.store(instance, Ordering::Release);
+        } else if expected != instance {
+            return Err(OpenError::Refused(ClientError::StateLost { address: self.address.clone() }));
+        }
+        let connection = Arc::new(connection);
+        *slot = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// Errors made below do not know the address.
+    fn named(&self, error: ClientError) -> ClientError {
+        match error {
+            ClientError::Protocol { reason, .. } => ClientError::Protocol { address: self.address.clone(), reason },
+            other => other,
+        }
+    }
+
+    /// Turn a reply into the frame that was asked for, a reason to try again, or an error.
+    pub(crate) fn judge(&self, reply: Reply, wanted: Opcode) -> Result<Answer, ClientError> {
+        let frame = match reply {
+            Err(lost) => return Ok(Answer::Again { reason: lost.reason, not_applied: lost.not_taken }),
+            Ok(frame) => frame,
+        };
+        if frame.header.opcode == wanted {
+            return Ok(Answer::Frame(frame));
+        }
+        let protocol = |reason: String| ClientError::Protocol { address: self.address.clone(), reason };
+        if frame.header.opcode != Opcode::Error {
+            return Err(protocol(format!("{:?} came instead of {wanted:?}", frame.header.opcode)));
+        }
+        match refusal_of(&self.address, &frame).map_err(|error| protocol(error.to_string()))? {
+            // These pass by themselves: the slot moves in, the twin finishes, the server restarts.
+            ClientError::Refused { code, message, .. } if passes_by_itself(code) => {
+                Ok(Answer::Again { reason: message, not_applied: true })
+            }
+            error => Err(error),
+        }
+    }
+}
+
+/// What became of one try of a request.
+pub(crate) enum Answer {
+    Frame(Frame),
+    Again { reason: String, not_applied: bool },
+}
+
+fn passes_by_itself(code: u16) -> bool {
+    let probe = Refusal::NotMaster { slot: 0, version: 0 };
+    [probe, Refusal::InFlight, Refusal::Stopping].iter().any(|refusal| refusal.code() == code)
+}
+
+fn already_lost(lost: Lost) -> oneshot::Receiver<Reply> {
+    let (sender, receiver) = oneshot::channel();
+    // The receiver is alive: it is returned.
+    let _ = sender.send(Err(lost));
+    receiver
+}

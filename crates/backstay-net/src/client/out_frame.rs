@@ -1,0 +1,53 @@
+//! A request laid out for sending, kept until it is answered so that it can be sent again.
+
+use backstay_core::wire::{Header, Opcode, HEADER_BYTES};
+
+/// See the module's documentation. Meta parts of requests are whole words, so the body is
+/// aligned.
+#[derive(Debug, Default)]
+pub(crate) struct OutFrame {
+    words: Vec<u64>,
+    bytes: usize,
+    body_at: usize,
+}
+
+impl OutFrame {
+    /// Lay out header and meta in `buffer`; the body's `body_bytes` are to be filled in.
+    pub(crate) fn new(opcode: Opcode, meta: &[u8], body_bytes: usize, mut buffer: Vec<u64>) -> Self {
+        debug_assert_eq!(meta.len() % 8, 0);
+        let header = Header {
+            opcode,
+            flags: 0,
+            request_id: 0,
+            meta_bytes: meta.len() as u32,
+            checksum: 0,
+            body_bytes: body_bytes as u64,
+        };
+        let bytes = HEADER_BYTES + meta.len() + body_bytes;
+        if buffer.len() < bytes.div_ceil(8) {
+            buffer.resize(bytes.div_ceil(8), 0);
+        }
+        let head: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
+        head[..HEADER_BYTES].copy_from_slice(&header.encode());
+        head[HEADER_BYTES..HEADER_BYTES + meta.len()].copy_from_slice(meta);
+        Self { words: buffer, bytes, body_at: (HEADER_BYTES + meta.len()) / 8 }
+    }
+
+    /// The body, from its start to the end of the buffer.
+    pub(crate) fn body_mut(&mut self) -> &mut [u64] {
+        &mut self.words[self.body_at..]
+    }
+
+    pub(crate) fn set_request_id(&mut self, request_id: u64) {
+        // Bytes 8 to 16 of the header.
+        self.words[1] = request_id.to_le();
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+
+    pub(crate) fn into_buffer(self) -> Vec<u64> {
+        self.words
+    }
+}

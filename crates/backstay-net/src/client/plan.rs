@@ -1,0 +1,268 @@
+//! A batch of keys made ready: equal keys merged, the rest ordered by server and slot.
+//!
+//! One plan serves any number of tables and calls. Keys are first distributed into one bucket
+//! for each slot, then each bucket is rid of its duplicates with a table small enough for the
+//! first-level cache; a single large hash table would miss it with every key.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+use backstay_core::hash::mix64;
+
+use super::error::ClientError;
+use super::routing::Routing;
+
+/// Buckets with at most so many keys are searched one by one.
+const LINEAR_KEYS: usize = 8;
+
+/// Where one key of the batch went: position in the batch, number among the unique keys.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// Position in the batch.
+    pub index: u32,
+    /// Position among [`Plan::keys`].
+    pub unique: u32,
+}
+
+/// The keys of one slot.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    server: u32,
+    first_key: u32,
+    first_entry: u32,
+}
+
+/// A part of a plan that goes to one server in one frame: whole slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Index into the routing's servers.
+    pub server: usize,
+    /// Its unique keys.
+    pub keys: Range<usize>,
+    /// The entries that refer to them.
+    pub entries: Range<usize>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Plan {
+    routing: Arc<Routing>,
+    keys: Vec<u64>,
+    entries: Vec<Entry>,
+    runs: Vec<Run>,
+}
+
+/// Memory kept between plans of a thread, so that large batches are not mapped anew each time.
+#[derive(Default)]
+struct Scratch {
+    ranks: Vec<u16>,
+    scattered: Vec<(u64, u32)>,
+    cursors: Vec<u32>,
+    table: Vec<u32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Plan {
+    /// Make a batch ready for a routing table.
+    pub fn new(keys: &[u64], routing: Arc<Routing>) -> Result<Self, ClientError> {
+        if keys.is_empty() {
+            return Err(ClientError::Invalid("there are no keys: a batch needs at least one".into()));
+        }
+        if keys.len() > u32::MAX as usize / 2 {
+            return Err(ClientError::LimitExceeded(format!("{} keys in one batch: at most {}", keys.len(), u32::MAX / 2)));
+        }
+        let mut plan =
+            Self { routing, keys: Vec::with_capacity(keys.len()), entries: Vec::with_capacity(keys.len()), runs: Vec::new() };
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.distribute(keys, &plan.routing);
+            plan.merge(scratch);
+        });
+        Ok(plan)
+    }
+
+    /// The routing table it was made for.
+    pub fn routing(&self) -> &Arc<Routing> {
+        &self.routing
+    }
+
+    /// The unique keys, by server, then by slot.
+    pub fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    /// How many keys the batch had, duplicates included.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Never: a plan has at least one key.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// For each key of the batch, where it went, in the order of [`Self::keys`].
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Cut the plan into parts of about `keys_per_part` unique keys, never within a slot:
+    /// a slot takes each push once.
+    pub fn parts(&self, keys_per_part: usize) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        for (i, run) in self.runs.iter().enumerate() {
+            let next = self.runs.get(i + 1);
+            let key_end = next.map_or(self.keys.len(), |next| next.first_key as usize);
+            let entry_end = next.map_or(self.entries.len(), |next| next.first_entry as usize);
+            match parts.last_mut() {
+                Some(part)
+                    if part.server == run.server as usize && key_end - part.keys.start <= keys_per_part.max(1) =>
+                {
+                    part.keys.end = key_end;
+                    part.entries.end = entry_end;
+                }
+                _ => parts.push(Part {
+                    server: run.server as usize,
+                    keys: run.first_key as usize..key_end,
+                    entries: run.first_entry as usize..entry_end,
+                }),
+            }
+        }
+        parts
+    }
+
+    fn merge(&mut self, scratch: &mut Scratch) {
+        let mut start = 0;
+        for rank in 0..scratch.cursors.len() {
+            // After distribution a bucket's cursor stands at its end.
+            let end = scratch.cursors[rank] as usize;
+            if end > start {
+                self.runs.push(Run {
+                    server: self.routing.server_of_rank(rank) as u32,
+                    first_key: self.keys.len() as u32,
+                    first_entry: self.entries.len() as u32,
+                });
+                self.merge_bucket(&scratch.scattered[start..end], &mut scratch.table);
+                start = end;
+            }
+        }
+    }
+
+    fn merge_bucket(&mut self, bucket: &[(u64, u32)], table: &mut Vec<u32>) {
+        let first = self.keys.len();
+        if bucket.len() <= LINEAR_KEYS {
+            for &(key, index) in bucket {
+                let found = self.keys[first..].iter().position(|&known| known == key);
+                let unique = found.map_or(self.keys.len(), |at| first + at);
+                if unique == self.keys.len() {
+                    self.keys.push(key);
+                }
+                self.entries.push(Entry { index, unique: unique as u32 });
+            }
+            return;
+        }
+        let mask = (bucket.len() * 2).next_power_of_two() - 1;
+        table.clear();
+        table.resize(mask + 1, u32::MAX);
+        for &(key, index) in bucket {
+            let mut at = mix64(key) as usize & mask;
+            let unique = loop {
+                match table[at] {
+                    u32::MAX => {
+                        table[at] = self.keys.len() as u32;
+                        self.keys.push(key);
+                        break table[at];
+                    }
+                    unique if self.keys[unique as usize] == key => break unique,
+                    _ => at = (at + 1) & mask,
+                }
+            };
+            self.entries.push(Entry { index, unique });
+        }
+    }
+}
+
+impl Scratch {
+    /// A counting sort of the keys by rank; equal ranks keep the order of the batch.
+    fn distribute(&mut self, keys: &[u64], routing: &Routing) {
+        self.cursors.clear();
+        self.cursors.resize(routing.space.count() as usize, 0);
+        self.ranks.clear();
+        self.ranks.extend(keys.iter().map(|&key| {
+            let rank = routing.rank(key);
+            self.cursors[rank as usize] += 1;
+            rank as u16
+        }));
+        let mut start = 0;
+        for cursor in &mut self.cursors {
+            start += std::mem::replace(cursor, start);
+        }
+        self.scattered.resize(keys.len(), (0, 0));
+        for (index, (&key, &rank)) in keys.iter().zip(&self.ranks).enumerate() {
+            let cursor = &mut self.cursors[rank as usize];
+            self.scattered[*cursor as usize] = (key, index as u32);
+            *cursor += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::routing::ServerAddress;
+    use std::collections::BTreeMap;
+
+    fn routing(servers: u32, slots: u32) -> Arc<Routing> {
+        let addresses = (0..servers).map(|n| ServerAddress { address: n.to_string(), instance: 0 }).collect();
+        let masters: Vec<u32> = (0..slots).map(|slot| slot % servers).collect();
+        Arc::new(Routing::new(1, addresses, &masters).unwrap())
+    }
+
+    #[test]
+    fn every_key_is_found_again_once_and_in_order() {
+        for (servers, slots, spread) in [(1, 1, 50), (1, 1024, 5000), (3, 64, 200), (3, 1024, 3)] {
+            let routing = routing(servers, slots);
+            let keys: Vec<u64> = (0..4000).map(|i| mix64(i) % spread).collect();
+            let plan = Plan::new(&keys, Arc::clone(&routing)).unwrap();
+            let mut place = BTreeMap::new();
+            for (at, &key) in plan.keys().iter().enumerate() {
+                assert!(place.insert(key, at).is_none(), "key {key} stands twice");
+            }
+            let mut seen = vec![false; keys.len()];
+            for entry in plan.entries() {
+                assert_eq!(plan.keys()[entry.unique as usize], keys[entry.index as usize]);
+                assert!(!std::mem::replace(&mut seen[entry.index as usize], true));
+            }
+            assert!(seen.iter().all(|&seen| seen));
+            let ranks: Vec<u32> = plan.keys().iter().map(|&key| routing.rank(key)).collect();
+            assert!(ranks.is_sorted());
+        }
+    }
+
+    #[test]
+    fn parts_cover_everything_and_never_cut_a_slot() {
+        let routing = routing(3, 64);
+        let keys: Vec<u64> = (0..3000).collect();
+        let plan = Plan::new(&keys, Arc::clone(&routing)).unwrap();
+        for size in [1, 10, 500, 1_000_000] {
+            let (mut key, mut entry, mut last_rank) = (0, 0, None);
+            for part in plan.parts(size) {
+                assert_eq!((part.keys.start, part.entries.start), (key, entry));
+                (key, entry) = (part.keys.end, part.entries.end);
+                for &unique in &plan.keys()[part.keys.clone()] {
+                    assert_eq!(routing.server_of_rank(routing.rank(unique) as usize), part.server);
+                }
+                let first = routing.rank(plan.keys()[part.keys.start]);
+                assert_ne!(Some(first), last_rank, "a slot was cut");
+                last_rank = Some(routing.rank(plan.keys()[part.keys.end - 1]));
+                for e in &plan.entries()[part.entries.clone()] {
+                    assert!(part.keys.contains(&(e.unique as usize)));
+                }
+            }
+            assert_eq!((key, entry), (plan.keys().len(), plan.len()));
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Reading rows: every part is asked for at once, and spread as soon as it comes.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use backstay_core::wire::{Opcode, PullMeta, PullReply};
+use tokio::time::{sleep_until, timeout_at, Instant};
+
+use super::connection::backoff;
+use super::error::ClientError;
+use super::link::{Answer, Deadline, Link, Ticket};
+use super::out_frame::OutFrame;
+use super::plan::{Part, Plan};
+use super::{rows, Client};
+use crate::frame_io::Frame;
+
+/// A pull under way.
+pub struct Pull {
+    client: Arc<Client>,
+    plan: Arc<Plan>,
+    elements: usize,
+    deadline: Deadline,
+    parts: Vec<PartPull>,
+}
+
+struct PartPull {
+    part: Part,
+    link: Arc<Link>,
+    frame: OutFrame,
+    ticket: Option<Ticket>,
+}
+
+impl Client {
+    /// Ask for the rows of a plan's keys in a table of `row_elements` elements a row.
+    pub async fn pull(
+        self: &Arc<Self>,
+        table: u64,
+        row_elements: usize,
+        plan: &Arc<Plan>,
+        deadline: Deadline,
+    ) -> Result<Pull, ClientError> {
+        self.check_open()?;
+        let routing = plan.routing();
+        let mut parts = Vec::new();
+        for part in plan.parts(self.keys_per_part(row_elements)) {
+            let link = self.link(routing, part.server);
+            let keys = &plan.keys()[part.keys.clone()];
+            let meta = PullMeta {
+                table,
+                routing_version: routing.version,
+                key_count: keys.len() as u32,
+                row_elements: row_elements as u32,
+            };
+            let mut frame = OutFrame::new(Opcode::Pull, &meta.encode(), keys.len() * 8, self.take_buffer());
+            frame.body_mut()[..keys.len()].copy_from_slice(keys);
+            let ticket = Some(link.send(deadline, &mut frame).await?);
+            parts.push(PartPull { part, link, frame, ticket });
+        }
+        Ok(Pull { client: Arc::clone(self), plan: Arc::clone(plan), elements: row_elements, deadline, parts })
+    }
+}
+
+impl Pull {
+    /// Values that [`Self::finish`] writes.
+    pub fn output_elements(&self) -> usize {
+        self.plan.len() * self.elements
+    }
+
+    /// Whether every answer has come.
+    pub fn is_ready(&self) -> bool {
+        let ready = |part: &PartPull| part.ticket.as_ref().is_none_or(|ticket| !ticket.reply.is_empty());
+        self.parts.iter().all(ready)
+    }
+
+    /// Wait for the rows and write them to `out`, \[batch, `row_elements`], one row for each
+    /// key of the batch.
+    pub async fn finish(&mut self, out: &mut [f32]) -> Result<(), ClientError> {
+        if out.len() != self.output_elements() {
+            return Err(ClientError::Invalid(format!(
+                "out has {} elements, the batch needs {}",
+                out.len(),
+                self.output_elements()
+            )));
+        }
+        for mut part in std::mem::take(&mut self.parts) {
+            let (frame, connection) = part.answer(self.deadline, &self.client).await?;
+            let count = part.part.keys.len() * self.elements;
+            let reply = PullReply::decode(&frame.meta);
+            let fits = reply.is_ok_and(|reply| {
+                reply.row_count as usize == part.part.keys.len() && reply.row_elements as usize == self.elements
+            });
+            if !fits || frame.header.body_bytes != count as u64 * 4 {
+                return Err(ClientError::Protocol {
+                    address: part.link.address.clone(),
+                    reason: "the answer does not hold the rows that were asked for".into(),
+                });
+            }
+            let values = &bytemuck::cast_slice::<u64, f32>(&frame.body)[..count];
+            let entries = &self.plan.entries()[part.part.entries.clone()];
+            rows::spread(entries, part.part.keys.start, values, out, self.elements);
+            connection.recycle(frame.body);
+            self.client.give_buffer(part.frame.into_buffer());
+        }
+        let counters = &self.client.counters;
+        counters.pulls.fetch_add(1, Ordering::Relaxed);
+        counters.keys_pulled.fetch_add(self.plan.keys().len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl PartPull {
+    /// The answer, asking again as long as that can help.
+    async fn answer(
+        &mut self,
+        deadline: Deadline,
+        client: &Client,
+    ) -> Result<(Frame, Arc<super::connection::Connection>), ClientError> {
+        let too_late =
+            |link: &Link| ClientError::Deadline { address: link.address.clone(), waited_ms: deadline.waited_ms() };
+        for attempt in 0.. {
+            let ticket = match self.ticket.take() {
+                Some(ticket) => ticket,
+                None => self.link.send(deadline, &mut self.frame).await?,
+            };
+            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else { break };
+            // The sender is dropped only with the connection.
+            let Ok(reply) = reply else { continue };
+            match self.link.judge(reply, Opcode::PullReply)? {
+                Answer::Frame(frame) => return Ok((frame, ticket.connection)),
+                Answer::Again { .. } => {
+                    client.counters.retries.fetch_add(1, Ordering::Relaxed);
+                    let next = Instant::now() + backoff(attempt);
+                    if next >= deadline.instant() {
+                        break;
+                    }
+                    sleep_until(next).await;
+                }
+            }
+        }
+        Err(too_late(&self.link))
+    }
+}

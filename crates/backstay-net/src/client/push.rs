@@ -1,0 +1,303 @@
+//! Changing rows: each push has a number in the client's stream and keeps it on every retry,
+//! so that a slot takes it at most once (invariant I2).
+//!
+//! Pushes leave in the order of their numbers. The floor, below which everything is settled,
+//! travels with each; the distance between the two is limited, because a slot remembers only
+//! so much.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use backstay_core::stream::{TransactionId, WINDOW};
+use backstay_core::transaction::Change;
+use backstay_core::wire::{Opcode, PushMeta, PushReply};
+use parking_lot::Mutex;
+use tokio::time::{sleep_until, timeout_at, Instant};
+
+use super::connection::backoff;
+use super::error::ClientError;
+use super::link::{Answer, Deadline, Link, Ticket};
+use super::out_frame::OutFrame;
+use super::plan::{Part, Plan};
+use super::{rows, Client};
+
+/// What to push where.
+pub struct PushRequest<'a> {
+    /// The table's id.
+    pub table: u64,
+    /// Elements of its rows.
+    pub row_elements: usize,
+    /// What the values mean.
+    pub change: Change,
+    /// One row for each key of the batch.
+    pub values: &'a [f32],
+    /// Whether NaN and infinity are refused here, before anything is sent.
+    pub require_finite: bool,
+}
+
+/// The pushes of a client that are not settled.
+pub(super) struct PushQueue {
+    /// Held while a push gets its number and leaves, so that the order is the same everywhere.
+    order: tokio::sync::Mutex<()>,
+    next_sequence: AtomicU64,
+    in_flight: Mutex<BTreeMap<u64, Arc<Push>>>,
+    max_in_flight: usize,
+}
+
+impl PushQueue {
+    pub(super) fn new(max_in_flight: usize) -> Self {
+        Self {
+            order: tokio::sync::Mutex::default(),
+            next_sequence: AtomicU64::new(0),
+            in_flight: Mutex::default(),
+            max_in_flight: max_in_flight.clamp(1, WINDOW as usize / 2),
+        }
+    }
+
+    /// The lowest number that is not settled.
+    fn floor(&self) -> u64 {
+        let first = self.in_flight.lock().keys().next().copied();
+        first.unwrap_or_else(|| self.next_sequence.load(Ordering::Acquire))
+    }
+
+    /// The push to settle before another may leave: too many are under way, or the oldest
+    /// lags so far behind that slots could not remember a newer one.
+    fn oldest_if_full(&self) -> Option<Arc<Push>> {
+        let in_flight = self.in_flight.lock();
+        let (&oldest, push) = in_flight.first_key_value()?;
+        let ahead = self.next_sequence.load(Ordering::Acquire) - oldest;
+        (in_flight.len() >= self.max_in_flight || ahead >= WINDOW / 2).then(|| Arc::clone(push))
+    }
+
+    pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
+        let pushes: Vec<_> = self.in_flight.lock().values().cloned().collect();
+        let mut first_failure = Ok(());
+        for push in pushes {
+            first_failure = first_failure.and(push.settle(client).await);
+        }
+        first_failure
+    }
+}
+
+/// A push under way or settled.
+pub struct Push {
+    sequence: u64,
+    deadline: Deadline,
+    keys: u64,
+    state: tokio::sync::Mutex<State>,
+}
+
+struct State {
+    parts: Vec<PartPush>,
+    /// Parts that are known to be applied.
+    applied: usize,
+    outcome: Option<Result<(), ClientError>>,
+}
+
+struct PartPush {
+    link: Arc<Link>,
+    frame: OutFrame,
+    ticket: Option<Ticket>,
+    /// Whether some try of it may have been applied.
+    maybe_applied: bool,
+}
+
+impl Client {
+    /// Number a push and send it. Settle it with [`Push::settle`]; [`Client::flush`] settles all.
+    pub async fn push(
+        &self,
+        request: &PushRequest<'_>,
+        plan: &Plan,
+        deadline: Deadline,
+    ) -> Result<Arc<Push>, ClientError> {
+        self.check_open()?;
+        check(request, plan)?;
+        while let Some(oldest) = self.pushes.oldest_if_full() {
+            // Its own caller learns of a failure; here it only has to be out of the way.
+            let _ = oldest.settle(self).await;
+        }
+        let _order = self.pushes.order.lock().await;
+        let sequence = self.pushes.next_sequence.load(Ordering::Acquire);
+        let push = Arc::new(Push {
+            sequence,
+            deadline,
+            keys: plan.keys().len() as u64,
+            state: tokio::sync::Mutex::new(State { parts: Vec::new(), applied: 0, outcome: None }),
+        });
+        // In this order: the floor may pass a number only after it is in flight.
+        self.pushes.in_flight.lock().insert(sequence, Arc::clone(&push));
+        self.pushes.next_sequence.store(sequence + 1, Ordering::Release);
+        let floor = self.pushes.floor();
+        let mut state = push.state.lock().await;
+        for part in plan.parts(self.keys_per_part(request.row_elements)) {
+            let link = self.link(plan.routing(), part.server);
+            let frame = self.lay_out(request, plan, &part, sequence, floor);
+            state.parts.push(PartPush { link, frame, ticket: None, maybe_applied: false });
+            let Some(part) = state.parts.last_mut() else { continue };
+            if let Err(error) = part.send(deadline).await {
+                state.outcome = Some(Err(state.failure(&push, error)));
+                self.pushes.in_flight.lock().remove(&sequence);
+                break;
+            }
+        }
+        drop(state);
+        Ok(push)
+    }
+
+    fn lay_out(&self, request: &PushRequest<'_>, plan: &Plan, part: &Part, sequence: u64, floor: u64) -> OutFrame {
+        let keys = &plan.keys()[part.keys.clone()];
+        let elements = request.row_elements;
+        let meta = PushMeta {
+            table: request.table,
+            routing_version: plan.routing().version,
+            id: TransactionId { stream: self.stream, sequence },
+            floor,
+            key_count: keys.len() as u32,
+            row_elements: elements as u32,
+            change: request.change,
+        };
+        let body_bytes = keys.len() * (8 + elements * 4);
+        let mut frame = OutFrame::new(Opcode::Push, &meta.encode(), body_bytes, self.take_buffer());
+        let (key_words, value_words) = frame.body_mut().split_at_mut(keys.len());
+        key_words.copy_from_slice(keys);
+        let merged = &mut bytemuck::cast_slice_mut(value_words)[..keys.len() * elements];
+        let entries = &plan.entries()[part.entries.clone()];
+        rows::merge(entries, part.keys.start, request.values, merged, elements);
+        frame
+    }
+}
+
+fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
+    if request.values.len() != plan.len() * request.row_elements {
+        return Err(ClientError::Invalid(format!(
+            "{} keys of {} elements need {} values, {} came",
+            plan.len(),
+            request.row_elements,
+            plan.len() * request.row_elements,
+            request.values.len()
+        )));
+    }
+    if request.require_finite {
+        // Here and not only on the servers, because one of several might have applied its part.
+        if let Some(at) = backstay_core::gradient::first_non_finite(request.values) {
+            return Err(ClientError::NonFinite(format!(
+                "row {} of the batch holds {}; the table refuses it (non_finite), nothing was sent",
+                at / request.row_elements,
+                request.values[at]
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl Push {
+    /// Whether the outcome is known or the answers are here.
+    pub fn is_ready(&self) -> bool {
+        let Ok(state) = self.state.try_lock() else { return false };
+        let ready = |part: &PartPush| part.ticket.as_ref().is_none_or(|ticket| !ticket.reply.is_empty());
+        state.outcome.is_some() || state.parts.iter().all(ready)
+    }
+
+    /// Wait until it is applied everywhere or failed for good; the same answer each time.
+    pub async fn settle(&self, client: &Client) -> Result<(), ClientError> {
+        let mut state = self.state.lock().await;
+        if let Some(outcome) = &state.outcome {
+            return outcome.clone();
+        }
+        let outcome = match state.finish(self.deadline, client).await {
+            Ok(()) => {
+                client.counters.pushes_acknowledged.fetch_add(1, Ordering::Relaxed);
+                client.counters.keys_pushed.fetch_add(self.keys, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => Err(state.failure(self, error)),
+        };
+        state.outcome = Some(outcome.clone());
+        for part in std::mem::take(&mut state.parts) {
+            client.give_buffer(part.frame.into_buffer());
+        }
+        client.pushes.in_flight.lock().remove(&self.sequence);
+        outcome
+    }
+}
+
+impl State {
+    async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
+        for part in &mut self.parts {
+            part.finish(deadline, client).await?;
+            self.applied += 1;
+        }
+        Ok(())
+    }
+
+    /// The error to report, given what is known of all parts.
+    fn failure(&self, push: &Push, error: ClientError) -> ClientError {
+        let started = self.applied > 0 || self.parts.iter().any(|part| part.maybe_applied);
+        let (address, reason) = match error {
+            ClientError::Unavailable { address, reason, .. } => (address, reason),
+            ClientError::Deadline { address, .. } => (address, "no answer in time".into()),
+            // Refused here, but another server may have its part: not as if nothing happened.
+            ClientError::Refused { address, message, .. } if started => (address, message),
+            error => return error,
+        };
+        let waited_ms = push.deadline.waited_ms();
+        if started {
+            ClientError::OutcomeUnknown { sequence: push.sequence, address, reason, waited_ms }
+        } else {
+            ClientError::Unavailable { address, reason, waited_ms }
+        }
+    }
+}
+
+impl PartPush {
+    async fn send(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        // Until the answer says otherwise.
+        let before = std::mem::replace(&mut self.maybe_applied, true);
+        match self.link.send(deadline, &mut self.frame).await {
+            Ok(ticket) => {
+                self.ticket = Some(ticket);
+                Ok(())
+            }
+            Err(error) => {
+                // Broken off in the middle of a frame: it cannot have been taken.
+                self.maybe_applied = before;
+                Err(error)
+            }
+        }
+    }
+
+    async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
+        let mut never_taken = true;
+        for attempt in 0.. {
+            if self.ticket.is_none() {
+                self.send(deadline).await?;
+            }
+            let Some(ticket) = self.ticket.take() else { continue };
+            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else { break };
+            // The sender is dropped only with the connection.
+            let Ok(reply) = reply else { continue };
+            let answer = self.link.judge(reply, Opcode::PushReply);
+            self.maybe_applied &= !matches!(answer, Err(ClientError::Refused { .. }));
+            match answer? {
+                Answer::Frame(frame) => {
+                    return PushReply::decode(&frame.meta).map(|_| ()).map_err(|refusal| ClientError::Protocol {
+                        address: self.link.address.clone(),
+                        reason: refusal.to_string(),
+                    });
+                }
+                Answer::Again { not_applied, .. } => {
+                    never_taken &= not_applied;
+                    self.maybe_applied = !never_taken;
+                    client.counters.retries.fetch_add(1, Ordering::Relaxed);
+                    let next = Instant::now() + backoff(attempt);
+                    if next >= deadline.instant() {
+                        break;
+                    }
+                    sleep_until(next).await;
+                }
+            }
+        }
+        Err(ClientError::Deadline { address: self.link.address.clone(), waited_ms: deadline.waited_ms() })
+    }
+}

@@ -1,0 +1,99 @@
+//! Moving rows between a caller's array and frames: spread on a pull, merged on a push.
+
+use super::plan::Entry;
+
+/// Copy the row of each entry from `rows` (which starts at unique key `first`) to its place in
+/// `out`, \[batch, `elements`].
+pub fn spread(entries: &[Entry], first: usize, rows: &[f32], out: &mut [f32], elements: usize) {
+    match elements {
+        1 => spread_sized::<1>(entries, first, rows, out),
+        4 => spread_sized::<4>(entries, first, rows, out),
+        8 => spread_sized::<8>(entries, first, rows, out),
+        16 => spread_sized::<16>(entries, first, rows, out),
+        32 => spread_sized::<32>(entries, first, rows, out),
+        64 => spread_sized::<64>(entries, first, rows, out),
+        _ => {
+            for entry in entries {
+                let row = &rows[(entry.unique as usize - first) * elements..][..elements];
+                out[entry.index as usize * elements..][..elements].copy_from_slice(row);
+            }
+        }
+    }
+}
+
+/// The usual widths as constants: a copy of known length is a few instructions, not a call.
+fn spread_sized<const N: usize>(entries: &[Entry], first: usize, rows: &[f32], out: &mut [f32]) {
+    let (rows, out) = (rows.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+    for entry in entries {
+        out[entry.index as usize] = rows[entry.unique as usize - first];
+    }
+}
+
+/// Sum the values of entries with the same key into `merged` (which starts at unique key
+/// `first`), in the order of the batch.
+pub fn merge(entries: &[Entry], first: usize, values: &[f32], merged: &mut [f32], elements: usize) {
+    match elements {
+        1 => merge_sized::<1>(entries, first, values, merged),
+        4 => merge_sized::<4>(entries, first, values, merged),
+        8 => merge_sized::<8>(entries, first, values, merged),
+        16 => merge_sized::<16>(entries, first, values, merged),
+        32 => merge_sized::<32>(entries, first, values, merged),
+        64 => merge_sized::<64>(entries, first, values, merged),
+        _ => {
+            let mut fresh = first;
+            for entry in entries {
+                let value = &values[entry.index as usize * elements..][..elements];
+                let unique = entry.unique as usize;
+                let sum = &mut merged[(unique - first) * elements..][..elements];
+                if unique == fresh {
+                    // Unique keys are numbered in the order in which they first occur.
+                    sum.copy_from_slice(value);
+                    fresh += 1;
+                } else {
+                    sum.iter_mut().zip(value).for_each(|(sum, value)| *sum += value);
+                }
+            }
+        }
+    }
+}
+
+fn merge_sized<const N: usize>(entries: &[Entry], first: usize, values: &[f32], merged: &mut [f32]) {
+    let (values, merged) = (values.as_chunks::<N>().0, merged.as_chunks_mut::<N>().0);
+    let mut fresh = first;
+    for entry in entries {
+        let value = &values[entry.index as usize];
+        let unique = entry.unique as usize;
+        let sum = &mut merged[unique - first];
+        if unique == fresh {
+            *sum = *value;
+            fresh += 1;
+        } else {
+            for (sum, value) in sum.iter_mut().zip(value) {
+                *sum += value;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_spread_and_merged_at_every_width() {
+        let entries = [(2, 5), (0, 6), (1, 5), (3, 7)].map(|(index, unique)| Entry { index, unique });
+        for elements in [1usize, 3, 4, 8, 16, 32, 64] {
+            let rows: Vec<f32> = (0..3 * elements).map(|x| x as f32).collect();
+            let mut out = vec![-1.0; 4 * elements];
+            spread(&entries, 5, &rows, &mut out, elements);
+            for (index, unique) in [(2, 0), (0, 1), (1, 0), (3, 2)] {
+                assert_eq!(out[index * elements..][..elements], rows[unique * elements..][..elements]);
+            }
+            let mut merged = vec![9.0; 3 * elements];
+            merge(&entries, 5, &out, &mut merged, elements);
+            let doubled: Vec<f32> = rows[..elements].iter().map(|x| x * 2.0).collect();
+            assert_eq!(merged[..elements], doubled);
+            assert_eq!(merged[elements..], rows[elements..]);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Whole frames from and to a byte stream, with limits on size and on time.
+
+use std::io;
+use std::time::Duration;
+
+use backstay_core::error::Refusal;
+use backstay_core::wire::{Header, Limits, HEADER_BYTES};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+/// Bytes asked from the socket at once while headers are awaited.
+const READ_AHEAD_BYTES: usize = 64 * 1024;
+/// Bytes of a body allocated before any of it has come: an announcement alone costs no more.
+const FIRST_ALLOCATION_BYTES: usize = 1024 * 1024;
+
+/// Why no frame came.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The bytes are not a frame that is accepted here.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    /// The peer closed in the middle of a frame.
+    #[error("the connection was closed in the middle of a frame")]
+    Truncated,
+    /// A frame began, and its rest did not come in time.
+    #[error("a frame began, but its rest did not come within {0:?}")]
+    Stalled(Duration),
+    /// The socket failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// A frame as it came.
+#[derive(Debug)]
+pub struct Frame {
+    /// Its head.
+    pub header: Header,
+    /// Its meta part.
+    pub meta: Vec<u8>,
+    /// Its body in an aligned buffer, which may be longer than the body.
+    pub body: Vec<u64>,
+}
+
+impl Frame {
+    /// The body's bytes.
+    pub fn body_bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.body)[..self.header.body_bytes as usize]
+    }
+}
+
+/// Reads frames; keeps what it read ahead.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    inner: R,
+    ahead: Box<[u8]>,
+    start: usize,
+    end: usize,
+    stall: Duration,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// A reader that gives a frame `stall` from its first byte to its last.
+    pub fn new(inner: R, stall: Duration) -> Self {
+        Self { inner, ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, stall }
+    }
+
+    /// The next frame; `None` if the peer closed between frames. `spare` is used for the body.
+    ///
+    /// Waits without limit for a frame to begin. Losing this future loses what it has read.
+    pub async fn next(&mut self, limits: &Limits, spare: Vec<u64>) -> Result<Option<Frame>, ReadError> {
+        if self.start == self.end && self.fill().await? == 0 {
+            return Ok(None);
+        }
+        match timeout(self.stall, self.rest(limits, spare)).await {
+            Ok(frame) => frame.map(Some),
+            Err(_) => Err(ReadError::Stalled(self.stall)),
+        }
+    }
+
+    async fn rest(&mut self, limits: &Limits, mut body: Vec<u64>) -> Result<Frame, ReadError> {
+        let mut head = [0; HEADER_BYTES];
+        self.copy(&mut head).await?;
+        let header = Header::decode(&head, limits)?;
+        let mut meta = vec![0; header.meta_bytes as usize];
+        self.copy(&mut meta).await?;
+        let bytes = usize::try_from(header.body_bytes)
+            .map_err(|_| Refusal::LimitExceeded("the frame does not fit this machine's memory".into()))?;
+        let mut have = 0;
+        while have < bytes {
+            // Memory follows the bytes that come, not those announced.
+            let goal = bytes.min((have * 4).max(FIRST_ALLOCATION_BYTES));
+            if body.len() * 8 < goal {
+                body.resize(goal.div_ceil(8), 0);
+            }
+            let goal = bytes.min(body.len() * 8);
+            self.copy(&mut bytemuck::cast_slice_mut(&mut body)[have..goal]).await?;
+            have = goal;
+        }
+        let frame = Frame { header, meta, body };
+        frame.header.verify(&frame.meta, frame.body_bytes())?;
+        Ok(frame)
+    }
+
+    /// Fill `out`, first from what was read ahead.
+    async fn copy(&mut self, out: &mut [u8]) -> Result<(), ReadError> {
+        let mut have = 0;
+        while have < out.len() {
+            if self.start < self.end {
+                let count = (self.end - self.start).min(out.len() - have);
+                out[have..have + count].copy_from_slice(&self.ahead[self.start..self.start + count]);
+                self.start += count;
+                have += count;
+            } else {
+                // Large parts go straight to their place.
+                let count = if out.len() - have >= READ_AHEAD_BYTES {
+                    let count = self.inner.read(&mut out[have..]).await?;
+                    have += count;
+                    count
+                } else {
+                    self.fill().await?
+                };
+                if count == 0 {
+                    return Err(ReadError::Truncated);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn fill(&mut self) -> io::Result<usize> {
+        self.start = 0;
+        self.end = 0;
+        self.end = self.inner.read(&mut self.ahead).await?;
+        Ok(self.end)
+    }
+}
+
+/// Lay out and write a frame of few bytes.
+pub async fn write_frame<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    opcode: backstay_core::wire::Opcode,
+    request_id: u64,
+    meta: &[u8],
+    body: &[u8],
+) -> io::Result<()> {
+    let header = Header {
+        opcode,
+        flags: 0,
+        request_id,
+        meta_bytes: meta.len() as u32,
+        checksum: 0,
+        body_bytes: body.len() as u64,
+    };
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + meta.len() + body.len());
+    bytes.extend_from_slice(&header.encode());
+    bytes.extend_from_slice(meta);
+    bytes.extend_from_slice(body);
+    writer.write_all(&bytes).await?;
+    writer.flush().await
+}

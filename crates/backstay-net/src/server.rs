@@ -1,0 +1,219 @@
+//! The server: a listener, a session for each connection, and an orderly stop.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::error::Refusal;
+use backstay_core::wire::{ErrorMeta, Limits, Opcode};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, warn};
+
+use crate::frame_io::write_frame;
+use crate::session::Session;
+use crate::stats::{add, Counters, Snapshot};
+use crate::store::Store;
+
+/// How long to wait after the system refused to accept (out of file descriptors, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a server needs to know. Checked by whoever makes it.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// The cluster's name; a client must give the same.
+    pub cluster_id: String,
+    /// The node's name.
+    pub node_id: String,
+    /// Drawn anew at each start.
+    pub instance: u64,
+    /// The shared secret, if any.
+    pub token: Option<String>,
+    /// TLS, if any.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// Threads that move bytes and work on rows.
+    pub io_threads: usize,
+    /// What a frame may be.
+    pub limits: Limits,
+    /// Connections open at once.
+    pub max_connections: u64,
+    /// From accept to a good handshake, TLS included.
+    pub handshake_timeout: Duration,
+    /// From a frame's first byte to its last, and for writing an answer.
+    pub stall_timeout: Duration,
+}
+
+/// What the sessions share.
+pub(crate) struct Shared {
+    pub(crate) options: ServerOptions,
+    pub(crate) store: Arc<Store>,
+    pub(crate) counters: Counters,
+}
+
+/// A running data plane.
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    stopping: watch::Sender<bool>,
+    /// Closed when the last session has ended.
+    drained: watch::Receiver<bool>,
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    /// Serve on a bound listener (the caller owns the choice of port).
+    pub fn start(listener: StdListener, options: ServerOptions, store: Arc<Store>) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(options.io_threads.max(1))
+            .thread_name("backstay-data")
+            .enable_all()
+            .build()?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener)?
+        };
+        let shared = Arc::new(Shared { options, store, counters: Counters::default() });
+        let (stopping, stop_signal) = watch::channel(false);
+        let (drained_sender, drained) = watch::channel(false);
+        let accepting = Arc::clone(&shared);
+        runtime.spawn(async move {
+            accept(accepting, listener, stop_signal).await;
+            let _ = drained_sender.send(true);
+        });
+        Ok(Self { shared, address, stopping, drained, runtime: Some(runtime) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The rows it serves.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.shared.store
+    }
+
+    /// Its counters.
+    pub fn snapshot(&self) -> Snapshot {
+        let store = &self.shared.store;
+        self.shared.counters.snapshot(store.routing_version(), store.allocated_bytes())
+    }
+
+    /// Take no new requests, answer those being served, close. False if `grace` cut it off.
+    pub fn stop(&mut self, grace: Duration) -> bool {
+        let Some(runtime) = self.runtime.take() else {
+            return true;
+        };
+        self.stopping.send_replace(true);
+        let mut drained = self.drained.clone();
+        let wait = async move { drained.wait_for(|&drained| drained).await.is_ok() };
+        let clean = runtime.block_on(async { tokio::time::timeout(grace, wait).await });
+        runtime.shutdown_background();
+        clean.unwrap_or(false)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopping: watch::Receiver<bool>) {
+    let mut sessions = JoinSet::new();
+    loop {
+        tokio::select! {
+            biased;
+            () = stop_signal(&mut stopping) => break,
+            Some(ended) = sessions.join_next(), if !sessions.is_empty() => log_end(ended),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    add(&shared.counters.connections_accepted, 1);
+                    let (shared, stopping) = (Arc::clone(&shared), stopping.clone());
+                    sessions.spawn(serve(shared, stream, peer, stopping));
+                }
+                Err(error) => {
+                    warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    while let Some(ended) = sessions.join_next().await {
+        log_end(ended);
+    }
+}
+
+/// Returns when the server is to stop.
+pub(crate) async fn stop_signal(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the server object is gone: that is a stop, too.
+    let _ = stopping.wait_for(|&stopping| stopping).await;
+}
+
+fn log_end(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended {
+        warn!(%error, "a session ended badly");
+    }
+}
+
+async fn serve(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr, stopping: watch::Receiver<bool>) {
+    let open = shared.counters.connections_open.fetch_add(1, Ordering::AcqRel) + 1;
+    if let Err(error) = serve_counted(&shared, stream, peer, open, stopping).await {
+        debug!(%peer, %error, "connection ended");
+    }
+    shared.counters.connections_open.fetch_sub(1, Ordering::AcqRel);
+}
+
+async fn serve_counted(
+    shared: &Arc<Shared>,
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    open: u64,
+    stopping: watch::Receiver<bool>,
+) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let peer = peer.to_string();
+    let options = &shared.options;
+    if open > options.max_connections {
+        add(&shared.counters.connections_refused, 1);
+        return refuse_connection(&mut stream, options).await;
+    }
+    match &options.tls {
+        None => {
+            let (reader, writer) = stream.into_split();
+            Session::new(Arc::clone(shared), reader, writer).run(&peer, stopping).await;
+        }
+        Some(tls) => {
+            let acceptor = TlsAcceptor::from(Arc::clone(tls));
+            let stream = tokio::time::timeout(options.handshake_timeout, acceptor.accept(stream)).await??;
+            let (reader, writer) = tokio::io::split(stream);
+            Session::new(Arc::clone(shared), reader, writer).run(&peer, stopping).await;
+        }
+    }
+    Ok(())
+}
+
+/// One connection too many: say so (in the clear only where everything is) and close.
+async fn refuse_connection(stream: &mut TcpStream, options: &ServerOptions) -> io::Result<()> {
+    if options.tls.is_some() {
+        return Ok(());
+    }
+    let refusal = Refusal::LimitExceeded(format!(
+        "{} connections are open, the limit (max_connections): close some or raise it",
+        options.max_connections
+    ));
+    let meta = ErrorMeta { code: refusal.code(), retry_safe: true, routing_version: 0 };
+    let (meta, text) = (meta.encode(), refusal.to_string());
+    let write = write_frame(stream, Opcode::Error, 0, &meta, text.as_bytes());
+    tokio::time::timeout(options.handshake_timeout, write).await?
+}

@@ -1,0 +1,297 @@
+//! One connection of a client: handshake, then requests, answered in the order they came.
+//!
+//! A session serves one request at a time and reads the next only then. So the requests of a
+//! connection apply in order, a slow server slows its clients (their bytes wait in the
+//! socket), and a client that needs more than one core opens more connections.
+
+use std::sync::Arc;
+
+use backstay_core::error::Refusal;
+use backstay_core::transaction::{Batch, Transaction};
+use backstay_core::wire::{
+    CloseStream, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta, PullReply,
+    PushMeta, PushReply, HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
+};
+use subtle::ConstantTimeEq;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use crate::frame_io::{write_frame, Frame, FrameReader, ReadError};
+use crate::server::{stop_signal, Shared};
+use crate::stats::add;
+
+/// What a frame may be before its sender is known: nothing bulky.
+const HANDSHAKE_LIMITS: Limits = Limits { max_frame_bytes: 4096, max_keys: 0 };
+/// Words before the rows of a pull's answer: header and meta.
+const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
+
+pub(crate) struct Session<R, W> {
+    shared: Arc<Shared>,
+    reader: FrameReader<R>,
+    writer: W,
+    /// Buffers kept between requests, so that large ones are not mapped anew each time.
+    request: Vec<u64>,
+    reply: Vec<u64>,
+    /// Bytes of `reply` that are to be sent.
+    reply_bytes: usize,
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
+    pub(crate) fn new(shared: Arc<Shared>, reader: R, writer: W) -> Self {
+        let stall = shared.options.stall_timeout;
+        Self { shared, reader: FrameReader::new(reader, stall), writer, request: Vec::new(), reply: Vec::new(), reply_bytes: 0 }
+    }
+
+    /// Serve until the client goes, breaks the protocol, or `stopping` turns true.
+    pub(crate) async fn run(&mut self, peer: &str, mut stopping: watch::Receiver<bool>) {
+        let allowed = self.shared.options.handshake_timeout;
+        match timeout(allowed, self.handshake()).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return,
+            Ok(Err(error)) => return self.close_broken(peer, 0, &error).await,
+            Err(_) => {
+                debug!(peer, "no handshake within {allowed:?}");
+                return;
+            }
+        }
+        let limits = self.shared.options.limits;
+        loop {
+            let spare = std::mem::take(&mut self.request);
+            let frame = tokio::select! {
+                biased;
+                () = stop_signal(&mut stopping) => {
+                    // What was not answered was not taken: the client may repeat it elsewhere.
+                    let stall = self.shared.options.stall_timeout;
+                    let _ = timeout(stall, write_frame(&mut self.writer, Opcode::GoAway, 0, &[], &[])).await;
+                    let _ = self.writer.shutdown().await;
+                    return;
+                }
+                frame = self.reader.next(&limits, spare) => frame,
+            };
+            match frame {
+                Ok(Some(frame)) => {
+                    let bytes = HEADER_BYTES + frame.meta.len() + frame.header.body_bytes as usize;
+                    add(&self.shared.counters.bytes_received, bytes as u64);
+                    if let Err(error) = self.serve(frame).await {
+                        debug!(peer, %error, "connection lost while answering");
+                        return;
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => return self.close_broken(peer, 0, &error).await,
+            }
+        }
+    }
+
+    /// Whether the client may go on.
+    async fn handshake(&mut self) -> Result<bool, ReadError> {
+        let Some(frame) = self.reader.next(&HANDSHAKE_LIMITS, Vec::new()).await? else {
+            return Ok(false);
+        };
+        if frame.header.opcode != Opcode::Hello {
+            return Err(Refusal::Protocol("the first frame must be a Hello".into()).into());
+        }
+        let hello = Hello::decode(&frame.meta)?;
+        let options = &self.shared.options;
+        if hello.cluster_id != options.cluster_id {
+            return Err(Refusal::Unauthenticated(format!(
+                "this is cluster {:?}, not {:?}: check the endpoint",
+                options.cluster_id, hello.cluster_id
+            ))
+            .into());
+        }
+        let token = options.token.as_deref().unwrap_or_default();
+        if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) {
+            let reason = if hello.token.is_empty() { "a token is needed" } else { "the token is wrong" };
+            return Err(Refusal::Unauthenticated(format!("{reason} for cluster {:?}", options.cluster_id)).into());
+        }
+        let reply = HelloReply {
+            instance: options.instance,
+            max_frame_bytes: options.limits.max_frame_bytes,
+            max_keys: options.limits.max_keys,
+            slot_count: self.shared.store.space().count(),
+            routing_version: self.shared.store.routing_version(),
+            node_id: options.node_id.clone(),
+        };
+        write_frame(&mut self.writer, Opcode::HelloReply, frame.header.request_id, &reply.encode(), &[]).await?;
+        Ok(true)
+    }
+
+    async fn serve(&mut self, frame: Frame) -> std::io::Result<()> {
+        let id = frame.header.request_id;
+        let outcome = match frame.header.opcode {
+            Opcode::Pull => self.pull(frame),
+            Opcode::Push => self.push(frame),
+            Opcode::CloseStream => self.close_stream(frame),
+            Opcode::Ping => {
+                self.small_reply(Opcode::Pong, id, &[], &[]);
+                Ok(())
+            }
+            opcode => Err(Refusal::Protocol(format!("{opcode:?} is not a request"))),
+        };
+        if let Err(refusal) = outcome {
+            add(&self.shared.counters.requests_refused, 1);
+            self.error_reply(id, &refusal);
+        }
+        self.flush_reply().await
+    }
+
+    fn pull(&mut self, frame: Frame) -> Result<(), Refusal> {
+        let meta = PullMeta::decode(&frame.meta)?;
+        let count = self.check_keys(&frame, meta.key_count, 0)?;
+        let elements = self.check_elements(meta.table, meta.row_elements)?;
+        let limit = self.shared.options.limits.max_frame_bytes;
+        let body_bytes = count as u64 * elements as u64 * 4;
+        if body_bytes > limit {
+            return Err(Refusal::LimitExceeded(format!(
+                "the answer to {count} keys takes {body_bytes} bytes, the limit is {limit} (max_frame_bytes): pull fewer keys at once"
+            )));
+        }
+        let words = PULL_REPLY_WORDS + (count * elements).div_ceil(2);
+        if self.reply.len() < words {
+            self.reply.resize(words, 0);
+        }
+        let header = Header {
+            opcode: Opcode::PullReply,
+            flags: 0,
+            request_id: frame.header.request_id,
+            meta_bytes: PullReply::BYTES as u32,
+            checksum: 0,
+            body_bytes,
+        };
+        let routing_version = self.shared.store.routing_version();
+        let reply = PullReply { routing_version, row_count: meta.key_count, row_elements: meta.row_elements };
+        let (head, rows) = self.reply.split_at_mut(PULL_REPLY_WORDS);
+        let head: &mut [u8] = bytemuck::cast_slice_mut(head);
+        head[..HEADER_BYTES].copy_from_slice(&header.encode());
+        head[HEADER_BYTES..].copy_from_slice(&reply.encode());
+        let rows = &mut bytemuck::cast_slice_mut(rows)[..count * elements];
+        self.shared.store.pull(meta.table, &frame.body[..count], rows)?;
+        self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes as usize;
+        add(&self.shared.counters.pulls, 1);
+        add(&self.shared.counters.keys_pulled, count as u64);
+        self.request = frame.body;
+        Ok(())
+    }
+
+    fn push(&mut self, frame: Frame) -> Result<(), Refusal> {
+        let meta = PushMeta::decode(&frame.meta)?;
+        let elements = self.check_elements(meta.table, meta.row_elements)?;
+        let count = self.check_keys(&frame, meta.key_count, elements)?;
+        let transaction = Transaction {
+            id: meta.id,
+            floor: meta.floor,
+            table: meta.table,
+            change: meta.change,
+            batch: Batch::from_words(frame.body, count, count * elements)?,
+        };
+        let report = self.shared.store.push(transaction)?;
+        let counters = &self.shared.counters;
+        let repeated = report.staged == 0 && report.skipped > 0;
+        add(if repeated { &counters.pushes_repeated } else { &counters.pushes_applied }, 1);
+        add(&counters.keys_pushed, count as u64);
+        let reply = PushReply {
+            routing_version: self.shared.store.routing_version(),
+            applied_slots: report.staged,
+            skipped_slots: report.skipped,
+        };
+        self.small_reply(Opcode::PushReply, frame.header.request_id, &reply.encode(), &[]);
+        Ok(())
+    }
+
+    fn close_stream(&mut self, frame: Frame) -> Result<(), Refusal> {
+        self.shared.store.forget_stream(CloseStream::decode(&frame.meta)?.stream);
+        self.small_reply(Opcode::CloseStreamReply, frame.header.request_id, &[], &[]);
+        Ok(())
+    }
+
+    /// The number of keys, if the body holds exactly that many keys and rows.
+    fn check_keys(&self, frame: &Frame, keys: u32, elements: usize) -> Result<usize, Refusal> {
+        let limit = self.shared.options.limits.max_keys;
+        if keys > limit {
+            return Err(Refusal::LimitExceeded(format!(
+                "{keys} keys in one request, the limit is {limit} (max_keys_per_request): send smaller batches or raise it"
+            )));
+        }
+        if keys == 0 {
+            return Err(Refusal::InvalidRequest("a request without keys".into()));
+        }
+        let wanted = u64::from(keys) * (8 + elements as u64 * 4);
+        if frame.header.body_bytes != wanted {
+            return Err(Refusal::InvalidRequest(format!(
+                "{keys} keys with {elements} values each take {wanted} bytes, the body has {}",
+                frame.header.body_bytes
+            )));
+        }
+        Ok(keys as usize)
+    }
+
+    fn check_elements(&self, table: u64, announced: u32) -> Result<usize, Refusal> {
+        let spec = self.shared.store.spec(table)?;
+        let elements = spec.row_elements();
+        if elements != announced as usize {
+            return Err(Refusal::InvalidRequest(format!(
+                "rows of table {} have {elements} elements, not {announced}",
+                spec.name
+            )));
+        }
+        Ok(elements)
+    }
+
+    fn small_reply(&mut self, opcode: Opcode, request_id: u64, meta: &[u8], body: &[u8]) {
+        let header = Header {
+            opcode,
+            flags: 0,
+            request_id,
+            meta_bytes: meta.len() as u32,
+            checksum: 0,
+            body_bytes: body.len() as u64,
+        };
+        let bytes = HEADER_BYTES + meta.len() + body.len();
+        if self.reply.len() * 8 < bytes {
+            self.reply.resize(bytes.div_ceil(8), 0);
+        }
+        let out: &mut [u8] = bytemuck::cast_slice_mut(&mut self.reply);
+        out[..HEADER_BYTES].copy_from_slice(&header.encode());
+        out[HEADER_BYTES..HEADER_BYTES + meta.len()].copy_from_slice(meta);
+        out[HEADER_BYTES + meta.len()..bytes].copy_from_slice(body);
+        self.reply_bytes = bytes;
+    }
+
+    fn error_reply(&mut self, request_id: u64, refusal: &Refusal) {
+        let meta = ErrorMeta {
+            code: refusal.code(),
+            retry_safe: refusal.retry_safe(),
+            routing_version: self.shared.store.routing_version(),
+        };
+        let mut text = refusal.to_string().into_bytes();
+        text.truncate(MAX_ERROR_TEXT_BYTES);
+        self.small_reply(Opcode::Error, request_id, &meta.encode(), &text);
+    }
+
+    async fn flush_reply(&mut self) -> std::io::Result<()> {
+        let bytes = &bytemuck::cast_slice::<u64, u8>(&self.reply)[..self.reply_bytes];
+        add(&self.shared.counters.bytes_sent, bytes.len() as u64);
+        let write = async {
+            self.writer.write_all(bytes).await?;
+            self.writer.flush().await
+        };
+        // A client that reads nothing must not hold a session (and a stop) for ever.
+        timeout(self.shared.options.stall_timeout, write).await?
+    }
+
+    /// Say why, as far as the peer still listens, and close: the stream of frames is lost.
+    async fn close_broken(&mut self, peer: &str, request_id: u64, error: &ReadError) {
+        add(&self.shared.counters.frames_broken, 1);
+        warn!(peer, %error, "closing a connection");
+        if let ReadError::Refused(refusal) = error {
+            self.error_reply(request_id, refusal);
+            if let Err(error) = self.flush_reply().await {
+                debug!(peer, %error, "the reason could not be delivered");
+            }
+            let _ = self.writer.shutdown().await;
+        }
+    }
+}

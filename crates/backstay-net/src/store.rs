@@ -1,0 +1,270 @@
+//! The engines of one node behind locks: what sessions call.
+//!
+//! Slots are cut into stripes, one engine and one lock each. A request takes the locks one
+//! after the other, in ascending order, and never holds two; a slot so has one writer at a
+//! time, and two requests work side by side on different stripes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use backstay_core::engine::{Engine, StageReport};
+use backstay_core::error::Refusal;
+use backstay_core::gradient;
+use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::spec::{NonFinitePolicy, TableSpec};
+use backstay_core::stream::StreamId;
+use backstay_core::table::PlainRows;
+use backstay_core::transaction::{Change, Transaction};
+use parking_lot::RwLock;
+
+/// Engines a node is cut into, if it has that many slots.
+const STRIPES: u32 = 64;
+/// The most tables of a cluster.
+pub const MAX_TABLES: usize = 10_000;
+
+/// How many rows a table has and what they take.
+#[derive(Debug, Clone)]
+pub struct TableUsage {
+    /// The table's description.
+    pub spec: Arc<TableSpec>,
+    /// Its id.
+    pub id: u64,
+    /// Rows on this node.
+    pub rows: u64,
+    /// Bytes allocated for them on this node.
+    pub bytes: u64,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Store {
+    space: SlotSpace,
+    stripes: Vec<RwLock<Engine>>,
+    stripe_slots: u32,
+    specs: RwLock<BTreeMap<u64, Arc<TableSpec>>>,
+    routing_version: AtomicU64,
+    /// 0 = no limit.
+    memory_limit_bytes: u64,
+    allocated_bytes: AtomicU64,
+    /// Promised to pushes under way.
+    reserved_bytes: AtomicU64,
+}
+
+impl Store {
+    /// An empty store that serves no slot yet. `memory_limit_bytes` 0 means no limit.
+    pub fn new(space: SlotSpace, memory_limit_bytes: u64) -> Self {
+        let stripe_slots = space.count().div_ceil(STRIPES);
+        let stripes = (0..space.count() / stripe_slots)
+            .map(|n| RwLock::new(Engine::new(space, n * stripe_slots..(n + 1) * stripe_slots)))
+            .collect();
+        Self {
+            space,
+            stripes,
+            stripe_slots,
+            specs: RwLock::default(),
+            routing_version: AtomicU64::new(0),
+            memory_limit_bytes,
+            allocated_bytes: AtomicU64::new(0),
+            reserved_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// The cluster's slots.
+    pub fn space(&self) -> SlotSpace {
+        self.space
+    }
+
+    /// The routing version this node goes by.
+    pub fn routing_version(&self) -> u64 {
+        self.routing_version.load(Ordering::Acquire)
+    }
+
+    /// Serve exactly the slots marked in `owned`, one entry per slot.
+    pub fn set_routing(&self, version: u64, owned: &[bool]) {
+        for stripe in &self.stripes {
+            stripe.write().set_routing(version, |slot| owned.get(slot as usize).is_some_and(|&owned| owned));
+        }
+        self.routing_version.store(version, Ordering::Release);
+    }
+
+    /// Create a table; the same settings again change nothing.
+    pub fn create_table(&self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
+        let mut specs = self.specs.write();
+        let id = table_id(&spec.name);
+        if specs.len() >= MAX_TABLES && !specs.contains_key(&id) {
+            return Err(Refusal::LimitExceeded(format!("the cluster has {MAX_TABLES} tables, the limit")));
+        }
+        for stripe in &self.stripes {
+            stripe.write().create_table(spec)?;
+        }
+        specs.entry(id).or_insert_with(|| Arc::clone(spec));
+        Ok(())
+    }
+
+    /// A table's description by its id.
+    pub fn spec(&self, table: u64) -> Result<Arc<TableSpec>, Refusal> {
+        let found = self.specs.read().get(&table).cloned();
+        found.ok_or_else(|| Refusal::UnknownTable(format!("with id {table:#018x}")))
+    }
+
+    /// Every table with its use of memory.
+    pub fn tables(&self) -> Vec<TableUsage> {
+        let specs: Vec<_> = self.specs.read().iter().map(|(&id, spec)| (id, Arc::clone(spec))).collect();
+        let usage = |(id, spec)| {
+            let (mut rows, mut bytes) = (0, 0);
+            for stripe in &self.stripes {
+                if let Ok(table) = stripe.read().table(id) {
+                    rows += table.rows() as u64;
+                    bytes += table.allocated_bytes() as u64;
+                }
+            }
+            TableUsage { spec, id, rows, bytes }
+        };
+        specs.into_iter().map(usage).collect()
+    }
+
+    /// Bytes allocated for rows.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Copy the weights of `keys` (sorted by slot) to `out`, \[n, `row_elements`].
+    pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        let elements = self.spec(table)?.row_elements();
+        for (stripe, part) in self.parts(keys)? {
+            let out = &mut out[part.start * elements..part.end * elements];
+            self.stripes[stripe].read().read(table, &keys[part], out)?;
+        }
+        Ok(())
+    }
+
+    /// Apply a push: stage and commit it in every slot it touches, skipping those that have
+    /// it already.
+    ///
+    /// Everything that a malformed push could be refused for is checked before the first slot
+    /// changes. What is left (a slot that has just moved away) is safe to retry: the slots
+    /// that have the push skip it then.
+    pub fn push(&self, mut transaction: Transaction) -> Result<StageReport, Refusal> {
+        let spec = self.spec(transaction.table)?;
+        let policy = match transaction.change {
+            Change::Update { .. } => &spec.non_finite,
+            Change::Assign { .. } => &NonFinitePolicy::Refuse,
+        };
+        gradient::apply_policy(policy, transaction.batch.values_mut())
+            .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
+        let parts = self.parts(transaction.batch.keys())?;
+        let reserved = self.reserve(&transaction, &parts)?;
+        let transaction = Arc::new(transaction);
+        let outcome = self.apply(&transaction, parts);
+        self.reserved_bytes.fetch_sub(reserved, Ordering::AcqRel);
+        outcome
+    }
+
+    /// Forget a stream in every slot; returns in how many it was known.
+    pub fn forget_stream(&self, stream: StreamId) -> u32 {
+        self.stripes.iter().map(|stripe| stripe.write().forget_stream(stream)).sum()
+    }
+
+    /// The rows of one slot of a table, ordered by key.
+    pub fn export_slot(&self, table: &str, slot: u32) -> Result<PlainRows, Refusal> {
+        let id = self.named(table)?;
+        self.stripe_of(slot)?.read().export_slot(id, slot)
+    }
+
+    /// Replace the rows of one slot of a table.
+    pub fn import_slot(&self, table: &str, slot: u32, rows: (&[u64], &[f32], &[f32])) -> Result<(), Refusal> {
+        let id = self.named(table)?;
+        let mut engine = self.stripe_of(slot)?.write();
+        let before = engine.table(id)?.allocated_bytes();
+        engine.import_slot(id, slot, rows.0, rows.1, rows.2)?;
+        self.account(before, engine.table(id)?.allocated_bytes());
+        Ok(())
+    }
+
+    /// How many transactions a slot has applied, and its digest.
+    pub fn slot_digest(&self, slot: u32) -> Result<(u64, u64), Refusal> {
+        let engine = self.stripe_of(slot)?.read();
+        Ok((engine.position(slot), engine.digest(slot)))
+    }
+
+    fn apply(&self, transaction: &Arc<Transaction>, parts: Vec<(usize, Range<usize>)>) -> Result<StageReport, Refusal> {
+        let mut report = StageReport::default();
+        for (stripe, part) in parts {
+            let mut engine = self.stripes[stripe].write();
+            let before = engine.table(transaction.table)?.allocated_bytes();
+            report += engine.stage(transaction, part.clone())?;
+            engine.commit(transaction, part)?;
+            self.account(before, engine.table(transaction.table)?.allocated_bytes());
+        }
+        Ok(report)
+    }
+
+    /// Cut keys into the stripes they belong to; refuses keys that are not sorted by slot.
+    fn parts(&self, keys: &[u64]) -> Result<Vec<(usize, Range<usize>)>, Refusal> {
+        let mut parts: Vec<(usize, Range<usize>)> = Vec::with_capacity(self.stripes.len());
+        let mut previous = 0;
+        for (at, &key) in keys.iter().enumerate() {
+            let slot = self.space.slot_of(key);
+            if slot < previous {
+                return Err(Refusal::InvalidRequest(format!(
+                    "key {key} of slot {slot} follows one of slot {previous}: keys must be sorted by slot"
+                )));
+            }
+            previous = slot;
+            let stripe = (slot / self.stripe_slots) as usize;
+            match parts.last_mut() {
+                Some((last, range)) if *last == stripe => range.end = at + 1,
+                _ => parts.push((stripe, at..at + 1)),
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Promise room for the rows a push may create, or refuse it before anything changes.
+    fn reserve(&self, transaction: &Transaction, parts: &[(usize, Range<usize>)]) -> Result<u64, Refusal> {
+        if self.memory_limit_bytes == 0 {
+            return Ok(0);
+        }
+        let keys = transaction.batch.keys();
+        let mut wanted = 0;
+        for (stripe, part) in parts {
+            let engine = self.stripes[*stripe].read();
+            let table = engine.table(transaction.table)?;
+            wanted += (table.count_absent(&keys[part.clone()]) * table.bytes_per_row()) as u64;
+        }
+        let reserved = self.reserved_bytes.fetch_add(wanted, Ordering::AcqRel) + wanted;
+        if wanted > 0 && self.allocated_bytes() + reserved > self.memory_limit_bytes {
+            self.reserved_bytes.fetch_sub(wanted, Ordering::AcqRel);
+            return Err(Refusal::MemoryLimit(format!(
+                "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
+                self.allocated_bytes(),
+                self.memory_limit_bytes
+            )));
+        }
+        Ok(wanted)
+    }
+
+    fn account(&self, before: usize, after: usize) {
+        if after >= before {
+            self.allocated_bytes.fetch_add((after - before) as u64, Ordering::Relaxed);
+        } else {
+            self.allocated_bytes.fetch_sub((before - after) as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn named(&self, table: &str) -> Result<u64, Refusal> {
+        let id = table_id(table);
+        match self.spec(id) {
+            Ok(spec) if spec.name == table => Ok(id),
+            _ => Err(Refusal::UnknownTable(format!("{table:?}"))),
+        }
+    }
+
+    fn stripe_of(&self, slot: u32) -> Result<&RwLock<Engine>, Refusal> {
+        self.stripes.get((slot / self.stripe_slots) as usize).ok_or_else(|| {
+            Refusal::InvalidRequest(format!("slot {slot} does not exist: there are {}", self.space.count()))
+        })
+    }
+}

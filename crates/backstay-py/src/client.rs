@@ -1,0 +1,262 @@
+//! `DataClient`: a trainer's data plane.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::stream::StreamId;
+use backstay_core::transaction::Change;
+use backstay_net::client::plan::Plan;
+use backstay_net::client::routing::{Routing, ServerAddress};
+use backstay_net::client::{Client, ClientOptions, Deadline, Pull, Push, PushRequest};
+use backstay_net::tls::{self, Identity};
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{config_error, from_client, runtime_error};
+use crate::runtime::block_on;
+
+/// A batch of keys made ready: equal keys merged, the rest ordered by server and slot.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct KeyPlan {
+    plan: Arc<Plan>,
+}
+
+#[pymethods]
+impl KeyPlan {
+    /// Keys of the batch, duplicates included.
+    #[getter]
+    fn size(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// Different keys of the batch.
+    #[getter]
+    fn unique_count(&self) -> usize {
+        self.plan.keys().len()
+    }
+
+    /// The routing version it was made for.
+    #[getter]
+    fn routing_version(&self) -> u64 {
+        self.plan.routing().version
+    }
+}
+
+/// A pull under way.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct PendingPull {
+    /// Taken by the call that waits for it.
+    pull: std::sync::Mutex<Option<Pull>>,
+}
+
+#[pymethods]
+impl PendingPull {
+    fn done(&self) -> PyResult<bool> {
+        Ok(lock(&self.pull)?.as_ref().is_none_or(Pull::is_ready))
+    }
+
+    /// Wait for the rows and write them to `out`; only once.
+    fn finish(&self, py: Python<'_>, mut out: PyReadwriteArray1<'_, f32>) -> PyResult<()> {
+        let pull = lock(&self.pull)?.take();
+        let mut pull = pull.ok_or_else(|| runtime_error("this pull was already waited for"))?;
+        let out = out.as_slice_mut()?;
+        block_on(py, pull.finish(out))?.map_err(|error| from_client(py, &error))
+    }
+}
+
+/// A push under way or settled.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct PendingPush {
+    push: Arc<Push>,
+    client: Arc<Client>,
+}
+
+#[pymethods]
+impl PendingPush {
+    fn done(&self) -> bool {
+        self.push.is_ready()
+    }
+
+    /// Wait until it is applied; raises if it is not.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, self.push.settle(&self.client))?.map_err(|error| from_client(py, &error))
+    }
+}
+
+/// A trainer's data plane: plans, sends, waits and retries, with the GIL released.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct DataClient {
+    client: Arc<Client>,
+}
+
+#[pymethods]
+impl DataClient {
+    #[new]
+    #[pyo3(signature = (*, cluster_id, client_name, stream_job, stream_pass=0, stream_task=0, token=None,
+        tls_ca_pem=None, tls_cert_pem=None, tls_key_pem=None, connect_timeout_ms=5000,
+        stall_timeout_ms=30_000, max_frame_bytes=268_435_456, part_bytes=1_048_576,
+        max_pushes_in_flight=16))]
+    #[allow(clippy::too_many_arguments)] // Keywords only; the dataclass on the Python side is the struct.
+    fn new(
+        py: Python<'_>,
+        cluster_id: String,
+        client_name: String,
+        stream_job: u64,
+        stream_pass: u32,
+        stream_task: u32,
+        token: Option<String>,
+        tls_ca_pem: Option<&[u8]>,
+        tls_cert_pem: Option<&[u8]>,
+        tls_key_pem: Option<&[u8]>,
+        connect_timeout_ms: u64,
+        stall_timeout_ms: u64,
+        max_frame_bytes: u64,
+        part_bytes: usize,
+        max_pushes_in_flight: usize,
+    ) -> PyResult<Self> {
+        let identity = match (tls_cert_pem, tls_key_pem) {
+            (Some(cert_pem), Some(key_pem)) => Some(Identity { cert_pem, key_pem }),
+            (None, None) => None,
+            _ => return Err(config_error(py, "tls_cert_file and tls_key_file go together: set both or neither")),
+        };
+        let tls = match tls_ca_pem {
+            Some(ca) => Some(tls::client(ca, identity).map_err(|error| config_error(py, &error.to_string()))?),
+            None => None,
+        };
+        let options = ClientOptions {
+            cluster_id,
+            token,
+            tls,
+            client_name,
+            connect_timeout: Duration::from_millis(connect_timeout_ms),
+            stall_timeout: Duration::from_millis(stall_timeout_ms),
+            max_frame_bytes,
+            part_bytes,
+            max_pushes_in_flight,
+        };
+        let stream = StreamId { job: stream_job, pass: stream_pass, task: stream_task };
+        Ok(Self { client: Client::new(options, stream) })
+    }
+
+    /// Go by this routing table: data address and instance of each server, and for each slot
+    /// the index of its master.
+    fn set_routing(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        addresses: Vec<String>,
+        instances: Vec<u64>,
+        master_of_slot: PyReadonlyArray1<'_, u32>,
+    ) -> PyResult<()> {
+        if addresses.len() != instances.len() {
+            return Err(config_error(py, "addresses and instances must be equally many"));
+        }
+        let servers = addresses
+            .into_iter()
+            .zip(instances)
+            .map(|(address, instance)| ServerAddress { address, instance })
+            .collect();
+        let routing = Routing::new(version, servers, master_of_slot.as_slice()?);
+        self.client.set_routing(routing.map_err(|error| from_client(py, &error))?);
+        Ok(())
+    }
+
+    /// Make a batch of keys ready.
+    fn plan(&self, py: Python<'_>, keys: PyReadonlyArray1<'_, u64>) -> PyResult<KeyPlan> {
+        let keys = keys.as_slice()?;
+        let plan = py.detach(|| self.client.plan(keys)).map_err(|error| from_client(py, &error))?;
+        Ok(KeyPlan { plan: Arc::new(plan) })
+    }
+
+    /// Ask for rows; wait for them with `PendingPull.finish`.
+    fn pull_begin(
+        &self,
+        py: Python<'_>,
+        table: u64,
+        row_elements: usize,
+        plan: &KeyPlan,
+        deadline_ms: u64,
+    ) -> PyResult<PendingPull> {
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        let pull = block_on(py, self.client.pull(table, row_elements, &plan.plan, deadline))?;
+        let pull = pull.map_err(|error| from_client(py, &error))?;
+        Ok(PendingPull { pull: std::sync::Mutex::new(Some(pull)) })
+    }
+
+    /// Ask for rows and wait for them.
+    fn pull(
+        &self,
+        py: Python<'_>,
+        table: u64,
+        row_elements: usize,
+        plan: &KeyPlan,
+        mut out: PyReadwriteArray1<'_, f32>,
+        deadline_ms: u64,
+    ) -> PyResult<()> {
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        let out = out.as_slice_mut()?;
+        let work = async {
+            self.client.pull(table, row_elements, &plan.plan, deadline).await?.finish(out).await
+        };
+        block_on(py, work)?.map_err(|error| from_client(py, &error))
+    }
+
+    /// Send a push; wait for it with `PendingPush.finish`. `kind` is "update", "assign" or
+    /// "assign_if_absent".
+    #[allow(clippy::too_many_arguments)] // One call, one frame.
+    fn push_begin(
+        &self,
+        py: Python<'_>,
+        table: u64,
+        row_elements: usize,
+        plan: &KeyPlan,
+        values: PyReadonlyArray1<'_, f32>,
+        kind: &str,
+        learning_rate_scale: f32,
+        require_finite: bool,
+        deadline_ms: u64,
+    ) -> PyResult<PendingPush> {
+        let change = match kind {
+            "update" => Change::Update { learning_rate_scale },
+            "assign" => Change::Assign { only_if_absent: false },
+            "assign_if_absent" => Change::Assign { only_if_absent: true },
+            _ => return Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
+        };
+        let request =
+            PushRequest { table, row_elements, change, values: values.as_slice()?, require_finite };
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        let push = block_on(py, self.client.push(&request, &plan.plan, deadline))?;
+        let push = push.map_err(|error| from_client(py, &error))?;
+        Ok(PendingPush { push, client: Arc::clone(&self.client) })
+    }
+
+    /// Wait until every push under way is settled.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, self.client.flush())?.map_err(|error| from_client(py, &error))
+    }
+
+    /// Settle what is under way, then disconnect.
+    fn close(&self, py: Python<'_>, deadline_ms: u64) -> PyResult<()> {
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        block_on(py, self.client.close(deadline))?.map_err(|error| from_client(py, &error))
+    }
+
+    /// What the client has done so far, by name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = &self.client.counters;
+        let stats = PyDict::new(py);
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        stats.set_item("pulls", read(&counters.pulls))?;
+        stats.set_item("keys_pulled", read(&counters.keys_pulled))?;
+        stats.set_item("pushes_acknowledged", read(&counters.pushes_acknowledged))?;
+        stats.set_item("keys_pushed", read(&counters.keys_pushed))?;
+        stats.set_item("retries", read(&counters.retries))?;
+        Ok(stats)
+    }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> PyResult<std::sync::MutexGuard<'_, T>> {
+    mutex.lock().map_err(|_| runtime_error("an earlier call crashed"))
+}

@@ -1,0 +1,149 @@
+//! `DataServer`: one node's data plane.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::wire::Limits;
+use backstay_net::server::{Server, ServerOptions};
+use backstay_net::store::Store;
+use backstay_net::tls::{self, Identity};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+
+use crate::errors::{config_error, from_refusal};
+use crate::{slot_space, table_spec};
+
+type PlainRows<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray2<f32>>, Bound<'py, PyArray2<f32>>);
+
+/// One node's data plane: rows, optimizers and sockets, on threads of its own.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct DataServer {
+    server: std::sync::Mutex<Server>,
+    store: Arc<Store>,
+    address: String,
+}
+
+#[pymethods]
+impl DataServer {
+    #[new]
+    #[pyo3(signature = (*, listen, cluster_id, node_id, instance, slot_count, token=None,
+        tls_cert_pem=None, tls_key_pem=None, tls_client_ca_pem=None, io_threads=2,
+        max_frame_bytes=268_435_456, max_keys_per_request=4_194_304, max_connections=4096,
+        handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0))]
+    #[allow(clippy::too_many_arguments)] // Keywords only; the dataclass on the Python side is the struct.
+    fn new(
+        py: Python<'_>,
+        listen: &str,
+        cluster_id: String,
+        node_id: String,
+        instance: u64,
+        slot_count: u32,
+        token: Option<String>,
+        tls_cert_pem: Option<&[u8]>,
+        tls_key_pem: Option<&[u8]>,
+        tls_client_ca_pem: Option<&[u8]>,
+        io_threads: usize,
+        max_frame_bytes: u64,
+        max_keys_per_request: u32,
+        max_connections: u64,
+        handshake_timeout_ms: u64,
+        stall_timeout_ms: u64,
+        memory_limit_bytes: u64,
+    ) -> PyResult<Self> {
+        let tls = match (tls_cert_pem, tls_key_pem) {
+            (Some(cert_pem), Some(key_pem)) => {
+                let identity = Identity { cert_pem, key_pem };
+                Some(tls::server(identity, tls_client_ca_pem).map_err(|e| config_error(py, &e.to_string()))?)
+            }
+            (None, None) => None,
+            _ => return Err(config_error(py, "tls_cert_file and tls_key_file go together: set both or neither")),
+        };
+        let options = ServerOptions {
+            cluster_id,
+            node_id,
+            instance,
+            token,
+            tls,
+            io_threads,
+            limits: Limits { max_frame_bytes, max_keys: max_keys_per_request },
+            max_connections,
+            handshake_timeout: Duration::from_millis(handshake_timeout_ms),
+            stall_timeout: Duration::from_millis(stall_timeout_ms),
+        };
+        let store = Arc::new(Store::new(slot_space(py, slot_count)?, memory_limit_bytes));
+        let listener = TcpListener::bind(listen)
+            .map_err(|error| PyOSError::new_err((error.raw_os_error(), format!("cannot listen on {listen}: {error}"))))?;
+        let server = Server::start(listener, options, Arc::clone(&store))?;
+        let address = server.address().to_string();
+        Ok(Self { server: std::sync::Mutex::new(server), store, address })
+    }
+
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn set_routing(&self, version: u64, owned: PyReadonlyArray1<'_, bool>) -> PyResult<()> {
+        self.store.set_routing(version, owned.as_slice()?);
+        Ok(())
+    }
+
+    fn create_table(&self, py: Python<'_>, spec_json: &str) -> PyResult<()> {
+        let spec = Arc::new(table_spec(py, spec_json)?);
+        py.detach(|| self.store.create_table(&spec)).map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    fn tables_json(&self, py: Python<'_>) -> String {
+        let describe = |table: backstay_net::store::TableUsage| {
+            // The canonical form is JSON by construction.
+            let spec: serde_json::Value = serde_json::from_str(&table.spec.canonical_json()).unwrap_or_default();
+            serde_json::json!({"spec": spec, "id": table.id, "rows": table.rows, "bytes": table.bytes})
+        };
+        py.detach(|| serde_json::Value::Array(self.store.tables().into_iter().map(describe).collect()).to_string())
+    }
+
+    fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
+        let snapshot = self.lock()?.snapshot();
+        serde_json::to_string(&snapshot).map_err(|error| config_error(py, &error.to_string()))
+    }
+
+    fn export_slot<'py>(&self, py: Python<'py>, table: &str, slot: u32) -> PyResult<PlainRows<'py>> {
+        let rows = py.detach(|| self.store.export_slot(table, slot));
+        let (keys, weights, state) = rows.map_err(|refusal| from_refusal(py, &refusal))?;
+        let matrix = |values: Vec<f32>| {
+            let columns = if keys.is_empty() { 0 } else { values.len() / keys.len() };
+            PyArray1::from_vec(py, values).reshape([keys.len(), columns])
+        };
+        let (weights, state) = (matrix(weights)?, matrix(state)?);
+        Ok((PyArray1::from_vec(py, keys), weights, state))
+    }
+
+    fn import_slot(
+        &self,
+        py: Python<'_>,
+        table: &str,
+        slot: u32,
+        keys: PyReadonlyArray1<'_, u64>,
+        weights: PyReadonlyArray2<'_, f32>,
+        state: PyReadonlyArray2<'_, f32>,
+    ) -> PyResult<()> {
+        let rows = (keys.as_slice()?, weights.as_slice()?, state.as_slice()?);
+        py.detach(|| self.store.import_slot(table, slot, rows)).map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    fn slot_digest(&self, py: Python<'_>, slot: u32) -> PyResult<(u64, u64)> {
+        py.detach(|| self.store.slot_digest(slot)).map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    fn stop(&self, py: Python<'_>, grace_ms: u64) -> PyResult<bool> {
+        py.detach(|| Ok(self.lock()?.stop(Duration::from_millis(grace_ms))))
+    }
+}
+
+impl DataServer {
+    fn lock(&self) -> PyResult<std::sync::MutexGuard<'_, Server>> {
+        self.server.lock().map_err(|_| crate::errors::runtime_error("an earlier call on this server crashed"))
+    }
+}
