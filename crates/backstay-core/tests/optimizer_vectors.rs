@@ -30,7 +30,10 @@ struct Case {
 }
 
 fn vectors() -> Vectors {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/optimizers.json");
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/vectors/optimizers.json"
+    );
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -86,7 +89,10 @@ fn every_optimizer_has_a_reference() {
     }
     for name in ["sgd", "momentum", "adagrad", "adam", "adamw", "rmsprop"] {
         for source in ["paddle", "torch"] {
-            assert!(sources[name].iter().any(|s| s == source), "{name} has no case of {source}");
+            assert!(
+                sources[name].iter().any(|s| s == source),
+                "{name} has no case of {source}"
+            );
         }
     }
     assert!(sources["ftrl"].iter().any(|s| s == "ftrl"));
