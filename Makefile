@@ -1,10 +1,11 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
-# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES.
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES, DIST.
 
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
 FUZZ_CASES ?= 200000
+DIST ?= dist
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -81,14 +82,14 @@ fuzz: install  ## throw FUZZ_CASES random and damaged frames at the parser
 	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release -p backstay-core fuzz
 
 docs: install  ## build the documentation into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 proto: install  ## generate src/backstay/_proto from proto/
 	$(BIN)/python tools/generate_proto.py
 
-wheel: install  ## build the wheel into dist/
-	rm -rf build dist  # setuptools would pack modules left there by earlier builds
-	$(BIN)/python -m build --wheel --no-isolation
+wheel: install  ## build the wheel into DIST (dist/)
+	rm -rf build  # setuptools would pack modules left there by earlier builds
+	$(BIN)/python -m build --wheel --no-isolation --outdir $(DIST)
 
 clean:  ## remove what the other commands made, .venv included
 	rm -rf $(VENV) build dist site .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

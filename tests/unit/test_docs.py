@@ -1,0 +1,76 @@
+"""The documentation names what exists, and all of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from backstay import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+ERRORS_PAGE = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_explained_with_its_retry_rule(name: str) -> None:
+    row = re.search(rf"^\| `{name}` \| (\S+) \|", ERRORS_PAGE, re.MULTILINE)
+    assert row, f"docs/reference/errors.md has no row for {name}"
+    says_safe = row[1].strip("*") == "yes"
+    assert says_safe == getattr(errors, name).retry_safe
+
+
+def tree_of(error: type[BaseException], depth: int = 0) -> list[tuple[int, str]]:
+    """The tree as the module defines it: (depth, name), parents first, in definition order."""
+    rows = [(depth, error.__name__)]
+    for child in error.__subclasses__():
+        if child.__module__ == errors.__name__:
+            rows += tree_of(child, depth + 1)
+    return rows
+
+
+def drawn_tree(text: str) -> list[tuple[int, str]]:
+    """The tree as it is drawn with box characters."""
+    drawing = re.search(r"^ *BackstayError\n(?: *[├│└].*\n)+", text, re.MULTILINE)
+    assert drawing
+    rows = []
+    for line in drawing[0].splitlines():
+        name = re.search(r"[A-Z]\w+", line)
+        assert name
+        rows.append((len(re.findall(r"│   |├── |└── ", line[: name.start()])), name[0]))
+    return rows
+
+
+@pytest.mark.parametrize("text", [errors.__doc__ or "", ERRORS_PAGE], ids=["docstring", "page"])
+def test_the_drawn_tree_is_the_real_one(text: str) -> None:
+    assert sorted(drawn_tree(text)) == sorted(tree_of(errors.BackstayError))
+
+
+def test_all_is_the_whole_tree() -> None:
+    assert sorted(name for _, name in tree_of(errors.BackstayError)) == sorted(errors.__all__)
+
+
+def test_the_index_of_decisions_lists_each_record() -> None:
+    index = (DOCS / "adr" / "index.md").read_text(encoding="utf-8")
+    for record in sorted((DOCS / "adr").glob("[0-9]*.md")):
+        title = record.read_text(encoding="utf-8").splitlines()[0]
+        number = int(record.name[:4])
+        assert title.startswith(f"# {number}. "), f"{record.name} must begin with '# {number}. '"
+        assert f"({record.name})" in index, f"docs/adr/index.md does not list {record.name}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_of_the_top_level_pages_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), f"{page} links to {link}"
+
+
+def test_the_map_of_the_internals_names_every_page() -> None:
+    index = (DOCS / "internals" / "index.md").read_text(encoding="utf-8")
+    for page in (DOCS / "internals").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
