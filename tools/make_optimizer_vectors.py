@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ STEPS, ROWS, DIM = 12, 3, 6
 RECORDED_STEPS = (1, 2, 12)
 CONSTANT = [1.0] * STEPS
 DECAYING = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.1, 0.05]
+# Paddle's and PyTorch's settings in common. The second has an epsilon that matters.
+ADAMS: list[dict[str, Any]] = [
+    {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    {"learning_rate": 0.01, "beta1": 0.5, "beta2": 0.9, "epsilon": 1e-3},
+]
+# Momentum, and whether centred.
+RMSPROPS = [(0.0, False), (0.9, False), (0.0, True), (0.5, True)]
 
 
 def inputs() -> tuple[Array, Array]:
@@ -50,14 +58,14 @@ def inputs() -> tuple[Array, Array]:
     return weights, gradients.astype(np.float32)
 
 
-def train_paddle(make: Callable[[Any], Any], base_rate: float) -> Trainer:
-    """Train with the paddle optimizer that ``make`` builds over a list of parameters."""
+def train_paddle(make: Callable[..., Any], base_rate: float) -> Trainer:
+    """Train with the paddle optimizer that ``make(parameters=[...])`` builds."""
     import paddle
 
     def train(weights: Array, gradients: Array, scales: list[float]) -> list[Array]:
         parameter = paddle.create_parameter(list(weights.shape), "float32")
         parameter.set_value(weights)
-        optimizer = make([parameter])
+        optimizer = make(parameters=[parameter])
         after = []
         for gradient, scale in zip(gradients, scales, strict=True):
             optimizer.set_lr(base_rate * scale)
@@ -79,63 +87,48 @@ def paddle_cases() -> Iterator[tuple[str, Case, Trainer, list[float]]]:
     source = f"paddle {paddle.__version__}"
 
     def case(
-        name: str, settings: dict[str, Any], scales: list[float], make: Callable[[Any], Any]
+        name: str, settings: dict[str, Any], scales: list[float], make: Callable[..., Any]
     ) -> tuple[str, Case, Trainer, list[float]]:
         return source, {name: settings}, train_paddle(make, settings["learning_rate"]), scales
 
-    yield case("sgd", {"learning_rate": 0.05}, DECAYING, lambda p: po.SGD(0.05, p))
+    yield case("sgd", {"learning_rate": 0.05}, DECAYING, partial(po.SGD, 0.05))
     for nesterov in (False, True):
         yield case(
             "momentum",
             {"learning_rate": 0.01, "momentum": 0.9, "nesterov": nesterov},
             DECAYING,
-            lambda p, nesterov=nesterov: po.Momentum(0.01, 0.9, p, use_nesterov=nesterov),
+            partial(po.Momentum, 0.01, 0.9, use_nesterov=nesterov),
         )
     for epsilon, accumulator in ((1e-6, 0.0), (1e-10, 0.1)):
         yield case(
             "adagrad",
             {"learning_rate": 0.05, "epsilon": epsilon, "initial_accumulator": accumulator},
             DECAYING,
-            lambda p, e=epsilon, a=accumulator: po.Adagrad(0.05, e, p, initial_accumulator_value=a),
+            partial(po.Adagrad, 0.05, epsilon, initial_accumulator_value=accumulator),
         )
-    for rate, beta1, beta2, epsilon in ((0.001, 0.9, 0.999, 1e-8), (0.01, 0.5, 0.9, 1e-3)):
-        adam = {"learning_rate": rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-        yield case(
-            "adam",
-            adam,
-            DECAYING,
-            lambda p, r=rate, b1=beta1, b2=beta2, e=epsilon: po.Adam(r, b1, b2, e, p),
-        )
-        yield case(
-            "adamw",
-            {**adam, "weight_decay": 0.05},
-            DECAYING,
-            lambda p, r=rate, b1=beta1, b2=beta2, e=epsilon: po.AdamW(
-                r, b1, b2, e, p, weight_decay=0.05
-            ),
-        )
-    for momentum, centered in ((0.0, False), (0.9, False), (0.0, True), (0.5, True)):
+    for adam in ADAMS:
+        adamw = {**adam, "weight_decay": 0.05}
+        yield case("adam", adam, DECAYING, partial(po.Adam, **adam))
+        yield case("adamw", adamw, DECAYING, partial(po.AdamW, **adamw))
+    for momentum, centered in RMSPROPS:
         settings = {
             "learning_rate": 0.005,
             "rho": 0.95,
             "epsilon": 1e-6,
             "momentum": momentum,
             "centered": centered,
-            "epsilon_inside_sqrt": True,
         }
         # Paddle accumulates the learning rate in the momentum, so it must not change there.
         yield case(
             "rmsprop",
-            settings,
+            {**settings, "epsilon_inside_sqrt": True},
             DECAYING if momentum == 0.0 else CONSTANT,
-            lambda p, m=momentum, c=centered: po.RMSProp(
-                0.005, rho=0.95, epsilon=1e-6, momentum=m, centered=c, parameters=p
-            ),
+            partial(po.RMSProp, **settings),
         )
 
 
-def train_torch(make: Callable[[Any], Any], base_rate: float) -> Trainer:
-    """Train with the torch optimizer that ``make`` builds over a list of parameters."""
+def train_torch(make: Callable[..., Any], base_rate: float) -> Trainer:
+    """Train with the torch optimizer that ``make([...])`` builds."""
     import torch
 
     def train(weights: Array, gradients: Array, scales: list[float]) -> list[Array]:
@@ -161,39 +154,33 @@ def torch_cases() -> Iterator[tuple[str, Case, Trainer, list[float]]]:
     source = f"torch {torch.__version__.partition('+')[0]}"
 
     def case(
-        name: str, settings: dict[str, Any], make: Callable[[Any], Any]
+        name: str, settings: dict[str, Any], make: Callable[..., Any]
     ) -> tuple[str, Case, Trainer, list[float]]:
         return source, {name: settings}, train_torch(make, settings["learning_rate"]), DECAYING
 
-    yield case("sgd", {"learning_rate": 0.05}, lambda p: optim.SGD(p, lr=0.05))
-    # PyTorch's first Nesterov step, like all others, has momentum * v with v = g.
+    yield case("sgd", {"learning_rate": 0.05}, partial(optim.SGD, lr=0.05))
     for nesterov in (False, True):
         yield case(
             "momentum",
             {"learning_rate": 0.01, "momentum": 0.9, "nesterov": nesterov},
-            lambda p, nesterov=nesterov: optim.SGD(p, lr=0.01, momentum=0.9, nesterov=nesterov),
+            partial(optim.SGD, lr=0.01, momentum=0.9, nesterov=nesterov),
         )
     for accumulator in (0.0, 0.1):
         yield case(
             "adagrad",
             {"learning_rate": 0.05, "epsilon": 1e-10, "initial_accumulator": accumulator},
-            lambda p, a=accumulator: optim.Adagrad(p, lr=0.05, initial_accumulator_value=a),
+            partial(optim.Adagrad, lr=0.05, initial_accumulator_value=accumulator),
         )
-    for rate, beta1, beta2, epsilon in ((0.001, 0.9, 0.999, 1e-8), (0.01, 0.5, 0.9, 1e-3)):
-        adam = {"learning_rate": rate, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
-        yield case(
-            "adam",
-            adam,
-            lambda p, r=rate, b=(beta1, beta2), e=epsilon: optim.Adam(p, lr=r, betas=b, eps=e),
-        )
-        yield case(
-            "adamw",
-            {**adam, "weight_decay": 0.05},
-            lambda p, r=rate, b=(beta1, beta2), e=epsilon: optim.AdamW(
-                p, lr=r, betas=b, eps=e, weight_decay=0.05
-            ),
-        )
-    for momentum, centered in ((0.0, False), (0.9, False), (0.0, True), (0.5, True)):
+    for adam in ADAMS:
+        names = {
+            "lr": adam["learning_rate"],
+            "betas": (adam["beta1"], adam["beta2"]),
+            "eps": adam["epsilon"],
+        }
+        yield case("adam", adam, partial(optim.Adam, **names))
+        adamw = {**adam, "weight_decay": 0.05}
+        yield case("adamw", adamw, partial(optim.AdamW, weight_decay=0.05, **names))
+    for momentum, centered in RMSPROPS:
         settings = {
             "learning_rate": 0.005,
             "rho": 0.99,
@@ -202,13 +189,10 @@ def torch_cases() -> Iterator[tuple[str, Case, Trainer, list[float]]]:
             "centered": centered,
             "epsilon_inside_sqrt": False,
         }
-        yield case(
-            "rmsprop",
-            settings,
-            lambda p, m=momentum, c=centered: optim.RMSprop(
-                p, lr=0.005, alpha=0.99, eps=1e-8, momentum=m, centered=c
-            ),
+        make = partial(
+            optim.RMSprop, lr=0.005, alpha=0.99, eps=1e-8, momentum=momentum, centered=centered
         )
+        yield case("rmsprop", settings, make)
 
 
 def train_ftrl(

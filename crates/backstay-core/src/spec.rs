@@ -82,9 +82,19 @@ pub enum Initializer {
     /// Uniform in `[low, high]`.
     Uniform { low: f64, high: f64 },
     /// Normal.
-    Normal { mean: f64, std: f64 },
+    Normal {
+        #[serde(default)]
+        mean: f64,
+        #[serde(default = "default_std")]
+        std: f64,
+    },
     /// Normal, cut at two standard deviations from the mean.
-    TruncatedNormal { mean: f64, std: f64 },
+    TruncatedNormal {
+        #[serde(default)]
+        mean: f64,
+        #[serde(default = "default_std")]
+        std: f64,
+    },
     /// Scaled by the sizes of the layers that the weights connect.
     Xavier {
         fan_in: u64,
@@ -280,6 +290,9 @@ impl Storage {
 
 fn one() -> f64 {
     1.0
+}
+fn default_std() -> f64 {
+    0.01
 }
 fn default_block_elements() -> u64 {
     4096

@@ -1,0 +1,57 @@
+"""Descriptions of tables: kind, storage, initializer, optimizer, policy for bad gradients.
+
+Frozen dataclasses that check themselves when they are made, with the limits that the servers
+enforce; the JSON form is what travels. A description decides the content of a table given the
+pushes: two servers with the same description and pushes hold the same bytes.
+
+Imports ``backstay.errors`` only and never does I/O. docs/reference/tables.md has every formula.
+"""
+
+from __future__ import annotations
+
+from backstay.tables.initializers import (
+    Constant,
+    Initializer,
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    Xavier,
+    Zeros,
+)
+from backstay.tables.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Optimizer,
+    RMSProp,
+)
+from backstay.tables.spec import Clip, Dense, Kind, NonFinite, Refuse, Sparse, Storage, TableSpec
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Clip",
+    "Constant",
+    "Dense",
+    "Initializer",
+    "Kind",
+    "Momentum",
+    "NonFinite",
+    "Normal",
+    "Optimizer",
+    "RMSProp",
+    "Refuse",
+    "Sparse",
+    "Storage",
+    "TableSpec",
+    "TruncatedNormal",
+    "Uniform",
+    "Xavier",
+    "Zeros",
+]

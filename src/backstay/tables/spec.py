@@ -1,0 +1,313 @@
+"""A table's description as a whole, and its JSON form, which is what travels.
+
+Imports its siblings in ``backstay.tables`` and ``backstay.errors``; never does I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from backstay.errors import ConfigError
+from backstay.tables.checks import (
+    MAX_BLOCK_ELEMENTS,
+    MAX_DENSE_ELEMENTS,
+    MAX_DIM,
+    MAX_RANK,
+    MIN_EPSILON,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from backstay.tables.initializers import (
+    Constant,
+    Initializer,
+    Normal,
+    TruncatedNormal,
+    Uniform,
+    Xavier,
+    Zeros,
+)
+from backstay.tables.optimizers import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Optimizer,
+    RMSProp,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
+
+Storage: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Rows of ``dim`` weights under any unsigned 64-bit key, made at their first push.
+
+    Attributes:
+        dim: Weights of one row, 1 to 65,536.
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        check_integer(self, "dim", 1, MAX_DIM)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One tensor, cut in row-major order into blocks that are spread over the servers.
+
+    Attributes:
+        shape: The tensor's shape: 1 to 16 dimensions, none 0, at most 2^40 elements together.
+        block_elements: Weights of one block, 1 to 1,048,576; the last block is padded to it.
+    """
+
+    shape: tuple[int, ...]
+    block_elements: int = 4096
+
+    def __post_init__(self) -> None:
+        sizes = self._sizes()
+        if not (1 <= len(sizes) <= MAX_RANK and 1 <= math.prod(sizes) <= MAX_DENSE_ELEMENTS):
+            raise ConfigError(
+                f"Dense.shape is {self.shape!r}; allowed: 1 to {MAX_RANK} dimensions, none of "
+                f"them 0, of at most {MAX_DENSE_ELEMENTS} elements together"
+            )
+        object.__setattr__(self, "shape", sizes)
+        check_integer(self, "block_elements", 1, MAX_BLOCK_ELEMENTS)
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Return the shape as ints, or an empty tuple where it is not a list of sizes."""
+        try:
+            sizes = tuple(int(size.__index__()) for size in self.shape)
+        except (AttributeError, TypeError):
+            return ()
+        return sizes if all(size >= 1 for size in sizes) else ()
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Refuse a push with NaN or infinity among its gradients; nothing of it is applied."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Take NaN as 0, and bring every gradient value into [-limit, limit]."""
+
+    limit: float
+
+    def __post_init__(self) -> None:
+        check_number(self, "limit", MIN_EPSILON)
+
+
+Kind: TypeAlias = Sparse | Dense
+NonFinite: TypeAlias = Refuse | Clip
+
+# The JSON names. The inverse direction is built from these, so a class stands here once.
+_KINDS: dict[str, Callable[..., Kind]] = {"sparse": Sparse, "dense": Dense}
+_INITIALIZERS: dict[str, Callable[..., Initializer]] = {
+    "zeros": Zeros,
+    "constant": Constant,
+    "uniform": Uniform,
+    "normal": Normal,
+    "truncated_normal": TruncatedNormal,
+    "xavier": Xavier,
+}
+_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": SGD,
+    "momentum": Momentum,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "adamw": AdamW,
+    "rmsprop": RMSProp,
+    "ftrl": FTRL,
+}
+_NON_FINITE: dict[str, Callable[..., NonFinite]] = {"refuse": Refuse, "clip": Clip}
+_JSON_NAMES: dict[Callable[..., object], str] = {
+    made: name
+    for group in (_KINDS, _INITIALIZERS, _OPTIMIZERS, _NON_FINITE)
+    for name, made in group.items()
+}
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Everything that decides the content of a table, given the pushes.
+
+    Attributes:
+        name: Unique in the cluster; 1 to 200 of letters, digits and ``_ . / -``.
+        kind: :class:`Sparse` rows or one :class:`Dense` tensor.
+        optimizer: What a push does to a row, on the server.
+        storage: How the servers hold weights. The 16-bit formats halve the memory of weights,
+            not of optimizer state; arithmetic is float32 in any case.
+        initializer: A row's weights before its first push: a function of the seed, the table's
+            name and the key.
+        seed: 0 to 2^64 - 1; another seed gives other initial weights.
+        non_finite: What happens to NaN and infinity in gradients.
+
+    Raises:
+        ConfigError: A field is out of range; the message names it and what is allowed.
+    """
+
+    name: str
+    kind: Kind
+    optimizer: Optimizer
+    storage: Storage = "float32"
+    initializer: Initializer = field(default_factory=Zeros)
+    seed: int = 0
+    non_finite: NonFinite = field(default_factory=Refuse)
+
+    def __post_init__(self) -> None:
+        name: object = self.name
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ConfigError(
+                f"TableSpec.name is {self.name!r}; allowed: 1 to 200 of A-Z a-z 0-9 _ . / -"
+            )
+        for part, allowed in (
+            ("kind", get_args(Kind)),
+            ("optimizer", get_args(Optimizer)),
+            ("initializer", get_args(Initializer)),
+            ("non_finite", get_args(NonFinite)),
+        ):
+            if not isinstance(getattr(self, part), allowed):
+                names = ", ".join(kind.__name__ for kind in allowed)
+                raise ConfigError(
+                    f"TableSpec.{part} is {getattr(self, part)!r}; allowed: one of {names}"
+                )
+        check_choice(self, "storage", get_args(Storage))
+        check_integer(self, "seed", 0, 2**64 - 1)
+
+    @classmethod
+    def sparse(
+        cls,
+        name: str,
+        dim: int,
+        *,
+        optimizer: Optimizer | None = None,
+        initializer: Initializer | None = None,
+        storage: Storage = "float32",
+        seed: int = 0,
+        non_finite: NonFinite | None = None,
+    ) -> TableSpec:
+        """Describe a table of rows by key; SGD(0.01) and Uniform(-0.05, 0.05) if not told."""
+        return cls(
+            name=name,
+            kind=Sparse(dim),
+            optimizer=SGD(0.01) if optimizer is None else optimizer,
+            storage=storage,
+            initializer=Uniform(-0.05, 0.05) if initializer is None else initializer,
+            seed=seed,
+            non_finite=Refuse() if non_finite is None else non_finite,
+        )
+
+    @classmethod
+    def dense(
+        cls,
+        name: str,
+        shape: Sequence[int],
+        *,
+        optimizer: Optimizer | None = None,
+        initializer: Initializer | None = None,
+        storage: Storage = "float32",
+        seed: int = 0,
+        non_finite: NonFinite | None = None,
+        block_elements: int = 4096,
+    ) -> TableSpec:
+        """Describe a table of one tensor; SGD(0.01) and Zeros() if not told."""
+        return cls(
+            name=name,
+            kind=Dense(tuple(shape), block_elements),
+            optimizer=SGD(0.01) if optimizer is None else optimizer,
+            storage=storage,
+            initializer=Zeros() if initializer is None else initializer,
+            seed=seed,
+            non_finite=Refuse() if non_finite is None else non_finite,
+        )
+
+    @property
+    def row_elements(self) -> int:
+        """Weights of one row: ``dim``, or ``block_elements`` of a dense table."""
+        return self.kind.dim if isinstance(self.kind, Sparse) else self.kind.block_elements
+
+    def to_json(self) -> str:
+        """Return the JSON form, every default filled in."""
+        return json.dumps(
+            {
+                "name": self.name,
+                "kind": _to_plain(self.kind),
+                "storage": self.storage,
+                "initializer": _to_plain(self.initializer),
+                "seed": self.seed,
+                "optimizer": _to_plain(self.optimizer),
+                "non_finite": "refuse"
+                if isinstance(self.non_finite, Refuse)
+                else _to_plain(self.non_finite),
+            },
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> TableSpec:
+        """Read the JSON form.
+
+        Raises:
+            ConfigError: It is not JSON, or a field is unknown, missing or out of range.
+        """
+        try:
+            plain = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"table description is not JSON: {error}") from error
+        values = dict(_object(plain, "table description"))
+        for part, choices in (
+            ("kind", _KINDS),
+            ("initializer", _INITIALIZERS),
+            ("optimizer", _OPTIMIZERS),
+            ("non_finite", _NON_FINITE),
+        ):
+            if part in values:
+                values[part] = _from_plain(values[part], choices, part)
+        return _make(cls, values, "table description")
+
+
+def _to_plain(part: Kind | Initializer | Optimizer | NonFinite) -> dict[str, Any]:
+    settings = {f.name: getattr(part, f.name) for f in fields(part)}
+    return {_JSON_NAMES[type(part)]: settings}
+
+
+_Made = TypeVar("_Made")
+
+
+def _from_plain(plain: object, choices: Mapping[str, Callable[..., _Made]], where: str) -> _Made:
+    """Read ``{"name": {settings}}``, or ``"name"`` of a class without settings."""
+    tagged = {plain: {}} if plain == "refuse" else _object(plain, where)
+    if len(tagged) != 1 or next(iter(tagged)) not in choices:
+        raise ConfigError(f"{where} is {plain!r}; allowed: one of {', '.join(choices)}")
+    name, settings = next(iter(tagged.items()))
+    return _make(choices[name], _object(settings, f"{where}.{name}"), f"{where}.{name}")
+
+
+def _make(made: Callable[..., _Made], settings: Mapping[str, Any], where: str) -> _Made:
+    known = [f.name for f in fields(made)]  # type: ignore[arg-type]  # only dataclasses come here
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{where} has the unknown field {unknown[0]!r}; known: {', '.join(known) or 'none'}"
+        )
+    try:
+        return made(**settings)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _object(plain: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(plain, dict):
+        raise ConfigError(f"{where} is {plain!r}; it must be a JSON object")
+    return plain
