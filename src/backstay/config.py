@@ -1,0 +1,350 @@
+"""Settings of a server and of a client: what they are and what is allowed.
+
+Every setting is a field of a frozen dataclass that checks its values when it is made, so a
+configuration that exists is a valid one. ``backstay.config_loader`` fills it from a file, the
+environment and explicit arguments.
+
+This module imports ``backstay.errors`` and ``backstay.addresses`` only, and reads no file and
+no environment variable by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from backstay.addresses import is_loopback, split_address
+from backstay.errors import ConfigError
+
+__all__ = ["ClientConfig", "Peer", "SecurityConfig", "ServerConfig", "parse_peers"]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SLOT_COUNT_MAX = 65536
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def _setting(
+    default: Any,
+    doc: str,
+    *,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    secret: bool = False,
+) -> Any:
+    """Return a dataclass field with its documentation and, for a number, its bounds."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One entry of the fixed list of nodes: its id and its control address."""
+
+    node_id: str
+    control_address: str
+
+    def __str__(self) -> str:
+        """Return it as it is written in the setting: ``id=host:port``."""
+        return f"{self.node_id}={self.control_address}"
+
+
+def parse_peers(text: str) -> tuple[Peer, ...]:
+    """Return the peers written as ``"ps-0=host:port,ps-1=host:port"``.
+
+    Raises:
+        ConfigError: An entry is not of that form.
+    """
+    peers = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        node_id, separator, address = entry.partition("=")
+        if not separator:
+            raise ConfigError(f"peers: {entry!r} is not of the form node-id=host:port")
+        peers.append(Peer(node_id.strip(), address.strip()))
+    return tuple(peers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityConfig:
+    """Who may talk, and whether others can listen in. The same on both planes."""
+
+    token: str | None = _setting(
+        None,
+        "Shared secret that every caller must show; 8 to 1024 visible characters.",
+        secret=True,
+    )
+    tls_cert_file: str | None = _setting(
+        None, "PEM file with this process's certificate (chain). It turns TLS on at a server."
+    )
+    tls_key_file: str | None = _setting(None, "PEM file with the private key of the certificate.")
+    tls_ca_file: str | None = _setting(
+        None,
+        "PEM file with the authorities whose servers are trusted. It turns TLS on at a client.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values, each alone and then together."""
+        _check_bounds(self)
+        if self.token is not None and not re.fullmatch(r"[!-~]{8,1024}", self.token):
+            raise ConfigError("token: must be 8 to 1024 visible ASCII characters (value not shown)")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ConfigError(
+                f"tls_cert_file is {self.tls_cert_file!r} and tls_key_file is "
+                f"{self.tls_key_file!r}: give both or neither"
+            )
+
+    def read_pem(self, name: str) -> bytes | None:
+        """Return the content of the file that the field ``name`` names, None if it is not set.
+
+        Raises:
+            ConfigError: The file cannot be read or holds no PEM block.
+        """
+        path = getattr(self, name)
+        if path is None:
+            return None
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name}: cannot read {path!r}: {error.strerror}") from error
+        if b"-----BEGIN " not in content:
+            raise ConfigError(f"{name}: {path!r} is not a PEM file (no '-----BEGIN' line)")
+        return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(SecurityConfig):
+    """Settings of one node (``pserver serve``)."""
+
+    node_id: str = _setting("ps-0", "Name of this node, unique in the cluster.")
+    cluster: str = _setting("default", "Name of the cluster; nodes and clients must agree on it.")
+    listen_control: str = _setting(
+        "127.0.0.1:7000", "Address of the gRPC services; port 0 lets the system choose."
+    )
+    listen_data: str = _setting(
+        "127.0.0.1:7100", "Address of the data plane; port 0 lets the system choose."
+    )
+    advertise_host: str | None = _setting(
+        None,
+        "Host under which others reach this node, if it listens on a wildcard address such as "
+        "0.0.0.0. Default: the host in the list of peers.",
+    )
+    peers: tuple[Peer, ...] = _setting(
+        (),
+        "All nodes of the cluster with their control addresses, this one included, as "
+        "id=host:port,...; the same list in the same order on every node. Empty: a cluster of one.",
+    )
+    slot_count: int = _setting(
+        1024,
+        "Slots that keys are hashed into; a power of two, the same on every node.",
+        minimum=1,
+        maximum=SLOT_COUNT_MAX,
+    )
+    memory_limit_bytes: int = _setting(
+        0, "Memory for rows; pushes that need more are refused. 0: no limit.", minimum=0
+    )
+    max_tables: int = _setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
+    io_threads: int = _setting(2, "Threads of the data plane.", minimum=1, maximum=256)
+    max_frame_bytes: int = _setting(
+        268_435_456, "Largest frame taken on the data plane.", minimum=65_536, maximum=2**31 - 1
+    )
+    max_keys_per_request: int = _setting(
+        4_194_304, "Most keys in one request on the data plane.", minimum=1, maximum=2**28
+    )
+    max_connections: int = _setting(
+        4096, "Most connections to the data plane at one time.", minimum=1, maximum=1_000_000
+    )
+    handshake_timeout_ms: int = _setting(
+        5000, "Time a new connection has to say who it is.", minimum=10, maximum=600_000
+    )
+    stall_timeout_ms: int = _setting(
+        30_000, "Time a frame under way may stand still before its connection is closed.",
+        minimum=10, maximum=3_600_000,
+    )  # fmt: skip
+    peer_refresh_ms: int = _setting(
+        1000, "Pause between two questions to a peer who it is and how it does.",
+        minimum=10, maximum=600_000,
+    )  # fmt: skip
+    control_deadline_ms: int = _setting(
+        5000, "Time one call from node to node may take.", minimum=10, maximum=600_000
+    )
+    stop_grace_ms: int = _setting(
+        10_000, "Time the requests under way have to finish when the node is told to stop.",
+        minimum=0, maximum=3_600_000,
+    )  # fmt: skip
+    log_level: str = _setting(
+        "info", "Least severe message that is logged: debug, info, warning or error."
+    )
+    tls_require_client_cert: bool = _setting(
+        False, "Refuse clients that show no certificate of an authority in tls_ca_file."
+    )
+    insecure: bool = _setting(
+        False, "Listen on an address other than loopback with neither a token nor TLS."
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values, each alone and then together."""
+        super().__post_init__()
+        _check_name("node_id", self.node_id)
+        _check_name("cluster", self.cluster)
+        for name in ("listen_control", "listen_data"):
+            split_address(name, getattr(self, name))
+        if self.slot_count & (self.slot_count - 1):
+            raise ConfigError(f"slot_count: {self.slot_count} is not a power of two")
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}"
+            )
+        if self.advertise_host is not None:
+            split_address("advertise_host", f"{self.advertise_host}:0")
+        self._check_peers()
+        self._check_exposure()
+        self._reachable_host(split_address("listen_control", self.listen_control)[0])
+        self._reachable_host(split_address("listen_data", self.listen_data)[0])
+        if self.tls_require_client_cert and self.tls_ca_file is None:
+            raise ConfigError("tls_require_client_cert: needs tls_ca_file to check clients against")
+
+    def _check_peers(self) -> None:
+        ids = [peer.node_id for peer in self.peers]
+        addresses = [peer.control_address for peer in self.peers]
+        for peer in self.peers:
+            _check_name("peers", peer.node_id)
+            if split_address("peers", peer.control_address)[1] == 0:
+                raise ConfigError(f"peers: {str(peer)!r} needs a port other than 0")
+        for name, values in (("node id", ids), ("address", addresses)):
+            twice = sorted({value for value in values if values.count(value) > 1})
+            if twice:
+                raise ConfigError(f"peers: {name} {twice[0]!r} is in the list more than once")
+        if self.peers and self.node_id not in ids:
+            raise ConfigError(
+                f"peers: this node, {self.node_id!r}, is not in the list ({', '.join(ids)})"
+            )
+        if len(self.peers) > self.slot_count:
+            raise ConfigError(f"peers: {len(self.peers)} nodes, but only {self.slot_count} slots")
+        if len(self.peers) > 1 and self.tls_cert_file is not None and self.tls_ca_file is None:
+            raise ConfigError("tls_ca_file: must be set so that this node can trust its peers")
+
+    def _check_exposure(self) -> None:
+        """Refuse to be open to the network by accident."""
+        if self.token is not None or self.tls_cert_file is not None or self.insecure:
+            return
+        for name in ("listen_control", "listen_data"):
+            address = getattr(self, name)
+            if not is_loopback(split_address(name, address)[0]):
+                raise ConfigError(
+                    f"{name}: {address!r} can be reached from other machines, and anyone who "
+                    "reaches it could read and change the model. Set token (and TLS), or listen on "
+                    "127.0.0.1, or say --insecure if the network itself is guarded"
+                )
+
+    @property
+    def control_address(self) -> str:
+        """The address under which others reach the control plane (its port may still be 0)."""
+        for peer in self.peers:
+            if peer.node_id == self.node_id:
+                return peer.control_address
+        host, port = split_address("listen_control", self.listen_control)
+        return f"{self._reachable_host(host)}:{port}"
+
+    @property
+    def data_host(self) -> str:
+        """The host under which others reach the data plane."""
+        return self._reachable_host(split_address("listen_data", self.listen_data)[0])
+
+    def _reachable_host(self, listen_host: str) -> str:
+        if self.advertise_host is not None:
+            return self.advertise_host
+        if listen_host not in ("0.0.0.0", "[::]"):
+            return listen_host
+        for peer in self.peers:
+            if peer.node_id == self.node_id:
+                return split_address("peers", peer.control_address)[0]
+        raise ConfigError(
+            f"advertise_host: must be set, because {listen_host} listens on all addresses and "
+            "does not say under which one others reach this node"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig(SecurityConfig):
+    """Settings of a trainer's client, and of the commands that call a cluster."""
+
+    deadline_ms: int = _setting(
+        60_000, "Time a pull or push may take, all its retries included.",
+        minimum=1, maximum=3_600_000,
+    )  # fmt: skip
+    connect_timeout_ms: int = _setting(
+        5000, "Time one attempt to connect may take.", minimum=1, maximum=600_000
+    )
+    control_deadline_ms: int = _setting(
+        15_000, "Time a call to the control plane may take (create a table, get the routing).",
+        minimum=1, maximum=3_600_000,
+    )  # fmt: skip
+    retry_backoff_min_ms: int = _setting(
+        10, "Pause before the first retry; it doubles with each one.", minimum=1, maximum=60_000
+    )
+    retry_backoff_max_ms: int = _setting(
+        1000, "Longest pause between two retries.", minimum=1, maximum=600_000
+    )
+    connections_per_server: int = _setting(
+        1, "Connections to the data plane of each server.", minimum=1, maximum=64
+    )
+    io_threads: int = _setting(2, "Threads of the client's data plane.", minimum=1, maximum=256)
+    max_requests_in_flight: int = _setting(
+        64, "Most requests under way on one connection; more of them wait.", minimum=1, maximum=4096
+    )
+    max_frame_bytes: int = _setting(
+        268_435_456, "Largest frame sent or taken.", minimum=65_536, maximum=2**31 - 1
+    )
+    max_keys_per_request: int = _setting(
+        4_194_304, "Most keys in one frame; larger batches are cut.", minimum=1, maximum=2**28
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values, each alone and then together."""
+        super().__post_init__()
+        if self.retry_backoff_min_ms > self.retry_backoff_max_ms:
+            raise ConfigError(
+                f"retry_backoff_min_ms: {self.retry_backoff_min_ms} is more than "
+                f"retry_backoff_max_ms, {self.retry_backoff_max_ms}"
+            )
+
+
+def _check_name(setting: str, value: str) -> None:
+    if not _NAME.fullmatch(value):
+        raise ConfigError(
+            f"{setting}: {value!r} is not a name of 1 to 64 characters out of A-Z a-z 0-9 _ . -"
+        )
+
+
+def _check_bounds(config: SecurityConfig) -> None:
+    """Check the type of each field, and the bounds of the numbers."""
+    hints = get_type_hints(type(config))
+    for item in fields(config):
+        value = getattr(config, item.name)
+        shown = repr(value) if item.repr else "the value"
+        if not _is_of_type(value, hints[item.name]):
+            raise ConfigError(f"{item.name}: {shown} is not {_TYPE_WORDS[hints[item.name]]}")
+        low, high = item.metadata["minimum"], item.metadata["maximum"]
+        if (low is not None and value < low) or (high is not None and value > high):
+            allowed = f"at least {low}" if high is None else f"{low} to {high}"
+            raise ConfigError(f"{item.name}: {shown} is out of range; allowed is {allowed}")
+
+
+_TYPE_WORDS: dict[object, str] = {
+    str: "a text",
+    str | None: "a text",
+    int: "a whole number",
+    bool: "true or false",
+    tuple[Peer, ...]: "a list of node-id=host:port",
+}
+
+
+def _is_of_type(value: object, hint: object) -> bool:
+    if hint is bool:
+        return isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint == tuple[Peer, ...]:
+        return isinstance(value, tuple) and all(isinstance(item, Peer) for item in value)
+    return isinstance(value, str) or (value is None and hint == (str | None))
