@@ -333,3 +333,6 @@ fn default_learning_rate_power() -> f64 {
 fn default_ftrl_accumulator() -> f64 {
     0.1
 }
+
+#[cfg(test)]
+mod tests;

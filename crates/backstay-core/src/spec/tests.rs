@@ -1,0 +1,339 @@
+//! Table descriptions that must be read, and hostile ones that must be refused by name.
+
+use super::*;
+
+/// A description with one part replaced.
+fn json_with(part: &str, value: &str) -> String {
+    let parts = [
+        ("name", r#""t""#),
+        ("kind", r#"{"sparse": {"dim": 4}}"#),
+        ("optimizer", r#"{"sgd": {"learning_rate": 0.1}}"#),
+    ];
+    let mut fields: Vec<String> = parts
+        .iter()
+        .filter(|(name, _)| *name != part)
+        .map(|(name, value)| format!(r#""{name}": {value}"#))
+        .collect();
+    if !part.is_empty() {
+        fields.push(format!(r#""{part}": {value}"#));
+    }
+    format!("{{{}}}", fields.join(", "))
+}
+
+fn read(part: &str, value: &str) -> TableSpec {
+    TableSpec::from_json(&json_with(part, value)).unwrap()
+}
+
+/// The message with which a description is refused.
+fn refusal(part: &str, value: &str) -> String {
+    TableSpec::from_json(&json_with(part, value))
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn defaults_are_filled_in() {
+    assert_eq!(
+        read("", "").canonical_json(),
+        concat!(
+            r#"{"name":"t","kind":{"sparse":{"dim":4}},"storage":"float32","#,
+            r#""initializer":{"zeros":{}},"seed":0,"#,
+            r#""optimizer":{"sgd":{"learning_rate":0.1}},"non_finite":"refuse"}"#
+        )
+    );
+    let dense = read("kind", r#"{"dense": {"shape": [784, 10]}}"#);
+    assert_eq!(
+        dense.kind,
+        TableKind::Dense {
+            shape: vec![784, 10],
+            block_elements: 4096
+        }
+    );
+    assert_eq!(
+        (
+            dense.row_elements(),
+            dense.dense_elements(),
+            dense.dense_blocks()
+        ),
+        (4096, 7840, 2)
+    );
+    let sparse = read("", "");
+    assert_eq!(
+        (
+            sparse.row_elements(),
+            sparse.dense_elements(),
+            sparse.dense_blocks()
+        ),
+        (4, 0, 0)
+    );
+}
+
+#[test]
+fn the_canonical_form_is_a_fixed_point() {
+    for (part, value) in [
+        ("kind", r#"{"dense": {"shape": [3], "block_elements": 1}}"#),
+        ("storage", r#""bfloat16""#),
+        (
+            "initializer",
+            r#"{"uniform": {"low": -0.3333333333333333, "high": 1e-7}}"#,
+        ),
+        ("initializer", r#"{"xavier": {"fan_in": 1, "fan_out": 2}}"#),
+        ("seed", "18446744073709551615"),
+        ("optimizer", r#"{"momentum": {"learning_rate": 1}}"#),
+        ("optimizer", r#"{"adagrad": {"learning_rate": 0.1}}"#),
+        ("optimizer", r#"{"adam": {}}"#),
+        ("optimizer", r#"{"adamw": {}}"#),
+        ("optimizer", r#"{"rmsprop": {}}"#),
+        (
+            "optimizer",
+            r#"{"ftrl": {"learning_rate": 0.7000000000000001}}"#,
+        ),
+        ("non_finite", r#"{"clip": {"limit": 10}}"#),
+    ] {
+        let spec = read(part, value);
+        let again = TableSpec::from_json(&spec.canonical_json()).unwrap();
+        assert_eq!(again, spec);
+        assert_eq!(again.canonical_json(), spec.canonical_json());
+        assert_eq!(again.difference(&spec), None);
+    }
+}
+
+#[test]
+fn differences_are_named() {
+    let here = read("optimizer", r#"{"adam": {"beta1": 0.9}}"#);
+    let there = read("optimizer", r#"{"adam": {"beta1": 0.8, "epsilon": 1e-6}}"#);
+    let difference = here.difference(&there).unwrap();
+    assert_eq!(
+        difference,
+        "optimizer.adam.beta1: 0.9 here, 0.8 there; optimizer.adam.epsilon: 1e-8 here, 1e-6 there"
+    );
+    let other = read("", "").difference(&here).unwrap();
+    assert!(other.starts_with(r#"optimizer: {"sgd":"#), "{other}");
+    assert!(read("", "")
+        .difference(&read("seed", "1"))
+        .unwrap()
+        .contains("seed: 0 here, 1 there"));
+}
+
+#[test]
+fn unknown_fields_and_words() {
+    assert!(refusal("colour", "1").contains("unknown field `colour`"));
+    assert!(refusal("kind", r#"{"sparse": {"dim": 4, "dims": 4}}"#).contains("`dims`"));
+    assert!(refusal("optimizer", r#"{"adam": {"betas": 1}}"#).contains("`betas`"));
+    assert!(refusal("optimizer", r#"{"adamax": {}}"#).contains("unknown variant `adamax`"));
+    assert!(refusal("initializer", r#"{"zeros": {"value": 1}}"#).contains("`value`"));
+    assert!(refusal("storage", r#""int8""#).contains("unknown variant `int8`"));
+    assert!(refusal("non_finite", r#""ignore""#).contains("unknown variant `ignore`"));
+}
+
+#[test]
+fn missing_and_repeated_fields() {
+    assert!(TableSpec::from_json("{}")
+        .unwrap_err()
+        .to_string()
+        .contains("missing field `name`"));
+    assert!(refusal("kind", r#"{"sparse": {}}"#).contains("missing field `dim`"));
+    let twice = json_with("seed", r#"1, "seed": 2"#);
+    assert!(TableSpec::from_json(&twice)
+        .unwrap_err()
+        .to_string()
+        .contains("duplicate field"));
+    assert!(refusal("optimizer", r#"{"sgd": {}, "adam": {}}"#).starts_with("table description"));
+}
+
+#[test]
+fn not_json_at_all() {
+    let deep = "[".repeat(60_000);
+    for text in ["", "null", "[]", "{", "\u{0}", deep.as_str()] {
+        assert!(
+            matches!(TableSpec::from_json(text), Err(SpecError::Parse(_))),
+            "{text:.9}"
+        );
+    }
+    let long = " ".repeat(MAX_JSON_BYTES + 1);
+    assert_eq!(
+        TableSpec::from_json(&long),
+        Err(SpecError::TooLong {
+            bytes: MAX_JSON_BYTES + 1
+        })
+    );
+}
+
+#[test]
+fn names() {
+    let most = format!("\"{}\"", "a".repeat(200));
+    assert_eq!(read("name", &most).name.len(), 200);
+    assert_eq!(read("name", r#""A-z_0/9.b""#).name, "A-z_0/9.b");
+    let over = format!("\"{}\"", "a".repeat(201));
+    for name in [
+        r#""""#,
+        r#""a b""#,
+        r#""a\n""#,
+        r#""é""#,
+        r#""a\u0000""#,
+        over.as_str(),
+    ] {
+        assert!(
+            refusal("name", name).contains("allowed: 1 to 200 of A-Z"),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn sizes() {
+    assert!(refusal("kind", r#"{"sparse": {"dim": -1}}"#).contains("invalid value: integer `-1`"));
+    let message = refusal("kind", r#"{"sparse": {"dim": 0}}"#);
+    assert_eq!(
+        message,
+        r#"table "t": kind.sparse.dim is 0; allowed: 1 to 65536"#
+    );
+    assert!(refusal("kind", r#"{"sparse": {"dim": 65537}}"#).contains("is 65537"));
+    assert!(refusal("kind", r#"{"sparse": {"dim": 18446744073709551616}}"#).contains("invalid"));
+    let blocks = r#"{"dense": {"shape": [2], "block_elements": 1048577}}"#;
+    assert!(refusal("kind", blocks).contains("kind.dense.block_elements is 1048577"));
+}
+
+#[test]
+fn shapes_that_overflow() {
+    for shape in [
+        "[]",
+        "[0]",
+        "[2, 0]",
+        "[4294967296, 4294967296]",
+        "[18446744073709551615, 2]",
+        "[18446744073709551615, 18446744073709551615, 0]",
+        "[1099511627777]",
+        "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]",
+    ] {
+        let kind = format!(r#"{{"dense": {{"shape": {shape}}}}}"#);
+        assert!(
+            refusal("kind", &kind).contains("kind.dense.shape is ["),
+            "{shape}"
+        );
+    }
+    assert_eq!(
+        read("kind", r#"{"dense": {"shape": [1099511627776]}}"#).dense_blocks(),
+        1 << 28
+    );
+}
+
+#[test]
+fn numbers_out_of_range() {
+    for (part, value, field) in [
+        (
+            "optimizer",
+            r#"{"sgd": {"learning_rate": -0.1}}"#,
+            "optimizer.sgd.learning_rate is -0.1",
+        ),
+        (
+            "optimizer",
+            r#"{"sgd": {"learning_rate": 1e31}}"#,
+            "optimizer.sgd.learning_rate",
+        ),
+        (
+            "optimizer",
+            r#"{"momentum": {"learning_rate": 1, "momentum": 1}}"#,
+            "momentum.momentum is 1",
+        ),
+        (
+            "optimizer",
+            r#"{"adagrad": {"learning_rate": 1, "epsilon": 0}}"#,
+            "adagrad.epsilon is 0",
+        ),
+        (
+            "optimizer",
+            r#"{"adam": {"beta1": -0.5}}"#,
+            "adam.beta1 is -0.5",
+        ),
+        (
+            "optimizer",
+            r#"{"adam": {"beta2": 1.0}}"#,
+            "adam.beta2 is 1",
+        ),
+        (
+            "optimizer",
+            r#"{"adamw": {"weight_decay": -1}}"#,
+            "adamw.weight_decay is -1",
+        ),
+        (
+            "optimizer",
+            r#"{"rmsprop": {"rho": 2}}"#,
+            "rmsprop.rho is 2",
+        ),
+        (
+            "optimizer",
+            r#"{"ftrl": {"learning_rate": 0}}"#,
+            "ftrl.learning_rate is 0",
+        ),
+        (
+            "optimizer",
+            r#"{"ftrl": {"learning_rate": 1, "l1": -1}}"#,
+            "ftrl.l1 is -1",
+        ),
+        (
+            "optimizer",
+            r#"{"ftrl": {"learning_rate": 1, "initial_accumulator": 0}}"#,
+            "ftrl.initial_accumulator",
+        ),
+        (
+            "optimizer",
+            r#"{"ftrl": {"learning_rate": 1, "learning_rate_power": 1}}"#,
+            "learning_rate_power is 1",
+        ),
+        (
+            "initializer",
+            r#"{"uniform": {"low": 1, "high": 0}}"#,
+            "initializer.uniform.high is 0",
+        ),
+        (
+            "initializer",
+            r#"{"normal": {"mean": 0, "std": -1}}"#,
+            "initializer.normal.std is -1",
+        ),
+        (
+            "initializer",
+            r#"{"truncated_normal": {"mean": 1e39}}"#,
+            "truncated_normal.mean",
+        ),
+        (
+            "initializer",
+            r#"{"xavier": {"fan_in": 0, "fan_out": 1}}"#,
+            "xavier.fan_in is 0",
+        ),
+        (
+            "non_finite",
+            r#"{"clip": {"limit": 0}}"#,
+            "non_finite.clip.limit is 0",
+        ),
+    ] {
+        let message = refusal(part, value);
+        assert!(
+            message.contains(field) && message.contains("; allowed: "),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn nan_and_infinite_learning_rates() {
+    // JSON has no NaN, but Python's json module writes it.
+    for text in ["NaN", "Infinity", "-Infinity", "1e999"] {
+        let optimizer = format!(r#"{{"sgd": {{"learning_rate": {text}}}}}"#);
+        assert!(
+            refusal("optimizer", &optimizer).starts_with("table description"),
+            "{text}"
+        );
+    }
+    for learning_rate in [f64::NAN, f64::INFINITY] {
+        let spec = TableSpec {
+            optimizer: OptimizerSpec::Sgd { learning_rate },
+            ..read("", "")
+        };
+        let message = spec.check().unwrap_err().to_string();
+        assert!(
+            message.contains("optimizer.sgd.learning_rate is"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! What must hold for every optimizer, whatever the numbers.
+
+use backstay_core::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
+use backstay_core::spec::OptimizerSpec;
+use proptest::prelude::*;
+
+const ALL: [&str; 11] = [
+    r#"{"sgd": {"learning_rate": 0.1}}"#,
+    r#"{"momentum": {"learning_rate": 0.1}}"#,
+    r#"{"momentum": {"learning_rate": 0.1, "nesterov": true}}"#,
+    r#"{"adagrad": {"learning_rate": 0.1}}"#,
+    r#"{"adam": {}}"#,
+    r#"{"adamw": {}}"#,
+    r#"{"rmsprop": {}}"#,
+    r#"{"rmsprop": {"momentum": 0.9, "centered": true}}"#,
+    r#"{"rmsprop": {"centered": true, "epsilon_inside_sqrt": true}}"#,
+    r#"{"ftrl": {"learning_rate": 0.1, "l1": 0.01}}"#,
+    r#"{"ftrl": {"learning_rate": 0.1, "learning_rate_power": -0.7}}"#,
+];
+
+const DIM: usize = 7;
+
+fn optimizers() -> Vec<Optimizer> {
+    let read = |json: &str| serde_json::from_str::<OptimizerSpec>(json).unwrap();
+    ALL.iter()
+        .map(|json| Optimizer::from_spec(&read(json)))
+        .collect()
+}
+
+/// Weights and state of one row, compared by bits.
+#[derive(Clone)]
+struct Row(Vec<f32>, Vec<f32>);
+
+impl Row {
+    fn new(optimizer: &impl RowOptimizer, weights: &[f32]) -> Self {
+        let mut state = vec![f32::NAN; optimizer.state_elements(weights.len())];
+        optimizer.init_state(&mut state);
+        Self(weights.to_vec(), state)
+    }
+
+    fn bits(&self) -> Vec<u32> {
+        self.0
+            .iter()
+            .chain(&self.1)
+            .map(|value| value.to_bits())
+            .collect()
+    }
+}
+
+/// Apply pushes (row, gradient) in the order given.
+struct Apply<'a> {
+    rows: &'a mut [Row],
+    pushes: &'a [(usize, Vec<f32>)],
+}
+
+impl OptimizerVisitor for Apply<'_> {
+    type Out = ();
+
+    fn visit<O: RowOptimizer>(self, optimizer: &O) {
+        for (row, gradient) in self.pushes {
+            let Row(weights, state) = &mut self.rows[*row];
+            optimizer.update(weights, state, gradient, 1.0);
+        }
+    }
+}
+
+fn pushes() -> impl Strategy<Value = Vec<(usize, Vec<f32>)>> {
+    let gradient = prop::collection::vec(prop_oneof![Just(0.0), -1e3f32..1e3, -1e-6f32..1e-6], DIM);
+    prop::collection::vec((0usize..4, gradient), 1..30)
+}
+
+proptest! {
+    #[test]
+    fn same_bytes_whatever_the_order_and_grouping_of_rows(pushes in pushes(), cut in 0usize..30) {
+        for optimizer in optimizers() {
+            let mut together = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            optimizer.dispatch(Apply { rows: &mut together, pushes: &pushes });
+            // Row by row (a stable sort keeps each row's own order), in two calls.
+            let mut sorted = pushes.clone();
+            sorted.sort_by_key(|(row, _)| std::cmp::Reverse(*row));
+            let mut apart = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            let (first, second) = sorted.split_at(cut.min(sorted.len()));
+            optimizer.dispatch(Apply { rows: &mut apart, pushes: first });
+            optimizer.dispatch(Apply { rows: &mut apart, pushes: second });
+            for (left, right) in together.iter().zip(&apart) {
+                prop_assert_eq!(left.bits(), right.bits(), "{:?}", optimizer);
+            }
+        }
+    }
+
+    #[test]
+    fn an_element_does_not_see_its_neighbours(pushes in pushes()) {
+        // Also: the vectorised middle and the scalar end of a loop give the same bits.
+        for optimizer in optimizers() {
+            let mut whole = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            optimizer.dispatch(Apply { rows: &mut whole, pushes: &pushes });
+            for element in 0..DIM {
+                let mut single = vec![Row::new(&optimizer, &[0.25]); 4];
+                let narrow: Vec<_> = pushes.iter().map(|(row, g)| (*row, vec![g[element]])).collect();
+                optimizer.dispatch(Apply { rows: &mut single, pushes: &narrow });
+                for (wide, narrow) in whole.iter().zip(&single) {
+                    prop_assert_eq!(wide.0[element].to_bits(), narrow.0[0].to_bits(), "{:?}", optimizer);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dispatch_and_direct_calls_agree(pushes in pushes()) {
+        for optimizer in optimizers() {
+            let mut dispatched = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            optimizer.dispatch(Apply { rows: &mut dispatched, pushes: &pushes });
+            let mut direct = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            Apply { rows: &mut direct, pushes: &pushes }.visit(&optimizer);
+            for (left, right) in dispatched.iter().zip(&direct) {
+                prop_assert_eq!(left.bits(), right.bits(), "{:?}", optimizer);
+            }
+        }
+    }
+
+    #[test]
+    fn finite_gradients_give_finite_weights(pushes in pushes()) {
+        for optimizer in optimizers() {
+            let mut rows = vec![Row::new(&optimizer, &[0.25; DIM]); 4];
+            optimizer.dispatch(Apply { rows: &mut rows, pushes: &pushes });
+            for row in &rows {
+                prop_assert!(row.0.iter().all(|weight| weight.is_finite()), "{:?}", optimizer);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_constant_gradient_for_long_stays_finite() {
+    // Centred RMSProp's variance comes down to rounding noise around 0.
+    for optimizer in optimizers() {
+        let mut row = Row::new(&optimizer, &[0.25; DIM]);
+        for _ in 0..5_000 {
+            optimizer.update(
+                &mut row.0,
+                &mut row.1,
+                &[0.3, 1.0, -7.7, 1e-3, 0.0, 100.0, 1e-9],
+                1.0,
+            );
+        }
+        assert!(
+            row.0.iter().all(|weight| weight.is_finite()),
+            "{optimizer:?}: {:?}",
+            row.0
+        );
+    }
+}
+
+#[test]
+fn a_learning_rate_of_zero_moves_nothing() {
+    for optimizer in optimizers() {
+        let mut row = Row::new(&optimizer, &[0.25; DIM]);
+        optimizer.update(&mut row.0, &mut row.1, &[1.0; DIM], 0.0);
+        assert_eq!(row.0, [0.25; DIM], "{optimizer:?}");
+    }
+}
+
+#[test]
+fn ftrl_with_l1_makes_exact_zeros() {
+    let spec = r#"{"ftrl": {"learning_rate": 0.1, "l1": 1.0}}"#;
+    let optimizer = Optimizer::from_spec(&serde_json::from_str(spec).unwrap());
+    let mut row = Row::new(&optimizer, &[0.0; 2]);
+    optimizer.update(&mut row.0, &mut row.1, &[0.5, 5.0], 1.0);
+    assert_eq!(row.0[0].to_bits(), 0);
+    assert!(row.0[1] < 0.0);
+}

@@ -1,0 +1,208 @@
+"""Table descriptions: limits, JSON round trips, and agreement with the native module."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from backstay import _native
+from backstay.errors import ConfigError
+from backstay.tables import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Clip,
+    Constant,
+    Dense,
+    Momentum,
+    Normal,
+    Refuse,
+    RMSProp,
+    Sparse,
+    TableSpec,
+    TruncatedNormal,
+    Uniform,
+    Xavier,
+    Zeros,
+)
+
+SPECS = [
+    TableSpec.sparse("emb", 16),
+    TableSpec.dense("fc/w.0", (784, 10), initializer=Xavier(784, 10)),
+    TableSpec.dense("b", [3], block_elements=2, initializer=Zeros(), storage="bfloat16"),
+    TableSpec.sparse("a-b_c", 65_536, storage="float16", seed=2**64 - 1),
+    TableSpec.sparse("i1", 1, initializer=Constant(-0.1)),
+    TableSpec.sparse("i2", 1, initializer=Normal()),
+    TableSpec.sparse("i3", 1, initializer=TruncatedNormal(0.5, 1e-7)),
+    TableSpec.sparse("i4", 1, initializer=Xavier(3, 4, 2.0, "normal")),
+    TableSpec.sparse("i5", 1, initializer=Uniform(-1 / 3, 1 / 3)),
+    TableSpec.sparse("o1", 1, optimizer=SGD(0.1)),
+    TableSpec.sparse("o2", 1, optimizer=Momentum(0.1, nesterov=True)),
+    TableSpec.sparse("o3", 1, optimizer=Adagrad(0.1, 1e-6, 0.1)),
+    TableSpec.sparse("o4", 1, optimizer=Adam()),
+    TableSpec.sparse("o5", 1, optimizer=AdamW(3e-4, weight_decay=0.1)),
+    TableSpec.sparse("o6", 1, optimizer=RMSProp(centered=True, epsilon_inside_sqrt=True)),
+    TableSpec.sparse("o7", 1, optimizer=FTRL(0.05, l1=1.0, l2=2)),
+    TableSpec.sparse("n1", 1, non_finite=Clip(10)),
+    TableSpec.sparse("n2", 1, non_finite=Refuse()),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_json_round_trip(spec: TableSpec) -> None:
+    assert TableSpec.from_json(spec.to_json()) == spec
+    assert hash(TableSpec.from_json(spec.to_json())) == hash(spec)
+
+
+def test_missing_fields_take_their_defaults() -> None:
+    text = '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"adam": {}}}'
+    assert TableSpec.from_json(text) == TableSpec("t", Sparse(2), Adam())
+
+
+def test_numpy_numbers_become_pythons() -> None:
+    spec = TableSpec.dense("d", (np.int64(2), 3), optimizer=SGD(np.float32(0.5)))  # type: ignore[arg-type]
+    assert spec == TableSpec.dense("d", (2, 3), optimizer=SGD(0.5))
+    assert json.loads(spec.to_json())["kind"] == {
+        "dense": {"shape": [2, 3], "block_elements": 4096}
+    }
+
+
+def test_descriptions_are_immutable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SPECS[0].seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Sparse(0), "Sparse.dim is 0"),
+        (lambda: Sparse(-1), "Sparse.dim is -1"),
+        (lambda: Sparse(65_537), "from 1 to 65536"),
+        (lambda: Sparse(16.0), "Sparse.dim is 16.0"),  # type: ignore[arg-type]
+        (lambda: Sparse(True), "Sparse.dim is True"),
+        (lambda: Dense(()), "Dense.shape"),
+        (lambda: Dense((0, 2)), "Dense.shape"),
+        (lambda: Dense((-2, -2)), "Dense.shape"),
+        (lambda: Dense((2**32, 2**32)), "Dense.shape"),
+        (lambda: Dense((1,) * 17), "Dense.shape"),
+        (lambda: Dense(5), "Dense.shape"),  # type: ignore[arg-type]
+        (lambda: Dense((5,), 2**20 + 1), "Dense.block_elements is 1048577"),
+        (lambda: SGD(math.nan), "SGD.learning_rate is nan"),
+        (lambda: SGD(-0.1), "SGD.learning_rate is -0.1"),
+        (lambda: SGD(math.inf), "SGD.learning_rate is inf"),
+        (lambda: SGD("0.1"), "SGD.learning_rate is '0.1'"),  # type: ignore[arg-type]
+        (lambda: Momentum(0.1, 1.0), "Momentum.momentum is 1.0"),
+        (lambda: Momentum(0.1, nesterov=1), "Momentum.nesterov is 1"),  # type: ignore[arg-type]
+        (lambda: Adagrad(0.1, 0.0), "Adagrad.epsilon is 0.0"),
+        (lambda: Adam(beta2=1.5), "Adam.beta2 is 1.5"),
+        (lambda: AdamW(weight_decay=-1), "AdamW.weight_decay is -1"),
+        (lambda: RMSProp(rho=-0.5), "RMSProp.rho is -0.5"),
+        (lambda: FTRL(0.0), "FTRL.learning_rate is 0.0"),
+        (lambda: FTRL(0.1, learning_rate_power=0.5), "FTRL.learning_rate_power is 0.5"),
+        (lambda: Uniform(1.0, -1.0), "Uniform.high is -1.0"),
+        (lambda: Normal(0.0, -1.0), "Normal.std is -1.0"),
+        (lambda: Xavier(0, 1), "Xavier.fan_in is 0"),
+        (lambda: Xavier(1, 1, distribution="x"), "uniform, normal"),  # type: ignore[arg-type]
+        (lambda: Clip(0), "Clip.limit is 0"),
+        (lambda: TableSpec.sparse("", 1), "TableSpec.name is ''"),
+        (lambda: TableSpec.sparse("a b", 1), "TableSpec.name is 'a b'"),
+        (lambda: TableSpec.sparse("a\n", 1), "TableSpec.name"),
+        (lambda: TableSpec.sparse("a" * 201, 1), "TableSpec.name"),
+        (lambda: TableSpec.sparse("t", 1, seed=-1), "TableSpec.seed is -1"),
+        (lambda: TableSpec.sparse("t", 1, storage="int8"), "TableSpec.storage"),  # type: ignore[arg-type]
+        (lambda: TableSpec("t", SGD(), SGD()), "TableSpec.kind"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_values_are_named(make: Callable[[], object], field: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make()
+    assert field in str(raised.value)
+    assert "allowed" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"name": "t"}', "missing"),
+        (
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"sgd": {}}, "x": 1}',
+            "unknown field 'x'",
+        ),
+        (
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"sgd": {"rate": 1}}}',
+            "unknown field 'rate'",
+        ),
+        (
+            '{"name": "t", "kind": {"sparse": {}}, "optimizer": {"sgd": {}}}',
+            "missing 1 required positional argument: 'dim'",
+        ),
+        (
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"adamax": {}}}',
+            "allowed: one of sgd",
+        ),
+        (
+            '{"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {"sgd": {}, "adam": {}}}',
+            "allowed: one of sgd",
+        ),
+        (
+            '{"name": "t", "kind": {"sparse": {"dim": 2}},'
+            ' "optimizer": {"sgd": {"learning_rate": NaN}}}',
+            "learning_rate is nan",
+        ),
+    ],
+)
+def test_bad_json_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        TableSpec.from_json(text)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_native_canonical_form_is_ours(spec: TableSpec) -> None:
+    canonical = _native.canonical_table(spec.to_json())
+    assert json.loads(canonical) == json.loads(spec.to_json())
+    assert TableSpec.from_json(canonical) == spec
+    assert _native.canonical_table(canonical) == canonical
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adam", "adamw", "rmsprop"], ids=lambda name: f"{name} defaults"
+)
+def test_native_defaults_are_ours(optimizer: str) -> None:
+    initializers: list[dict[str, object]] = [{}, {"normal": {}}, {"zeros": {}}]
+    for initializer in initializers:
+        text = json.dumps(
+            {
+                "name": "t",
+                "kind": {"dense": {"shape": [2]}},
+                "optimizer": {optimizer: {}},
+                **({"initializer": initializer} if initializer else {}),
+            }
+        )
+        assert json.loads(_native.canonical_table(text)) == json.loads(
+            TableSpec.from_json(text).to_json()
+        )
+
+
+@pytest.mark.parametrize(
+    "optimizer", [Momentum(0.1), Adagrad(0.1), FTRL(0.1)], ids=lambda made: type(made).__name__
+)
+def test_native_defaults_of_optimizers_with_a_required_rate(
+    optimizer: Momentum | Adagrad | FTRL,
+) -> None:
+    name = type(optimizer).__name__.lower()
+    text = json.dumps(
+        {"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {name: {"learning_rate": 0.1}}}
+    )
+    expected = TableSpec("t", Sparse(2), optimizer)
+    assert TableSpec.from_json(_native.canonical_table(text)) == expected
