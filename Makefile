@@ -26,7 +26,7 @@ help:  ## show this list
 check-tools:
 	@command -v $(CARGO) >/dev/null || { \
 	  echo "No '$(CARGO)' found: backstay's data plane is written in Rust. Install a toolchain" \
-	       "(1.85 or newer) from https://rustup.rs and try again." >&2; exit 1; }
+	       "(1.88 or newer) from https://rustup.rs and try again." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "backstay needs Python 3.10 or newer; choose one with 'make PYTHON=/path/to/python3 ...'." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
