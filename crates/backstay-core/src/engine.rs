@@ -80,7 +80,12 @@ impl Engine {
 
     /// Create a table; the same settings again change nothing.
     pub fn create_table(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
-        let table = Table::new(Arc::clone(spec), self.space, self.first_slot, self.slots.len() as u32);
+        let table = Table::new(
+            Arc::clone(spec),
+            self.space,
+            self.first_slot,
+            self.slots.len() as u32,
+        );
         if let Some(known) = self.tables.get(&table.id()) {
             return match known.spec().difference(spec) {
                 None => Ok(()),
@@ -143,7 +148,11 @@ impl Engine {
             let slot = slot?;
             self.check_served(slot)?;
             let state = &self.slots[(slot - self.first_slot) as usize];
-            if state.staged.iter().any(|staged| staged.id == transaction.id) {
+            if state
+                .staged
+                .iter()
+                .any(|staged| staged.id == transaction.id)
+            {
                 return Err(Refusal::InFlight);
             }
             if state.streams.check(transaction.id, transaction.floor)? {
@@ -164,7 +173,11 @@ impl Engine {
     /// Apply the part `keys` of a staged transaction. Slots in which it is not staged (skipped
     /// as applied before) are passed over. Refuses, and changes nothing, if in any slot
     /// something older is still staged.
-    pub fn commit(&mut self, transaction: &Arc<Transaction>, keys: Range<usize>) -> Result<(), Refusal> {
+    pub fn commit(
+        &mut self,
+        transaction: &Arc<Transaction>,
+        keys: Range<usize>,
+    ) -> Result<(), Refusal> {
         let id = transaction.id;
         let mut staged = Vec::with_capacity(keys.len().min(self.slots.len()));
         for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
@@ -177,7 +190,10 @@ impl Engine {
             }
         }
         let unknown_table = || unknown(transaction.table);
-        let table = self.tables.get_mut(&transaction.table).ok_or_else(unknown_table)?;
+        let table = self
+            .tables
+            .get_mut(&transaction.table)
+            .ok_or_else(unknown_table)?;
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
         let mut joined: Vec<Range<usize>> = Vec::new();
         for (slot, keys) in staged {
@@ -220,7 +236,10 @@ impl Engine {
 
     /// Forget a stream in every slot; returns in how many it was known.
     pub fn forget_stream(&mut self, stream: StreamId) -> u32 {
-        self.slots.iter_mut().map(|slot| u32::from(slot.streams.forget(stream))).sum()
+        self.slots
+            .iter_mut()
+            .map(|slot| u32::from(slot.streams.forget(stream)))
+            .sum()
     }
 
     /// A hash of a slot's rows and stream memory; equal replicas have equal digests,
@@ -238,7 +257,9 @@ impl Engine {
                 window.applied as u64,
                 (window.applied >> 64) as u64,
             ];
-            words.iter().fold(hash, |hash, &word| mix64(hash.rotate_left(5) ^ word))
+            words
+                .iter()
+                .fold(hash, |hash, &word| mix64(hash.rotate_left(5) ^ word))
         })
     }
 
@@ -264,7 +285,10 @@ impl Engine {
         if self.slots[(slot - self.first_slot) as usize].served {
             return Ok(());
         }
-        Err(Refusal::NotMaster { slot, version: self.routing_version })
+        Err(Refusal::NotMaster {
+            slot,
+            version: self.routing_version,
+        })
     }
 
     /// Cut keys into runs of one slot each; an error for a key out of order or out of range.
@@ -288,7 +312,9 @@ impl Engine {
             let slot = if ordered {
                 Ok(slot)
             } else {
-                Err(Refusal::InvalidRequest(format!("key {first} of slot {slot} is out of order: keys must be sorted by slot")))
+                Err(Refusal::InvalidRequest(format!(
+                    "key {first} of slot {slot} is out of order: keys must be sorted by slot"
+                )))
             };
             Some((slot, start..at))
         })

@@ -3,7 +3,7 @@
 
 /// Mix the bits of a key so that every output bit depends on every input bit.
 ///
-/// Source: the 64-bit finalizer of MurmurHash3 (A. Appleby, public domain). A bijection.
+/// Source: the 64-bit finalizer of `MurmurHash3` (A. Appleby, public domain). A bijection.
 #[inline]
 pub fn mix64(mut x: u64) -> u64 {
     x ^= x >> 33;
@@ -101,6 +101,9 @@ mod tests {
         for key in 0..64_000 {
             counts[space.slot_of(key) as usize] += 1;
         }
-        assert!(counts.iter().all(|&n| (800..1200).contains(&n)), "{counts:?}");
+        assert!(
+            counts.iter().all(|&n| (800..1200).contains(&n)),
+            "{counts:?}"
+        );
     }
 }

@@ -85,10 +85,12 @@ impl StreamMemory {
         }
         match self.windows.get(&id.stream) {
             Some(window) => Ok(window.is_settled(id.sequence)),
-            None if self.windows.len() >= Self::MAX_STREAMS => Err(Refusal::LimitExceeded(format!(
+            None if self.windows.len() >= Self::MAX_STREAMS => {
+                Err(Refusal::LimitExceeded(format!(
                 "{} streams of pushes are open on one slot, the limit: close clients that are done",
                 Self::MAX_STREAMS
-            ))),
+            )))
+            }
             None => Ok(false),
         }
     }
@@ -127,10 +129,17 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    const STREAM: StreamId = StreamId { job: 7, pass: 0, task: 0 };
+    const STREAM: StreamId = StreamId {
+        job: 7,
+        pass: 0,
+        task: 0,
+    };
 
     fn id(sequence: u64) -> TransactionId {
-        TransactionId { stream: STREAM, sequence }
+        TransactionId {
+            stream: STREAM,
+            sequence,
+        }
     }
 
     #[test]

@@ -116,7 +116,8 @@ impl Table {
     pub fn count_absent(&self, keys: &[u64]) -> usize {
         let absent = |&&key: &&u64| {
             let hash = mix64(key);
-            self.map(hash).is_none_or(|map| map.find(key, hash).is_none())
+            self.map(hash)
+                .is_none_or(|map| map.find(key, hash).is_none())
         };
         keys.iter().filter(absent).count()
     }
@@ -127,12 +128,20 @@ impl Table {
     /// changes state and replicas need not hear of it.
     pub fn read(&self, keys: &[u64], out: &mut [f32]) {
         let mut hashes = [0u64; BLOCK];
-        for (block, out) in keys.chunks(BLOCK).zip(out.chunks_mut(BLOCK * self.elements)) {
+        for (block, out) in keys
+            .chunks(BLOCK)
+            .zip(out.chunks_mut(BLOCK * self.elements))
+        {
             self.prefetch_block(block, &mut hashes);
-            for ((&key, &hash), row_out) in
-                block.iter().zip(&hashes).zip(out.chunks_exact_mut(self.elements))
+            for ((&key, &hash), row_out) in block
+                .iter()
+                .zip(&hashes)
+                .zip(out.chunks_exact_mut(self.elements))
             {
-                match self.map(hash).and_then(|map| map.find(key, hash).map(|row| (map, row))) {
+                match self
+                    .map(hash)
+                    .and_then(|map| map.find(key, hash).map(|row| (map, row)))
+                {
                     Some((map, row)) => {
                         let words = &map.values(row)[..self.weight_words];
                         storage::decode(self.spec.storage, words, row_out);
@@ -146,10 +155,17 @@ impl Table {
     /// Apply a change to `keys` with `values`, \[n, `row_elements`].
     pub fn write(&mut self, keys: &[u64], values: &[f32], change: Change) {
         match change {
-            Change::Update { learning_rate_scale } => {
+            Change::Update {
+                learning_rate_scale,
+            } => {
                 // Cheap to copy, and the visitor needs the table mutably.
                 let optimizer = self.optimizer.clone();
-                optimizer.dispatch(Update { table: self, keys, values, learning_rate_scale })
+                optimizer.dispatch(Update {
+                    table: self,
+                    keys,
+                    values,
+                    learning_rate_scale,
+                })
             }
             Change::Assign { only_if_absent } => self.assign(keys, values, only_if_absent),
         }
@@ -167,9 +183,17 @@ impl Table {
         for (&(_, row), out) in order.iter().zip(weights.chunks_exact_mut(self.elements)) {
             let values = map.values(row);
             storage::decode(self.spec.storage, &values[..self.weight_words], out);
-            state.extend(values[self.weight_words..].iter().map(|&word| f32::from_bits(word)));
+            state.extend(
+                values[self.weight_words..]
+                    .iter()
+                    .map(|&word| f32::from_bits(word)),
+            );
         }
-        (order.into_iter().map(|(key, _)| key).collect(), weights, state)
+        (
+            order.into_iter().map(|(key, _)| key).collect(),
+            weights,
+            state,
+        )
     }
 
     /// Replace the rows of one slot.
@@ -187,12 +211,18 @@ impl Table {
         for (i, &key) in keys.iter().enumerate() {
             let hash = mix64(key);
             if map.find(key, hash).is_some() {
-                return Err(Refusal::InvalidRequest(format!("key {key} stands twice in the rows to import")));
+                return Err(Refusal::InvalidRequest(format!(
+                    "key {key} stands twice in the rows to import"
+                )));
             }
             let row = map.insert(key, hash);
             let words = map.values_mut(row);
             let (weight_words, state_words) = words.split_at_mut(self.weight_words);
-            storage::encode(self.spec.storage, &weights[i * self.elements..][..self.elements], weight_words);
+            storage::encode(
+                self.spec.storage,
+                &weights[i * self.elements..][..self.elements],
+                weight_words,
+            );
             let state = &state[i * self.state_words..][..self.state_words];
             bytemuck::cast_slice_mut::<u32, f32>(state_words).copy_from_slice(state);
         }
@@ -209,15 +239,26 @@ impl Table {
             return 0;
         };
         map.keys().fold(0u64, |sum, (key, row)| {
-            let hash = map.values(row).iter().fold(mix64(key ^ self.id), |hash, &word| {
-                mix64(hash.rotate_left(5) ^ u64::from(word))
-            });
+            let hash = map
+                .values(row)
+                .iter()
+                .fold(mix64(key ^ self.id), |hash, &word| {
+                    mix64(hash.rotate_left(5) ^ u64::from(word))
+                });
             sum.wrapping_add(hash)
         })
     }
 
-    fn check_import(&self, slot: u32, keys: &[u64], weights: &[f32], state: &[f32]) -> Result<(), Refusal> {
-        if weights.len() != keys.len() * self.elements || state.len() != keys.len() * self.state_words {
+    fn check_import(
+        &self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        if weights.len() != keys.len() * self.elements
+            || state.len() != keys.len() * self.state_words
+        {
             return Err(Refusal::InvalidRequest(format!(
                 "{} keys need {} weights and {} state values, got {} and {}",
                 keys.len(),
@@ -228,7 +269,9 @@ impl Table {
             )));
         }
         match keys.iter().find(|&&key| self.space.slot_of(key) != slot) {
-            Some(key) => Err(Refusal::InvalidRequest(format!("key {key} does not belong to slot {slot}"))),
+            Some(key) => Err(Refusal::InvalidRequest(format!(
+                "key {key} does not belong to slot {slot}"
+            ))),
             None => Ok(()),
         }
     }
@@ -257,7 +300,8 @@ impl Table {
 
     #[inline]
     fn map(&self, hash: u64) -> Option<&RowMap> {
-        self.maps.get((self.space.slot_of_hash(hash) - self.first_slot) as usize)
+        self.maps
+            .get((self.space.slot_of_hash(hash) - self.first_slot) as usize)
     }
 
     #[inline]
@@ -314,16 +358,24 @@ impl OptimizerVisitor for Update<'_> {
     type Out = ();
 
     fn visit<O: RowOptimizer>(self, optimizer: &O) {
-        let Self { table, keys, values, learning_rate_scale } = self;
+        let Self {
+            table,
+            keys,
+            values,
+            learning_rate_scale,
+        } = self;
         table.ensure_maps();
-        let (elements, weight_words, storage) = (table.elements, table.weight_words, table.spec.storage);
+        let (elements, weight_words, storage) =
+            (table.elements, table.weight_words, table.spec.storage);
         let in_place = storage::is_plain(storage);
         let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
         let mut hashes = [0u64; BLOCK];
         for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * elements)) {
             table.prefetch_block(block, &mut hashes);
-            for ((&key, &hash), gradient) in
-                block.iter().zip(&hashes).zip(gradients.chunks_exact(elements))
+            for ((&key, &hash), gradient) in block
+                .iter()
+                .zip(&hashes)
+                .zip(gradients.chunks_exact(elements))
             {
                 let (slot, row, created) = table.find_or_create(key, hash);
                 let words = table.maps[slot].values_mut(row);

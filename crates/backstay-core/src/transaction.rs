@@ -21,14 +21,22 @@ impl Batch {
                 words.len() * 8
             )));
         }
-        Ok(Self { words, keys, values })
+        Ok(Self {
+            words,
+            keys,
+            values,
+        })
     }
 
     /// A batch made of separate arrays.
     pub fn new(keys: &[u64], values: &[f32]) -> Self {
         let mut words = keys.to_vec();
         words.resize(keys.len() + values.len().div_ceil(2), 0);
-        let mut batch = Self { words, keys: keys.len(), values: values.len() };
+        let mut batch = Self {
+            words,
+            keys: keys.len(),
+            values: values.len(),
+        };
         batch.values_mut().copy_from_slice(values);
         batch
     }

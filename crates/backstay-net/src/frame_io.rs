@@ -62,13 +62,23 @@ pub struct FrameReader<R> {
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// A reader that gives a frame `stall` from its first byte to its last.
     pub fn new(inner: R, stall: Duration) -> Self {
-        Self { inner, ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, stall }
+        Self {
+            inner,
+            ahead: vec![0; READ_AHEAD_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            stall,
+        }
     }
 
     /// The next frame; `None` if the peer closed between frames. `spare` is used for the body.
     ///
     /// Waits without limit for a frame to begin. Losing this future loses what it has read.
-    pub async fn next(&mut self, limits: &Limits, spare: Vec<u64>) -> Result<Option<Frame>, ReadError> {
+    pub async fn next(
+        &mut self,
+        limits: &Limits,
+        spare: Vec<u64>,
+    ) -> Result<Option<Frame>, ReadError> {
         if self.start == self.end && self.fill().await? == 0 {
             return Ok(None);
         }
@@ -84,8 +94,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         let header = Header::decode(&head, limits)?;
         let mut meta = vec![0; header.meta_bytes as usize];
         self.copy(&mut meta).await?;
-        let bytes = usize::try_from(header.body_bytes)
-            .map_err(|_| Refusal::LimitExceeded("the frame does not fit this machine's memory".into()))?;
+        let bytes = usize::try_from(header.body_bytes).map_err(|_| {
+            Refusal::LimitExceeded("the frame does not fit this machine's memory".into())
+        })?;
         let mut have = 0;
         while have < bytes {
             // Memory follows the bytes that come, not those announced.
@@ -94,7 +105,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 body.resize(goal.div_ceil(8), 0);
             }
             let goal = bytes.min(body.len() * 8);
-            self.copy(&mut bytemuck::cast_slice_mut(&mut body)[have..goal]).await?;
+            self.copy(&mut bytemuck::cast_slice_mut(&mut body)[have..goal])
+                .await?;
             have = goal;
         }
         let frame = Frame { header, meta, body };
@@ -108,7 +120,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         while have < out.len() {
             if self.start < self.end {
                 let count = (self.end - self.start).min(out.len() - have);
-                out[have..have + count].copy_from_slice(&self.ahead[self.start..self.start + count]);
+                out[have..have + count]
+                    .copy_from_slice(&self.ahead[self.start..self.start + count]);
                 self.start += count;
                 have += count;
             } else {

@@ -5,7 +5,6 @@
 //! [`tls`] wraps sockets. Decisions about membership are made elsewhere and arrive here as a
 //! routing table.
 
-
 pub mod client;
 pub mod frame_io;
 pub mod server;

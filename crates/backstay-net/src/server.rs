@@ -67,7 +67,11 @@ pub struct Server {
 
 impl Server {
     /// Serve on a bound listener (the caller owns the choice of port).
-    pub fn start(listener: StdListener, options: ServerOptions, store: Arc<Store>) -> io::Result<Self> {
+    pub fn start(
+        listener: StdListener,
+        options: ServerOptions,
+        store: Arc<Store>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(options.io_threads.max(1))
             .thread_name("backstay-data")
@@ -79,7 +83,11 @@ impl Server {
             let _inside = runtime.enter();
             TcpListener::from_std(listener)?
         };
-        let shared = Arc::new(Shared { options, store, counters: Counters::default() });
+        let shared = Arc::new(Shared {
+            options,
+            store,
+            counters: Counters::default(),
+        });
         let (stopping, stop_signal) = watch::channel(false);
         let (drained_sender, drained) = watch::channel(false);
         let accepting = Arc::clone(&shared);
@@ -87,7 +95,13 @@ impl Server {
             accept(accepting, listener, stop_signal).await;
             let _ = drained_sender.send(true);
         });
-        Ok(Self { shared, address, stopping, drained, runtime: Some(runtime) })
+        Ok(Self {
+            shared,
+            address,
+            stopping,
+            drained,
+            runtime: Some(runtime),
+        })
     }
 
     /// Where it listens.
@@ -103,7 +117,9 @@ impl Server {
     /// Its counters.
     pub fn snapshot(&self) -> Snapshot {
         let store = &self.shared.store;
-        self.shared.counters.snapshot(store.routing_version(), store.allocated_bytes())
+        self.shared
+            .counters
+            .snapshot(store.routing_version(), store.allocated_bytes())
     }
 
     /// Take no new requests, answer those being served, close. False if `grace` cut it off.
@@ -166,12 +182,24 @@ fn log_end(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-async fn serve(shared: Arc<Shared>, stream: TcpStream, peer: SocketAddr, stopping: watch::Receiver<bool>) {
-    let open = shared.counters.connections_open.fetch_add(1, Ordering::AcqRel) + 1;
+async fn serve(
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    stopping: watch::Receiver<bool>,
+) {
+    let open = shared
+        .counters
+        .connections_open
+        .fetch_add(1, Ordering::AcqRel)
+        + 1;
     if let Err(error) = serve_counted(&shared, stream, peer, open, stopping).await {
         debug!(%peer, %error, "connection ended");
     }
-    shared.counters.connections_open.fetch_sub(1, Ordering::AcqRel);
+    shared
+        .counters
+        .connections_open
+        .fetch_sub(1, Ordering::AcqRel);
 }
 
 async fn serve_counted(
@@ -191,13 +219,18 @@ async fn serve_counted(
     match &options.tls {
         None => {
             let (reader, writer) = stream.into_split();
-            Session::new(Arc::clone(shared), reader, writer).run(&peer, stopping).await;
+            Session::new(Arc::clone(shared), reader, writer)
+                .run(&peer, stopping)
+                .await;
         }
         Some(tls) => {
             let acceptor = TlsAcceptor::from(Arc::clone(tls));
-            let stream = tokio::time::timeout(options.handshake_timeout, acceptor.accept(stream)).await??;
+            let stream =
+                tokio::time::timeout(options.handshake_timeout, acceptor.accept(stream)).await??;
             let (reader, writer) = tokio::io::split(stream);
-            Session::new(Arc::clone(shared), reader, writer).run(&peer, stopping).await;
+            Session::new(Arc::clone(shared), reader, writer)
+                .run(&peer, stopping)
+                .await;
         }
     }
     Ok(())
@@ -212,7 +245,11 @@ async fn refuse_connection(stream: &mut TcpStream, options: &ServerOptions) -> i
         "{} connections are open, the limit (max_connections): close some or raise it",
         options.max_connections
     ));
-    let meta = ErrorMeta { code: refusal.code(), retry_safe: true, routing_version: 0 };
+    let meta = ErrorMeta {
+        code: refusal.code(),
+        retry_safe: true,
+        routing_version: 0,
+    };
     let (meta, text) = (meta.encode(), refusal.to_string());
     let write = write_frame(stream, Opcode::Error, 0, &meta, text.as_bytes());
     tokio::time::timeout(options.handshake_timeout, write).await?

@@ -23,7 +23,10 @@ use crate::server::{stop_signal, Shared};
 use crate::stats::add;
 
 /// What a frame may be before its sender is known: nothing bulky.
-const HANDSHAKE_LIMITS: Limits = Limits { max_frame_bytes: 4096, max_keys: 0 };
+const HANDSHAKE_LIMITS: Limits = Limits {
+    max_frame_bytes: 4096,
+    max_keys: 0,
+};
 /// Words before the rows of a pull's answer: header and meta.
 const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
 
@@ -41,7 +44,14 @@ pub(crate) struct Session<R, W> {
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     pub(crate) fn new(shared: Arc<Shared>, reader: R, writer: W) -> Self {
         let stall = shared.options.stall_timeout;
-        Self { shared, reader: FrameReader::new(reader, stall), writer, request: Vec::new(), reply: Vec::new(), reply_bytes: 0 }
+        Self {
+            shared,
+            reader: FrameReader::new(reader, stall),
+            writer,
+            request: Vec::new(),
+            reply: Vec::new(),
+            reply_bytes: 0,
+        }
     }
 
     /// Serve until the client goes, breaks the protocol, or `stopping` turns true.
@@ -104,8 +114,16 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         }
         let token = options.token.as_deref().unwrap_or_default();
         if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) {
-            let reason = if hello.token.is_empty() { "a token is needed" } else { "the token is wrong" };
-            return Err(Refusal::Unauthenticated(format!("{reason} for cluster {:?}", options.cluster_id)).into());
+            let reason = if hello.token.is_empty() {
+                "a token is needed"
+            } else {
+                "the token is wrong"
+            };
+            return Err(Refusal::Unauthenticated(format!(
+                "{reason} for cluster {:?}",
+                options.cluster_id
+            ))
+            .into());
         }
         let reply = HelloReply {
             instance: options.instance,
@@ -115,7 +133,14 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             routing_version: self.shared.store.routing_version(),
             node_id: options.node_id.clone(),
         };
-        write_frame(&mut self.writer, Opcode::HelloReply, frame.header.request_id, &reply.encode(), &[]).await?;
+        write_frame(
+            &mut self.writer,
+            Opcode::HelloReply,
+            frame.header.request_id,
+            &reply.encode(),
+            &[],
+        )
+        .await?;
         Ok(true)
     }
 
@@ -162,13 +187,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             body_bytes,
         };
         let routing_version = self.shared.store.routing_version();
-        let reply = PullReply { routing_version, row_count: meta.key_count, row_elements: meta.row_elements };
+        let reply = PullReply {
+            routing_version,
+            row_count: meta.key_count,
+            row_elements: meta.row_elements,
+        };
         let (head, rows) = self.reply.split_at_mut(PULL_REPLY_WORDS);
         let head: &mut [u8] = bytemuck::cast_slice_mut(head);
         head[..HEADER_BYTES].copy_from_slice(&header.encode());
         head[HEADER_BYTES..].copy_from_slice(&reply.encode());
         let rows = &mut bytemuck::cast_slice_mut(rows)[..count * elements];
-        self.shared.store.pull(meta.table, &frame.body[..count], rows)?;
+        self.shared
+            .store
+            .pull(meta.table, &frame.body[..count], rows)?;
         self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes as usize;
         add(&self.shared.counters.pulls, 1);
         add(&self.shared.counters.keys_pulled, count as u64);
@@ -190,19 +221,33 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let report = self.shared.store.push(transaction)?;
         let counters = &self.shared.counters;
         let repeated = report.staged == 0 && report.skipped > 0;
-        add(if repeated { &counters.pushes_repeated } else { &counters.pushes_applied }, 1);
+        add(
+            if repeated {
+                &counters.pushes_repeated
+            } else {
+                &counters.pushes_applied
+            },
+            1,
+        );
         add(&counters.keys_pushed, count as u64);
         let reply = PushReply {
             routing_version: self.shared.store.routing_version(),
             applied_slots: report.staged,
             skipped_slots: report.skipped,
         };
-        self.small_reply(Opcode::PushReply, frame.header.request_id, &reply.encode(), &[]);
+        self.small_reply(
+            Opcode::PushReply,
+            frame.header.request_id,
+            &reply.encode(),
+            &[],
+        );
         Ok(())
     }
 
     fn close_stream(&mut self, frame: Frame) -> Result<(), Refusal> {
-        self.shared.store.forget_stream(CloseStream::decode(&frame.meta)?.stream);
+        self.shared
+            .store
+            .forget_stream(CloseStream::decode(&frame.meta)?.stream);
         self.small_reply(Opcode::CloseStreamReply, frame.header.request_id, &[], &[]);
         Ok(())
     }

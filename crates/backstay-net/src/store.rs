@@ -84,7 +84,9 @@ impl Store {
     /// Serve exactly the slots marked in `owned`, one entry per slot.
     pub fn set_routing(&self, version: u64, owned: &[bool]) {
         for stripe in &self.stripes {
-            stripe.write().set_routing(version, |slot| owned.get(slot as usize).is_some_and(|&owned| owned));
+            stripe.write().set_routing(version, |slot| {
+                owned.get(slot as usize).is_some_and(|&owned| owned)
+            });
         }
         self.routing_version.store(version, Ordering::Release);
     }
@@ -94,7 +96,9 @@ impl Store {
         let mut specs = self.specs.write();
         let id = table_id(&spec.name);
         if specs.len() >= MAX_TABLES && !specs.contains_key(&id) {
-            return Err(Refusal::LimitExceeded(format!("the cluster has {MAX_TABLES} tables, the limit")));
+            return Err(Refusal::LimitExceeded(format!(
+                "the cluster has {MAX_TABLES} tables, the limit"
+            )));
         }
         for stripe in &self.stripes {
             stripe.write().create_table(spec)?;
@@ -111,7 +115,12 @@ impl Store {
 
     /// Every table with its use of memory.
     pub fn tables(&self) -> Vec<TableUsage> {
-        let specs: Vec<_> = self.specs.read().iter().map(|(&id, spec)| (id, Arc::clone(spec))).collect();
+        let specs: Vec<_> = self
+            .specs
+            .read()
+            .iter()
+            .map(|(&id, spec)| (id, Arc::clone(spec)))
+            .collect();
         let usage = |(id, spec)| {
             let (mut rows, mut bytes) = (0, 0);
             for stripe in &self.stripes {
@@ -120,7 +129,12 @@ impl Store {
                     bytes += table.allocated_bytes() as u64;
                 }
             }
-            TableUsage { spec, id, rows, bytes }
+            TableUsage {
+                spec,
+                id,
+                rows,
+                bytes,
+            }
         };
         specs.into_iter().map(usage).collect()
     }
@@ -164,7 +178,10 @@ impl Store {
 
     /// Forget a stream in every slot; returns in how many it was known.
     pub fn forget_stream(&self, stream: StreamId) -> u32 {
-        self.stripes.iter().map(|stripe| stripe.write().forget_stream(stream)).sum()
+        self.stripes
+            .iter()
+            .map(|stripe| stripe.write().forget_stream(stream))
+            .sum()
     }
 
     /// The rows of one slot of a table, ordered by key.
@@ -174,7 +191,12 @@ impl Store {
     }
 
     /// Replace the rows of one slot of a table.
-    pub fn import_slot(&self, table: &str, slot: u32, rows: (&[u64], &[f32], &[f32])) -> Result<(), Refusal> {
+    pub fn import_slot(
+        &self,
+        table: &str,
+        slot: u32,
+        rows: (&[u64], &[f32], &[f32]),
+    ) -> Result<(), Refusal> {
         let id = self.named(table)?;
         let mut engine = self.stripe_of(slot)?.write();
         let before = engine.table(id)?.allocated_bytes();
@@ -189,7 +211,11 @@ impl Store {
         Ok((engine.position(slot), engine.digest(slot)))
     }
 
-    fn apply(&self, transaction: &Arc<Transaction>, parts: Vec<(usize, Range<usize>)>) -> Result<StageReport, Refusal> {
+    fn apply(
+        &self,
+        transaction: &Arc<Transaction>,
+        parts: Vec<(usize, Range<usize>)>,
+    ) -> Result<StageReport, Refusal> {
         let mut report = StageReport::default();
         for (stripe, part) in parts {
             let mut engine = self.stripes[stripe].write();
@@ -223,7 +249,11 @@ impl Store {
     }
 
     /// Promise room for the rows a push may create, or refuse it before anything changes.
-    fn reserve(&self, transaction: &Transaction, parts: &[(usize, Range<usize>)]) -> Result<u64, Refusal> {
+    fn reserve(
+        &self,
+        transaction: &Transaction,
+        parts: &[(usize, Range<usize>)],
+    ) -> Result<u64, Refusal> {
         if self.memory_limit_bytes == 0 {
             return Ok(0);
         }
@@ -248,9 +278,11 @@ impl Store {
 
     fn account(&self, before: usize, after: usize) {
         if after >= before {
-            self.allocated_bytes.fetch_add((after - before) as u64, Ordering::Relaxed);
+            self.allocated_bytes
+                .fetch_add((after - before) as u64, Ordering::Relaxed);
         } else {
-            self.allocated_bytes.fetch_sub((before - after) as u64, Ordering::Relaxed);
+            self.allocated_bytes
+                .fetch_sub((before - after) as u64, Ordering::Relaxed);
         }
     }
 
@@ -263,8 +295,13 @@ impl Store {
     }
 
     fn stripe_of(&self, slot: u32) -> Result<&RwLock<Engine>, Refusal> {
-        self.stripes.get((slot / self.stripe_slots) as usize).ok_or_else(|| {
-            Refusal::InvalidRequest(format!("slot {slot} does not exist: there are {}", self.space.count()))
-        })
+        self.stripes
+            .get((slot / self.stripe_slots) as usize)
+            .ok_or_else(|| {
+                Refusal::InvalidRequest(format!(
+                    "slot {slot} does not exist: there are {}",
+                    self.space.count()
+                ))
+            })
     }
 }

@@ -119,10 +119,17 @@ impl DataClient {
         let identity = match (tls_cert_pem, tls_key_pem) {
             (Some(cert_pem), Some(key_pem)) => Some(Identity { cert_pem, key_pem }),
             (None, None) => None,
-            _ => return Err(config_error(py, "tls_cert_file and tls_key_file go together: set both or neither")),
+            _ => {
+                return Err(config_error(
+                    py,
+                    "tls_cert_file and tls_key_file go together: set both or neither",
+                ))
+            }
         };
         let tls = match tls_ca_pem {
-            Some(ca) => Some(tls::client(ca, identity).map_err(|error| config_error(py, &error.to_string()))?),
+            Some(ca) => Some(
+                tls::client(ca, identity).map_err(|error| config_error(py, &error.to_string()))?,
+            ),
             None => None,
         };
         let options = ClientOptions {
@@ -136,8 +143,14 @@ impl DataClient {
             part_bytes,
             max_pushes_in_flight,
         };
-        let stream = StreamId { job: stream_job, pass: stream_pass, task: stream_task };
-        Ok(Self { client: Client::new(options, stream) })
+        let stream = StreamId {
+            job: stream_job,
+            pass: stream_pass,
+            task: stream_task,
+        };
+        Ok(Self {
+            client: Client::new(options, stream),
+        })
     }
 
     /// Go by this routing table: data address and instance of each server, and for each slot
@@ -151,7 +164,10 @@ impl DataClient {
         master_of_slot: PyReadonlyArray1<'_, u32>,
     ) -> PyResult<()> {
         if addresses.len() != instances.len() {
-            return Err(config_error(py, "addresses and instances must be equally many"));
+            return Err(config_error(
+                py,
+                "addresses and instances must be equally many",
+            ));
         }
         let servers = addresses
             .into_iter()
@@ -159,15 +175,20 @@ impl DataClient {
             .map(|(address, instance)| ServerAddress { address, instance })
             .collect();
         let routing = Routing::new(version, servers, master_of_slot.as_slice()?);
-        self.client.set_routing(routing.map_err(|error| from_client(py, &error))?);
+        self.client
+            .set_routing(routing.map_err(|error| from_client(py, &error))?);
         Ok(())
     }
 
     /// Make a batch of keys ready.
     fn plan(&self, py: Python<'_>, keys: PyReadonlyArray1<'_, u64>) -> PyResult<KeyPlan> {
         let keys = keys.as_slice()?;
-        let plan = py.detach(|| self.client.plan(keys)).map_err(|error| from_client(py, &error))?;
-        Ok(KeyPlan { plan: Arc::new(plan) })
+        let plan = py
+            .detach(|| self.client.plan(keys))
+            .map_err(|error| from_client(py, &error))?;
+        Ok(KeyPlan {
+            plan: Arc::new(plan),
+        })
     }
 
     /// Ask for rows; wait for them with `PendingPull.finish`.
@@ -180,9 +201,14 @@ impl DataClient {
         deadline_ms: u64,
     ) -> PyResult<PendingPull> {
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
-        let pull = block_on(py, self.client.pull(table, row_elements, &plan.plan, deadline))?;
+        let pull = block_on(
+            py,
+            self.client.pull(table, row_elements, &plan.plan, deadline),
+        )?;
         let pull = pull.map_err(|error| from_client(py, &error))?;
-        Ok(PendingPull { pull: std::sync::Mutex::new(Some(pull)) })
+        Ok(PendingPull {
+            pull: std::sync::Mutex::new(Some(pull)),
+        })
     }
 
     /// Ask for rows and wait for them.
@@ -198,7 +224,11 @@ impl DataClient {
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
         let out = out.as_slice_mut()?;
         let work = async {
-            self.client.pull(table, row_elements, &plan.plan, deadline).await?.finish(out).await
+            self.client
+                .pull(table, row_elements, &plan.plan, deadline)
+                .await?
+                .finish(out)
+                .await
         };
         block_on(py, work)?.map_err(|error| from_client(py, &error))
     }
@@ -219,17 +249,31 @@ impl DataClient {
         deadline_ms: u64,
     ) -> PyResult<PendingPush> {
         let change = match kind {
-            "update" => Change::Update { learning_rate_scale },
-            "assign" => Change::Assign { only_if_absent: false },
-            "assign_if_absent" => Change::Assign { only_if_absent: true },
+            "update" => Change::Update {
+                learning_rate_scale,
+            },
+            "assign" => Change::Assign {
+                only_if_absent: false,
+            },
+            "assign_if_absent" => Change::Assign {
+                only_if_absent: true,
+            },
             _ => return Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
         };
-        let request =
-            PushRequest { table, row_elements, change, values: values.as_slice()?, require_finite };
+        let request = PushRequest {
+            table,
+            row_elements,
+            change,
+            values: values.as_slice()?,
+            require_finite,
+        };
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
         let push = block_on(py, self.client.push(&request, &plan.plan, deadline))?;
         let push = push.map_err(|error| from_client(py, &error))?;
-        Ok(PendingPush { push, client: Arc::clone(&self.client) })
+        Ok(PendingPush {
+            push,
+            client: Arc::clone(&self.client),
+        })
     }
 
     /// Wait until every push under way is settled.
@@ -258,5 +302,7 @@ impl DataClient {
 }
 
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> PyResult<std::sync::MutexGuard<'_, T>> {
-    mutex.lock().map_err(|_| runtime_error("an earlier call crashed"))
+    mutex
+        .lock()
+        .map_err(|_| runtime_error("an earlier call crashed"))
 }

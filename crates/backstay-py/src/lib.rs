@@ -46,7 +46,10 @@ pub(crate) fn table_spec(py: Python<'_>, spec_json: &str) -> PyResult<TableSpec>
 pub(crate) fn slot_space(py: Python<'_>, slot_count: u32) -> PyResult<SlotSpace> {
     SlotSpace::new(slot_count).ok_or_else(|| {
         let most = SlotSpace::MAX_SLOTS;
-        config_error(py, &format!("slot_count is {slot_count}: must be a power of two up to {most}"))
+        config_error(
+            py,
+            &format!("slot_count is {slot_count}: must be a power of two up to {most}"),
+        )
     })
 }
 

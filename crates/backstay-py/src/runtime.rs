@@ -47,7 +47,8 @@ where
     let runtime = runtime()?;
     let mut future = pin!(future);
     loop {
-        let waited = py.detach(|| runtime.block_on(async { timeout(SIGNAL_CHECK, future.as_mut()).await }));
+        let waited =
+            py.detach(|| runtime.block_on(async { timeout(SIGNAL_CHECK, future.as_mut()).await }));
         match waited {
             Ok(output) => return Ok(output),
             Err(_) => py.check_signals()?,

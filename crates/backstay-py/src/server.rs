@@ -15,7 +15,11 @@ use pyo3::prelude::*;
 use crate::errors::{config_error, from_refusal};
 use crate::{slot_space, table_spec};
 
-type PlainRows<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray2<f32>>, Bound<'py, PyArray2<f32>>);
+type PlainRows<'py> = (
+    Bound<'py, PyArray1<u64>>,
+    Bound<'py, PyArray2<f32>>,
+    Bound<'py, PyArray2<f32>>,
+);
 
 /// One node's data plane: rows, optimizers and sockets, on threads of its own.
 #[pyclass(module = "backstay._native", frozen)]
@@ -55,10 +59,18 @@ impl DataServer {
         let tls = match (tls_cert_pem, tls_key_pem) {
             (Some(cert_pem), Some(key_pem)) => {
                 let identity = Identity { cert_pem, key_pem };
-                Some(tls::server(identity, tls_client_ca_pem).map_err(|e| config_error(py, &e.to_string()))?)
+                Some(
+                    tls::server(identity, tls_client_ca_pem)
+                        .map_err(|e| config_error(py, &e.to_string()))?,
+                )
             }
             (None, None) => None,
-            _ => return Err(config_error(py, "tls_cert_file and tls_key_file go together: set both or neither")),
+            _ => {
+                return Err(config_error(
+                    py,
+                    "tls_cert_file and tls_key_file go together: set both or neither",
+                ))
+            }
         };
         let options = ServerOptions {
             cluster_id,
@@ -67,17 +79,28 @@ impl DataServer {
             token,
             tls,
             io_threads,
-            limits: Limits { max_frame_bytes, max_keys: max_keys_per_request },
+            limits: Limits {
+                max_frame_bytes,
+                max_keys: max_keys_per_request,
+            },
             max_connections,
             handshake_timeout: Duration::from_millis(handshake_timeout_ms),
             stall_timeout: Duration::from_millis(stall_timeout_ms),
         };
         let store = Arc::new(Store::new(slot_space(py, slot_count)?, memory_limit_bytes));
-        let listener = TcpListener::bind(listen)
-            .map_err(|error| PyOSError::new_err((error.raw_os_error(), format!("cannot listen on {listen}: {error}"))))?;
+        let listener = TcpListener::bind(listen).map_err(|error| {
+            PyOSError::new_err((
+                error.raw_os_error(),
+                format!("cannot listen on {listen}: {error}"),
+            ))
+        })?;
         let server = Server::start(listener, options, Arc::clone(&store))?;
         let address = server.address().to_string();
-        Ok(Self { server: std::sync::Mutex::new(server), store, address })
+        Ok(Self {
+            server: std::sync::Mutex::new(server),
+            store,
+            address,
+        })
     }
 
     #[getter]
@@ -92,16 +115,21 @@ impl DataServer {
 
     fn create_table(&self, py: Python<'_>, spec_json: &str) -> PyResult<()> {
         let spec = Arc::new(table_spec(py, spec_json)?);
-        py.detach(|| self.store.create_table(&spec)).map_err(|refusal| from_refusal(py, &refusal))
+        py.detach(|| self.store.create_table(&spec))
+            .map_err(|refusal| from_refusal(py, &refusal))
     }
 
     fn tables_json(&self, py: Python<'_>) -> String {
         let describe = |table: backstay_net::store::TableUsage| {
             // The canonical form is JSON by construction.
-            let spec: serde_json::Value = serde_json::from_str(&table.spec.canonical_json()).unwrap_or_default();
+            let spec: serde_json::Value =
+                serde_json::from_str(&table.spec.canonical_json()).unwrap_or_default();
             serde_json::json!({"spec": spec, "id": table.id, "rows": table.rows, "bytes": table.bytes})
         };
-        py.detach(|| serde_json::Value::Array(self.store.tables().into_iter().map(describe).collect()).to_string())
+        py.detach(|| {
+            serde_json::Value::Array(self.store.tables().into_iter().map(describe).collect())
+                .to_string()
+        })
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
@@ -109,11 +137,20 @@ impl DataServer {
         serde_json::to_string(&snapshot).map_err(|error| config_error(py, &error.to_string()))
     }
 
-    fn export_slot<'py>(&self, py: Python<'py>, table: &str, slot: u32) -> PyResult<PlainRows<'py>> {
+    fn export_slot<'py>(
+        &self,
+        py: Python<'py>,
+        table: &str,
+        slot: u32,
+    ) -> PyResult<PlainRows<'py>> {
         let rows = py.detach(|| self.store.export_slot(table, slot));
         let (keys, weights, state) = rows.map_err(|refusal| from_refusal(py, &refusal))?;
         let matrix = |values: Vec<f32>| {
-            let columns = if keys.is_empty() { 0 } else { values.len() / keys.len() };
+            let columns = if keys.is_empty() {
+                0
+            } else {
+                values.len() / keys.len()
+            };
             PyArray1::from_vec(py, values).reshape([keys.len(), columns])
         };
         let (weights, state) = (matrix(weights)?, matrix(state)?);
@@ -130,11 +167,13 @@ impl DataServer {
         state: PyReadonlyArray2<'_, f32>,
     ) -> PyResult<()> {
         let rows = (keys.as_slice()?, weights.as_slice()?, state.as_slice()?);
-        py.detach(|| self.store.import_slot(table, slot, rows)).map_err(|refusal| from_refusal(py, &refusal))
+        py.detach(|| self.store.import_slot(table, slot, rows))
+            .map_err(|refusal| from_refusal(py, &refusal))
     }
 
     fn slot_digest(&self, py: Python<'_>, slot: u32) -> PyResult<(u64, u64)> {
-        py.detach(|| self.store.slot_digest(slot)).map_err(|refusal| from_refusal(py, &refusal))
+        py.detach(|| self.store.slot_digest(slot))
+            .map_err(|refusal| from_refusal(py, &refusal))
     }
 
     fn stop(&self, py: Python<'_>, grace_ms: u64) -> PyResult<bool> {
@@ -144,6 +183,8 @@ impl DataServer {
 
 impl DataServer {
     fn lock(&self) -> PyResult<std::sync::MutexGuard<'_, Server>> {
-        self.server.lock().map_err(|_| crate::errors::runtime_error("an earlier call on this server crashed"))
+        self.server
+            .lock()
+            .map_err(|_| crate::errors::runtime_error("an earlier call on this server crashed"))
     }
 }

@@ -136,7 +136,10 @@ impl Header {
 
     fn check(&self, limits: &Limits) -> Result<(), Refusal> {
         if self.flags & !FLAG_CHECKSUM != 0 {
-            return Err(Refusal::Protocol(format!("unknown flags {:#06x}", self.flags)));
+            return Err(Refusal::Protocol(format!(
+                "unknown flags {:#06x}",
+                self.flags
+            )));
         }
         if self.flags & FLAG_CHECKSUM == 0 && self.checksum != 0 {
             return Err(Refusal::Protocol("a checksum came without its flag".into()));
@@ -231,6 +234,9 @@ impl<'a> Reader<'a> {
         if self.rest.is_empty() {
             return Ok(());
         }
-        Err(Refusal::Protocol(format!("{} bytes too many in meta", self.rest.len())))
+        Err(Refusal::Protocol(format!(
+            "{} bytes too many in meta",
+            self.rest.len()
+        )))
     }
 }

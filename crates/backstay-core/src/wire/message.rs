@@ -32,7 +32,11 @@ impl Hello {
     /// Read it.
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
-        let hello = Self { cluster_id: reader.text()?, token: reader.text()?, client_name: reader.text()? };
+        let hello = Self {
+            cluster_id: reader.text()?,
+            token: reader.text()?,
+            client_name: reader.text()?,
+        };
         reader.end()?;
         Ok(hello)
     }
@@ -149,7 +153,11 @@ impl PullReply {
     /// Read it.
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
-        let reply = Self { routing_version: reader.u64()?, row_count: reader.u32()?, row_elements: reader.u32()? };
+        let reply = Self {
+            routing_version: reader.u64()?,
+            row_count: reader.u32()?,
+            row_elements: reader.u32()?,
+        };
         reader.end()?;
         Ok(reply)
     }
@@ -191,9 +199,15 @@ impl PushMeta {
     /// Lay it out.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, scale) = match self.change {
-            Change::Update { learning_rate_scale } => (PushKind::Update, learning_rate_scale),
-            Change::Assign { only_if_absent: false } => (PushKind::Assign, 1.0),
-            Change::Assign { only_if_absent: true } => (PushKind::AssignIfAbsent, 1.0),
+            Change::Update {
+                learning_rate_scale,
+            } => (PushKind::Update, learning_rate_scale),
+            Change::Assign {
+                only_if_absent: false,
+            } => (PushKind::Assign, 1.0),
+            Change::Assign {
+                only_if_absent: true,
+            } => (PushKind::AssignIfAbsent, 1.0),
         };
         let mut out = Vec::with_capacity(64);
         out.extend(self.table.to_le_bytes());
@@ -213,7 +227,10 @@ impl PushMeta {
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
         let (table, routing_version) = (reader.u64()?, reader.u64()?);
-        let id = TransactionId { stream: read_stream(&mut reader)?, sequence: reader.u64()? };
+        let id = TransactionId {
+            stream: read_stream(&mut reader)?,
+            sequence: reader.u64()?,
+        };
         let floor = reader.u64()?;
         let (key_count, row_elements) = (reader.u32()?, reader.u32()?);
         let learning_rate_scale = reader.f32()?;
@@ -221,15 +238,31 @@ impl PushMeta {
         reader.take(3)?;
         reader.end()?;
         if !learning_rate_scale.is_finite() {
-            return Err(Refusal::InvalidRequest(format!("learning_rate_scale is {learning_rate_scale}")));
+            return Err(Refusal::InvalidRequest(format!(
+                "learning_rate_scale is {learning_rate_scale}"
+            )));
         }
         let change = match kind {
-            0 => Change::Update { learning_rate_scale },
-            1 => Change::Assign { only_if_absent: false },
-            2 => Change::Assign { only_if_absent: true },
+            0 => Change::Update {
+                learning_rate_scale,
+            },
+            1 => Change::Assign {
+                only_if_absent: false,
+            },
+            2 => Change::Assign {
+                only_if_absent: true,
+            },
             _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
         };
-        Ok(Self { table, routing_version, id, floor, key_count, row_elements, change })
+        Ok(Self {
+            table,
+            routing_version,
+            id,
+            floor,
+            key_count,
+            row_elements,
+            change,
+        })
     }
 }
 
@@ -257,7 +290,11 @@ impl PushReply {
     /// Read it.
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
-        let reply = Self { routing_version: reader.u64()?, applied_slots: reader.u32()?, skipped_slots: reader.u32()? };
+        let reply = Self {
+            routing_version: reader.u64()?,
+            applied_slots: reader.u32()?,
+            skipped_slots: reader.u32()?,
+        };
         reader.end()?;
         Ok(reply)
     }
@@ -314,7 +351,11 @@ impl ErrorMeta {
         let mut reader = Reader::new(meta);
         let (code, retry_safe) = (reader.u16()?, reader.u8()? != 0);
         reader.take(5)?;
-        let error = Self { code, retry_safe, routing_version: reader.u64()? };
+        let error = Self {
+            code,
+            retry_safe,
+            routing_version: reader.u64()?,
+        };
         reader.end()?;
         Ok(error)
     }
@@ -337,5 +378,9 @@ fn put_stream(out: &mut Vec<u8>, stream: StreamId) {
 }
 
 fn read_stream(reader: &mut Reader<'_>) -> Result<StreamId, Refusal> {
-    Ok(StreamId { job: reader.u64()?, pass: reader.u32()?, task: reader.u32()? })
+    Ok(StreamId {
+        job: reader.u64()?,
+        pass: reader.u32()?,
+        task: reader.u32()?,
+    })
 }

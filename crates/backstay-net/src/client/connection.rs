@@ -69,7 +69,9 @@ impl Connection {
             }
             Some(tls) => {
                 let name = server_name(address)?;
-                let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await?;
+                let stream = TlsConnector::from(Arc::clone(tls))
+                    .connect(name, stream)
+                    .await?;
                 let (reader, writer) = tokio::io::split(stream);
                 (Box::new(reader), Box::new(writer))
             }
@@ -81,16 +83,27 @@ impl Connection {
             client_name: options.client_name.clone(),
         };
         write_frame(&mut writer, Opcode::Hello, 0, &hello.encode(), &[]).await?;
-        let limits = Limits { max_frame_bytes: options.max_frame_bytes, max_keys: u32::MAX };
-        let frame = reader.next(&limits, Vec::new()).await?.ok_or(ReadError::Truncated)?;
+        let limits = Limits {
+            max_frame_bytes: options.max_frame_bytes,
+            max_keys: u32::MAX,
+        };
+        let frame = reader
+            .next(&limits, Vec::new())
+            .await?
+            .ok_or(ReadError::Truncated)?;
         if frame.header.opcode == Opcode::Error {
             return Err(OpenError::Refused(refusal_of(address, &frame)?));
         }
         if frame.header.opcode != Opcode::HelloReply {
-            return Err(Refusal::Protocol("the handshake was not answered by a HelloReply".into()).into());
+            return Err(
+                Refusal::Protocol("the handshake was not answered by a HelloReply".into()).into(),
+            );
         }
         let hello = HelloReply::decode(&frame.meta)?;
-        let shared = Arc::new(Shared { pending: Mutex::default(), spare: Mutex::default() });
+        let shared = Arc::new(Shared {
+            pending: Mutex::default(),
+            spare: Mutex::default(),
+        });
         let task = tokio::spawn(read_replies(reader, limits, Arc::clone(&shared)));
         Ok(Self {
             hello,
@@ -113,7 +126,11 @@ impl Connection {
 
     /// Write a whole frame; its answer will come through the receiver. Frames leave in the
     /// order of the calls.
-    pub(crate) async fn send(&self, request_id: u64, frame: &[u8]) -> Result<oneshot::Receiver<Reply>, Lost> {
+    pub(crate) async fn send(
+        &self,
+        request_id: u64,
+        frame: &[u8],
+    ) -> Result<oneshot::Receiver<Reply>, Lost> {
         let mut slot = self.writer.lock().await;
         let receiver = self.register(request_id)?;
         let Some(mut writer) = slot.take() else {
@@ -141,7 +158,10 @@ impl Connection {
     fn register(&self, request_id: u64) -> Result<oneshot::Receiver<Reply>, Lost> {
         let mut pending = self.shared.pending.lock();
         if let Some(lost) = &pending.lost {
-            return Err(Lost { not_taken: true, ..lost.clone() });
+            return Err(Lost {
+                not_taken: true,
+                ..lost.clone()
+            });
         }
         let (sender, receiver) = oneshot::channel();
         pending.waiting.insert(request_id, sender);
@@ -149,7 +169,10 @@ impl Connection {
     }
 
     fn lose(&self, reason: &str) -> Lost {
-        let lost = Lost { reason: reason.into(), not_taken: false };
+        let lost = Lost {
+            reason: reason.into(),
+            not_taken: false,
+        };
         self.shared.lose(lost.clone());
         lost
     }
@@ -179,23 +202,42 @@ async fn read_replies(mut reader: Reader, limits: Limits, shared: Arc<Shared>) {
     loop {
         let spare = shared.spare.lock().pop().unwrap_or_default();
         let lost = match reader.next(&limits, spare).await {
-            Ok(Some(frame)) if frame.header.opcode == Opcode::GoAway => {
-                Lost { reason: "the server is shutting down".into(), not_taken: true }
-            }
-            Ok(Some(frame)) if frame.header.request_id == 0 && frame.header.opcode == Opcode::Error => {
-                Lost { reason: String::from_utf8_lossy(frame.body_bytes()).into_owned(), not_taken: false }
+            Ok(Some(frame)) if frame.header.opcode == Opcode::GoAway => Lost {
+                reason: "the server is shutting down".into(),
+                not_taken: true,
+            },
+            Ok(Some(frame))
+                if frame.header.request_id == 0 && frame.header.opcode == Opcode::Error =>
+            {
+                Lost {
+                    reason: String::from_utf8_lossy(frame.body_bytes()).into_owned(),
+                    not_taken: false,
+                }
             }
             Ok(Some(frame)) => {
-                let waiting = shared.pending.lock().waiting.remove(&frame.header.request_id);
+                let waiting = shared
+                    .pending
+                    .lock()
+                    .waiting
+                    .remove(&frame.header.request_id);
                 match waiting {
                     // A caller that gave up has dropped its receiver.
                     Some(sender) => drop(sender.send(Ok(frame))),
-                    None => debug!(request = frame.header.request_id, "an answer to no open request"),
+                    None => debug!(
+                        request = frame.header.request_id,
+                        "an answer to no open request"
+                    ),
                 }
                 continue;
             }
-            Ok(None) => Lost { reason: "the server closed the connection".into(), not_taken: false },
-            Err(error) => Lost { reason: error.to_string(), not_taken: false },
+            Ok(None) => Lost {
+                reason: "the server closed the connection".into(),
+                not_taken: false,
+            },
+            Err(error) => Lost {
+                reason: error.to_string(),
+                not_taken: false,
+            },
         };
         return shared.lose(lost);
     }
@@ -214,7 +256,10 @@ impl From<std::io::Error> for OpenError {
     fn from(error: std::io::Error) -> Self {
         // A wrong certificate does not become right by trying again.
         if error.kind() == std::io::ErrorKind::InvalidData {
-            return Self::Refused(ClientError::Protocol { address: String::new(), reason: error.to_string() });
+            return Self::Refused(ClientError::Protocol {
+                address: String::new(),
+                reason: error.to_string(),
+            });
         }
         Self::Transient(error.to_string())
     }
@@ -231,7 +276,10 @@ impl From<ReadError> for OpenError {
 
 impl From<Refusal> for OpenError {
     fn from(refusal: Refusal) -> Self {
-        Self::Refused(ClientError::Protocol { address: String::new(), reason: refusal.to_string() })
+        Self::Refused(ClientError::Protocol {
+            address: String::new(),
+            reason: refusal.to_string(),
+        })
     }
 }
 
@@ -239,13 +287,22 @@ impl From<Refusal> for OpenError {
 pub(crate) fn refusal_of(address: &str, frame: &Frame) -> Result<ClientError, Refusal> {
     let meta = ErrorMeta::decode(&frame.meta)?;
     let message = String::from_utf8_lossy(frame.body_bytes()).into_owned();
-    Ok(ClientError::Refused { code: meta.code, message, address: address.into() })
+    Ok(ClientError::Refused {
+        code: meta.code,
+        message,
+        address: address.into(),
+    })
 }
 
 fn server_name(address: &str) -> Result<ServerName<'static>, OpenError> {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    let host = address
+        .rsplit_once(':')
+        .map_or(address, |(host, _)| host)
+        .trim_matches(['[', ']']);
     ServerName::try_from(host.to_owned()).map_err(|error| {
-        OpenError::Refused(ClientError::Invalid(format!("{host:?} is no name to check a certificate against: {error}")))
+        OpenError::Refused(ClientError::Invalid(format!(
+            "{host:?} is no name to check a certificate against: {error}"
+        )))
     })
 }
 

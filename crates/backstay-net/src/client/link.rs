@@ -28,7 +28,10 @@ impl Deadline {
     /// From now on.
     pub fn after(time: Duration) -> Self {
         let started = Instant::now();
-        Self { started, at: started + time }
+        Self {
+            started,
+            at: started + time,
+        }
     }
 
     pub(crate) fn instant(&self) -> Instant {
@@ -65,7 +68,10 @@ impl Link {
     }
 
     /// An open connection, trying again and again until the deadline.
-    pub(crate) async fn connection(&self, deadline: Deadline) -> Result<Arc<Connection>, ClientError> {
+    pub(crate) async fn connection(
+        &self,
+        deadline: Deadline,
+    ) -> Result<Arc<Connection>, ClientError> {
         let mut reason = String::from("no connection could be opened in time");
         for attempt in 0.. {
             match timeout_at(deadline.instant(), self.connect_once()).await {
@@ -82,12 +88,25 @@ impl Link {
             tracing::debug!(address = self.address, reason, "waiting for the server");
             sleep_until(next).await;
         }
-        Err(ClientError::Unavailable { address: self.address.clone(), reason, waited_ms: deadline.waited_ms() })
+        Err(self.unavailable(reason, deadline))
+    }
+
+    /// The error for a server that did not answer until the deadline.
+    pub(crate) fn unavailable(&self, reason: String, deadline: Deadline) -> ClientError {
+        ClientError::Unavailable {
+            address: self.address.clone(),
+            reason,
+            waited_ms: deadline.waited_ms(),
+        }
     }
 
     /// The connection, if one is open.
     pub(crate) async fn current(&self) -> Option<Arc<Connection>> {
-        self.connection.lock().await.clone().filter(|connection| connection.is_open())
+        self.connection
+            .lock()
+            .await
+            .clone()
+            .filter(|connection| connection.is_open())
     }
 
     /// Forget the connection.
@@ -97,14 +116,29 @@ impl Link {
 
     /// Send a frame once. Only the deadline and what no retry can mend are errors here; a
     /// connection that breaks shows in the ticket.
-    pub(crate) async fn send(&self, deadline: Deadline, frame: &mut OutFrame) -> Result<Ticket, ClientError> {
+    pub(crate) async fn send(
+        &self,
+        deadline: Deadline,
+        frame: &mut OutFrame,
+    ) -> Result<Ticket, ClientError> {
         let connection = self.connection(deadline).await?;
         let request_id = connection.next_request_id();
         frame.set_request_id(request_id);
-        match timeout_at(deadline.instant(), connection.send(request_id, frame.bytes())).await {
+        match timeout_at(
+            deadline.instant(),
+            connection.send(request_id, frame.bytes()),
+        )
+        .await
+        {
             Ok(Ok(reply)) => Ok(Ticket { connection, reply }),
-            Ok(Err(lost)) => Ok(Ticket { connection, reply: already_lost(lost) }),
-            Err(_) => Err(ClientError::Deadline { address: self.address.clone(), waited_ms: deadline.waited_ms() }),
+            Ok(Err(lost)) => Ok(Ticket {
+                connection,
+                reply: already_lost(lost),
+            }),
+            Err(_) => Err(ClientError::Deadline {
+                address: self.address.clone(),
+                waited_ms: deadline.waited_ms(),
+            }),
         }
     }
 
@@ -116,13 +150,20 @@ impl Link {
         let opening = Connection::open(&self.address, &self.options);
         let connection = tokio::time::timeout(self.options.connect_timeout, opening)
             .await
-            .map_err(|_| OpenError::Transient(format!("no handshake within {:?}", self.options.connect_timeout)))??;
+            .map_err(|_| {
+                OpenError::Transient(format!(
+                    "no handshake within {:?}",
+                    self.options.connect_timeout
+                ))
+            })??;
         let instance = connection.hello.instance;
         let expected = self.instance.load(Ordering::Acquire);
         if expected == 0 {
             self.instance.store(instance, Ordering::Release);
         } else if expected != instance {
-            return Err(OpenError::Refused(ClientError::StateLost { address: self.address.clone() }));
+            return Err(OpenError::Refused(ClientError::StateLost {
+                address: self.address.clone(),
+            }));
         }
         let connection = Arc::new(connection);
         *slot = Some(Arc::clone(&connection));
@@ -132,7 +173,10 @@ impl Link {
     /// Errors made below do not know the address.
     fn named(&self, error: ClientError) -> ClientError {
         match error {
-            ClientError::Protocol { reason, .. } => ClientError::Protocol { address: self.address.clone(), reason },
+            ClientError::Protocol { reason, .. } => ClientError::Protocol {
+                address: self.address.clone(),
+                reason,
+            },
             other => other,
         }
     }
@@ -140,20 +184,34 @@ impl Link {
     /// Turn a reply into the frame that was asked for, a reason to try again, or an error.
     pub(crate) fn judge(&self, reply: Reply, wanted: Opcode) -> Result<Answer, ClientError> {
         let frame = match reply {
-            Err(lost) => return Ok(Answer::Again { reason: lost.reason, not_applied: lost.not_taken }),
+            Err(lost) => {
+                return Ok(Answer::Again {
+                    reason: lost.reason,
+                    not_applied: lost.not_taken,
+                })
+            }
             Ok(frame) => frame,
         };
         if frame.header.opcode == wanted {
             return Ok(Answer::Frame(frame));
         }
-        let protocol = |reason: String| ClientError::Protocol { address: self.address.clone(), reason };
+        let protocol = |reason: String| ClientError::Protocol {
+            address: self.address.clone(),
+            reason,
+        };
         if frame.header.opcode != Opcode::Error {
-            return Err(protocol(format!("{:?} came instead of {wanted:?}", frame.header.opcode)));
+            return Err(protocol(format!(
+                "{:?} came instead of {wanted:?}",
+                frame.header.opcode
+            )));
         }
         match refusal_of(&self.address, &frame).map_err(|error| protocol(error.to_string()))? {
             // These pass by themselves: the slot moves in, the twin finishes, the server restarts.
             ClientError::Refused { code, message, .. } if passes_by_itself(code) => {
-                Ok(Answer::Again { reason: message, not_applied: true })
+                Ok(Answer::Again {
+                    reason: message,
+                    not_applied: true,
+                })
             }
             error => Err(error),
         }
@@ -167,8 +225,13 @@ pub(crate) enum Answer {
 }
 
 fn passes_by_itself(code: u16) -> bool {
-    let probe = Refusal::NotMaster { slot: 0, version: 0 };
-    [probe, Refusal::InFlight, Refusal::Stopping].iter().any(|refusal| refusal.code() == code)
+    let probe = Refusal::NotMaster {
+        slot: 0,
+        version: 0,
+    };
+    [probe, Refusal::InFlight, Refusal::Stopping]
+        .iter()
+        .any(|refusal| refusal.code() == code)
 }
 
 fn already_lost(lost: Lost) -> oneshot::Receiver<Reply> {

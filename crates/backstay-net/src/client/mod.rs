@@ -107,7 +107,8 @@ impl Client {
     /// Make a batch of keys ready for this cluster.
     pub fn plan(&self, keys: &[u64]) -> Result<Plan, ClientError> {
         let routing = self.routing.read().clone();
-        let routing = routing.ok_or_else(|| ClientError::Invalid("no routing table has been set".into()))?;
+        let routing =
+            routing.ok_or_else(|| ClientError::Invalid("no routing table has been set".into()))?;
         Plan::new(keys, routing)
     }
 
@@ -136,14 +137,20 @@ impl Client {
     }
 
     async fn close_stream(&self, link: &Link, deadline: Deadline) -> Result<(), ClientError> {
-        let meta = CloseStream { stream: self.stream }.encode();
+        let meta = CloseStream {
+            stream: self.stream,
+        }
+        .encode();
         let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, Vec::new());
         let ticket = link.send(deadline, &mut frame).await?;
         match tokio::time::timeout_at(deadline.instant(), ticket.reply).await {
             Ok(Ok(reply)) => match link.judge(reply, Opcode::CloseStreamReply)? {
                 Answer::Frame(_) | Answer::Again { .. } => Ok(()),
             },
-            _ => Err(ClientError::Deadline { address: link.address.clone(), waited_ms: deadline.waited_ms() }),
+            _ => Err(ClientError::Deadline {
+                address: link.address.clone(),
+                waited_ms: deadline.waited_ms(),
+            }),
         }
     }
 

@@ -13,7 +13,12 @@ pub(crate) struct OutFrame {
 
 impl OutFrame {
     /// Lay out header and meta in `buffer`; the body's `body_bytes` are to be filled in.
-    pub(crate) fn new(opcode: Opcode, meta: &[u8], body_bytes: usize, mut buffer: Vec<u64>) -> Self {
+    pub(crate) fn new(
+        opcode: Opcode,
+        meta: &[u8],
+        body_bytes: usize,
+        mut buffer: Vec<u64>,
+    ) -> Self {
         debug_assert_eq!(meta.len() % 8, 0);
         let header = Header {
             opcode,
@@ -30,7 +35,11 @@ impl OutFrame {
         let head: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
         head[..HEADER_BYTES].copy_from_slice(&header.encode());
         head[HEADER_BYTES..HEADER_BYTES + meta.len()].copy_from_slice(meta);
-        Self { words: buffer, bytes, body_at: (HEADER_BYTES + meta.len()) / 8 }
+        Self {
+            words: buffer,
+            bytes,
+            body_at: (HEADER_BYTES + meta.len()) / 8,
+        }
     }
 
     /// The body, from its start to the end of the buffer.

@@ -70,13 +70,23 @@ impl Plan {
     /// Make a batch ready for a routing table.
     pub fn new(keys: &[u64], routing: Arc<Routing>) -> Result<Self, ClientError> {
         if keys.is_empty() {
-            return Err(ClientError::Invalid("there are no keys: a batch needs at least one".into()));
+            return Err(ClientError::Invalid(
+                "there are no keys: a batch needs at least one".into(),
+            ));
         }
         if keys.len() > u32::MAX as usize / 2 {
-            return Err(ClientError::LimitExceeded(format!("{} keys in one batch: at most {}", keys.len(), u32::MAX / 2)));
+            return Err(ClientError::LimitExceeded(format!(
+                "{} keys in one batch: at most {}",
+                keys.len(),
+                u32::MAX / 2
+            )));
         }
-        let mut plan =
-            Self { routing, keys: Vec::with_capacity(keys.len()), entries: Vec::with_capacity(keys.len()), runs: Vec::new() };
+        let mut plan = Self {
+            routing,
+            keys: Vec::with_capacity(keys.len()),
+            entries: Vec::with_capacity(keys.len()),
+            runs: Vec::new(),
+        };
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.distribute(keys, &plan.routing);
             plan.merge(scratch);
@@ -119,7 +129,8 @@ impl Plan {
             let entry_end = next.map_or(self.entries.len(), |next| next.first_entry as usize);
             match parts.last_mut() {
                 Some(part)
-                    if part.server == run.server as usize && key_end - part.keys.start <= keys_per_part.max(1) =>
+                    if part.server == run.server as usize
+                        && key_end - part.keys.start <= keys_per_part.max(1) =>
                 {
                     part.keys.end = key_end;
                     part.entries.end = entry_end;
@@ -160,7 +171,10 @@ impl Plan {
                 if unique == self.keys.len() {
                     self.keys.push(key);
                 }
-                self.entries.push(Entry { index, unique: unique as u32 });
+                self.entries.push(Entry {
+                    index,
+                    unique: unique as u32,
+                });
             }
             return;
         }
@@ -216,7 +230,12 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn routing(servers: u32, slots: u32) -> Arc<Routing> {
-        let addresses = (0..servers).map(|n| ServerAddress { address: n.to_string(), instance: 0 }).collect();
+        let addresses = (0..servers)
+            .map(|n| ServerAddress {
+                address: n.to_string(),
+                instance: 0,
+            })
+            .collect();
         let masters: Vec<u32> = (0..slots).map(|slot| slot % servers).collect();
         Arc::new(Routing::new(1, addresses, &masters).unwrap())
     }
@@ -233,7 +252,10 @@ mod tests {
             }
             let mut seen = vec![false; keys.len()];
             for entry in plan.entries() {
-                assert_eq!(plan.keys()[entry.unique as usize], keys[entry.index as usize]);
+                assert_eq!(
+                    plan.keys()[entry.unique as usize],
+                    keys[entry.index as usize]
+                );
                 assert!(!std::mem::replace(&mut seen[entry.index as usize], true));
             }
             assert!(seen.iter().all(|&seen| seen));
@@ -253,7 +275,10 @@ mod tests {
                 assert_eq!((part.keys.start, part.entries.start), (key, entry));
                 (key, entry) = (part.keys.end, part.entries.end);
                 for &unique in &plan.keys()[part.keys.clone()] {
-                    assert_eq!(routing.server_of_rank(routing.rank(unique) as usize), part.server);
+                    assert_eq!(
+                        routing.server_of_rank(routing.rank(unique) as usize),
+                        part.server
+                    );
                 }
                 let first = routing.rank(plan.keys()[part.keys.start]);
                 assert_ne!(Some(first), last_rank, "a slot was cut");

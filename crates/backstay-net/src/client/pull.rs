@@ -51,12 +51,28 @@ impl Client {
                 key_count: keys.len() as u32,
                 row_elements: row_elements as u32,
             };
-            let mut frame = OutFrame::new(Opcode::Pull, &meta.encode(), keys.len() * 8, self.take_buffer());
+            let mut frame = OutFrame::new(
+                Opcode::Pull,
+                &meta.encode(),
+                keys.len() * 8,
+                self.take_buffer(),
+            );
             frame.body_mut()[..keys.len()].copy_from_slice(keys);
             let ticket = Some(link.send(deadline, &mut frame).await?);
-            parts.push(PartPull { part, link, frame, ticket });
+            parts.push(PartPull {
+                part,
+                link,
+                frame,
+                ticket,
+            });
         }
-        Ok(Pull { client: Arc::clone(self), plan: Arc::clone(plan), elements: row_elements, deadline, parts })
+        Ok(Pull {
+            client: Arc::clone(self),
+            plan: Arc::clone(plan),
+            elements: row_elements,
+            deadline,
+            parts,
+        })
     }
 }
 
@@ -68,7 +84,11 @@ impl Pull {
 
     /// Whether every answer has come.
     pub fn is_ready(&self) -> bool {
-        let ready = |part: &PartPull| part.ticket.as_ref().is_none_or(|ticket| !ticket.reply.is_empty());
+        let ready = |part: &PartPull| {
+            part.ticket
+                .as_ref()
+                .is_none_or(|ticket| !ticket.reply.is_empty())
+        };
         self.parts.iter().all(ready)
     }
 
@@ -87,7 +107,8 @@ impl Pull {
             let count = part.part.keys.len() * self.elements;
             let reply = PullReply::decode(&frame.meta);
             let fits = reply.is_ok_and(|reply| {
-                reply.row_count as usize == part.part.keys.len() && reply.row_elements as usize == self.elements
+                reply.row_count as usize == part.part.keys.len()
+                    && reply.row_elements as usize == self.elements
             });
             if !fits || frame.header.body_bytes != count as u64 * 4 {
                 return Err(ClientError::Protocol {
@@ -103,7 +124,9 @@ impl Pull {
         }
         let counters = &self.client.counters;
         counters.pulls.fetch_add(1, Ordering::Relaxed);
-        counters.keys_pulled.fetch_add(self.plan.keys().len() as u64, Ordering::Relaxed);
+        counters
+            .keys_pulled
+            .fetch_add(self.plan.keys().len() as u64, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -115,19 +138,22 @@ impl PartPull {
         deadline: Deadline,
         client: &Client,
     ) -> Result<(Frame, Arc<super::connection::Connection>), ClientError> {
-        let too_late =
-            |link: &Link| ClientError::Deadline { address: link.address.clone(), waited_ms: deadline.waited_ms() };
+        let mut last_reason = None;
         for attempt in 0.. {
             let ticket = match self.ticket.take() {
                 Some(ticket) => ticket,
                 None => self.link.send(deadline, &mut self.frame).await?,
             };
-            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else { break };
+            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else {
+                break;
+            };
             // The sender is dropped only with the connection.
             let Ok(reply) = reply else { continue };
             match self.link.judge(reply, Opcode::PullReply)? {
                 Answer::Frame(frame) => return Ok((frame, ticket.connection)),
-                Answer::Again { .. } => {
+                Answer::Again { reason, .. } => {
+                    tracing::debug!(address = self.link.address, reason, "pulling again");
+                    last_reason = Some(reason);
                     client.counters.retries.fetch_add(1, Ordering::Relaxed);
                     let next = Instant::now() + backoff(attempt);
                     if next >= deadline.instant() {
@@ -137,6 +163,12 @@ impl PartPull {
                 }
             }
         }
-        Err(too_late(&self.link))
+        Err(match last_reason {
+            Some(reason) => self.link.unavailable(reason, deadline),
+            None => ClientError::Deadline {
+                address: self.link.address.clone(),
+                waited_ms: deadline.waited_ms(),
+            },
+        })
     }
 }

@@ -90,6 +90,8 @@ pub struct Push {
 
 struct State {
     parts: Vec<PartPush>,
+    /// Whether every part has been laid out; if not, the caller was interrupted.
+    whole: bool,
     /// Parts that are known to be applied.
     applied: usize,
     outcome: Option<Result<(), ClientError>>,
@@ -123,35 +125,63 @@ impl Client {
             sequence,
             deadline,
             keys: plan.keys().len() as u64,
-            state: tokio::sync::Mutex::new(State { parts: Vec::new(), applied: 0, outcome: None }),
+            state: tokio::sync::Mutex::new(State {
+                parts: Vec::new(),
+                whole: false,
+                applied: 0,
+                outcome: None,
+            }),
         });
         // In this order: the floor may pass a number only after it is in flight.
-        self.pushes.in_flight.lock().insert(sequence, Arc::clone(&push));
-        self.pushes.next_sequence.store(sequence + 1, Ordering::Release);
+        self.pushes
+            .in_flight
+            .lock()
+            .insert(sequence, Arc::clone(&push));
+        self.pushes
+            .next_sequence
+            .store(sequence + 1, Ordering::Release);
         let floor = self.pushes.floor();
         let mut state = push.state.lock().await;
         for part in plan.parts(self.keys_per_part(request.row_elements)) {
             let link = self.link(plan.routing(), part.server);
             let frame = self.lay_out(request, plan, &part, sequence, floor);
-            state.parts.push(PartPush { link, frame, ticket: None, maybe_applied: false });
-            let Some(part) = state.parts.last_mut() else { continue };
+            state.parts.push(PartPush {
+                link,
+                frame,
+                ticket: None,
+                maybe_applied: false,
+            });
+            let Some(part) = state.parts.last_mut() else {
+                continue;
+            };
             if let Err(error) = part.send(deadline).await {
                 state.outcome = Some(Err(state.failure(&push, error)));
                 self.pushes.in_flight.lock().remove(&sequence);
                 break;
             }
         }
+        state.whole = true;
         drop(state);
         Ok(push)
     }
 
-    fn lay_out(&self, request: &PushRequest<'_>, plan: &Plan, part: &Part, sequence: u64, floor: u64) -> OutFrame {
+    fn lay_out(
+        &self,
+        request: &PushRequest<'_>,
+        plan: &Plan,
+        part: &Part,
+        sequence: u64,
+        floor: u64,
+    ) -> OutFrame {
         let keys = &plan.keys()[part.keys.clone()];
         let elements = request.row_elements;
         let meta = PushMeta {
             table: request.table,
             routing_version: plan.routing().version,
-            id: TransactionId { stream: self.stream, sequence },
+            id: TransactionId {
+                stream: self.stream,
+                sequence,
+            },
             floor,
             key_count: keys.len() as u32,
             row_elements: elements as u32,
@@ -194,8 +224,14 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
 impl Push {
     /// Whether the outcome is known or the answers are here.
     pub fn is_ready(&self) -> bool {
-        let Ok(state) = self.state.try_lock() else { return false };
-        let ready = |part: &PartPush| part.ticket.as_ref().is_none_or(|ticket| !ticket.reply.is_empty());
+        let Ok(state) = self.state.try_lock() else {
+            return false;
+        };
+        let ready = |part: &PartPush| {
+            part.ticket
+                .as_ref()
+                .is_none_or(|ticket| !ticket.reply.is_empty())
+        };
         state.outcome.is_some() || state.parts.iter().all(ready)
     }
 
@@ -207,8 +243,14 @@ impl Push {
         }
         let outcome = match state.finish(self.deadline, client).await {
             Ok(()) => {
-                client.counters.pushes_acknowledged.fetch_add(1, Ordering::Relaxed);
-                client.counters.keys_pushed.fetch_add(self.keys, Ordering::Relaxed);
+                client
+                    .counters
+                    .pushes_acknowledged
+                    .fetch_add(1, Ordering::Relaxed);
+                client
+                    .counters
+                    .keys_pushed
+                    .fetch_add(self.keys, Ordering::Relaxed);
                 Ok(())
             }
             Err(error) => Err(state.failure(self, error)),
@@ -228,24 +270,48 @@ impl State {
             part.finish(deadline, client).await?;
             self.applied += 1;
         }
-        Ok(())
+        if self.whole {
+            return Ok(());
+        }
+        let address = self
+            .parts
+            .last()
+            .map_or_else(String::new, |part| part.link.address.clone());
+        Err(ClientError::Unavailable {
+            address,
+            reason: "the call was interrupted".into(),
+            waited_ms: deadline.waited_ms(),
+        })
     }
 
     /// The error to report, given what is known of all parts.
     fn failure(&self, push: &Push, error: ClientError) -> ClientError {
         let started = self.applied > 0 || self.parts.iter().any(|part| part.maybe_applied);
         let (address, reason) = match error {
-            ClientError::Unavailable { address, reason, .. } => (address, reason),
+            ClientError::Unavailable {
+                address, reason, ..
+            } => (address, reason),
             ClientError::Deadline { address, .. } => (address, "no answer in time".into()),
             // Refused here, but another server may have its part: not as if nothing happened.
-            ClientError::Refused { address, message, .. } if started => (address, message),
+            ClientError::Refused {
+                address, message, ..
+            } if started => (address, message),
             error => return error,
         };
         let waited_ms = push.deadline.waited_ms();
         if started {
-            ClientError::OutcomeUnknown { sequence: push.sequence, address, reason, waited_ms }
+            ClientError::OutcomeUnknown {
+                sequence: push.sequence,
+                address,
+                reason,
+                waited_ms,
+            }
         } else {
-            ClientError::Unavailable { address, reason, waited_ms }
+            ClientError::Unavailable {
+                address,
+                reason,
+                waited_ms,
+            }
         }
     }
 }
@@ -269,24 +335,36 @@ impl PartPush {
 
     async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
         let mut never_taken = true;
+        let mut last_reason = String::from("no answer in time");
         for attempt in 0.. {
             if self.ticket.is_none() {
                 self.send(deadline).await?;
             }
-            let Some(ticket) = self.ticket.take() else { continue };
-            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else { break };
+            let Some(ticket) = self.ticket.take() else {
+                continue;
+            };
+            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else {
+                break;
+            };
             // The sender is dropped only with the connection.
             let Ok(reply) = reply else { continue };
             let answer = self.link.judge(reply, Opcode::PushReply);
             self.maybe_applied &= !matches!(answer, Err(ClientError::Refused { .. }));
             match answer? {
                 Answer::Frame(frame) => {
-                    return PushReply::decode(&frame.meta).map(|_| ()).map_err(|refusal| ClientError::Protocol {
-                        address: self.link.address.clone(),
-                        reason: refusal.to_string(),
-                    });
+                    return PushReply::decode(&frame.meta)
+                        .map(|_| ())
+                        .map_err(|refusal| ClientError::Protocol {
+                            address: self.link.address.clone(),
+                            reason: refusal.to_string(),
+                        });
                 }
-                Answer::Again { not_applied, .. } => {
+                Answer::Again {
+                    reason,
+                    not_applied,
+                } => {
+                    tracing::debug!(address = self.link.address, reason, "sending a push again");
+                    last_reason = reason;
                     never_taken &= not_applied;
                     self.maybe_applied = !never_taken;
                     client.counters.retries.fetch_add(1, Ordering::Relaxed);
@@ -298,6 +376,6 @@ impl PartPush {
                 }
             }
         }
-        Err(ClientError::Deadline { address: self.link.address.clone(), waited_ms: deadline.waited_ms() })
+        Err(self.link.unavailable(last_reason, deadline))
     }
 }

@@ -31,12 +31,29 @@ pub struct Routing {
 
 impl Routing {
     /// Build it from the master of each slot, an index into `servers`.
-    pub fn new(version: u64, servers: Vec<ServerAddress>, master_of_slot: &[u32]) -> Result<Self, ClientError> {
-        let space = u32::try_from(master_of_slot.len()).ok().and_then(SlotSpace::new).ok_or_else(|| {
-            ClientError::Invalid(format!("{} slots: must be a power of two up to {}", master_of_slot.len(), SlotSpace::MAX_SLOTS))
-        })?;
-        if let Some(bad) = master_of_slot.iter().find(|&&master| master as usize >= servers.len()) {
-            return Err(ClientError::Invalid(format!("master {bad} of {} servers", servers.len())));
+    pub fn new(
+        version: u64,
+        servers: Vec<ServerAddress>,
+        master_of_slot: &[u32],
+    ) -> Result<Self, ClientError> {
+        let space = u32::try_from(master_of_slot.len())
+            .ok()
+            .and_then(SlotSpace::new)
+            .ok_or_else(|| {
+                ClientError::Invalid(format!(
+                    "{} slots: must be a power of two up to {}",
+                    master_of_slot.len(),
+                    SlotSpace::MAX_SLOTS
+                ))
+            })?;
+        if let Some(bad) = master_of_slot
+            .iter()
+            .find(|&&master| master as usize >= servers.len())
+        {
+            return Err(ClientError::Invalid(format!(
+                "master {bad} of {} servers",
+                servers.len()
+            )));
         }
         let mut order: Vec<u32> = (0..space.count()).collect();
         order.sort_by_key(|&slot| master_of_slot[slot as usize]);
@@ -44,8 +61,17 @@ impl Routing {
         for (rank, &slot) in order.iter().enumerate() {
             rank_of_slot[slot as usize] = rank as u32;
         }
-        let server_of_rank = order.iter().map(|&slot| master_of_slot[slot as usize]).collect();
-        Ok(Self { version, space, servers, rank_of_slot, server_of_rank })
+        let server_of_rank = order
+            .iter()
+            .map(|&slot| master_of_slot[slot as usize])
+            .collect();
+        Ok(Self {
+            version,
+            space,
+            servers,
+            rank_of_slot,
+            server_of_rank,
+        })
     }
 
     /// The place of a key's slot in the order.

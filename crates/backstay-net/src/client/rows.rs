@@ -50,14 +50,21 @@ pub fn merge(entries: &[Entry], first: usize, values: &[f32], merged: &mut [f32]
                     sum.copy_from_slice(value);
                     fresh += 1;
                 } else {
-                    sum.iter_mut().zip(value).for_each(|(sum, value)| *sum += value);
+                    sum.iter_mut()
+                        .zip(value)
+                        .for_each(|(sum, value)| *sum += value);
                 }
             }
         }
     }
 }
 
-fn merge_sized<const N: usize>(entries: &[Entry], first: usize, values: &[f32], merged: &mut [f32]) {
+fn merge_sized<const N: usize>(
+    entries: &[Entry],
+    first: usize,
+    values: &[f32],
+    merged: &mut [f32],
+) {
     let (values, merged) = (values.as_chunks::<N>().0, merged.as_chunks_mut::<N>().0);
     let mut fresh = first;
     for entry in entries {
@@ -81,13 +88,17 @@ mod tests {
 
     #[test]
     fn rows_are_spread_and_merged_at_every_width() {
-        let entries = [(2, 5), (0, 6), (1, 5), (3, 7)].map(|(index, unique)| Entry { index, unique });
+        let entries =
+            [(2, 5), (0, 6), (1, 5), (3, 7)].map(|(index, unique)| Entry { index, unique });
         for elements in [1usize, 3, 4, 8, 16, 32, 64] {
             let rows: Vec<f32> = (0..3 * elements).map(|x| x as f32).collect();
             let mut out = vec![-1.0; 4 * elements];
             spread(&entries, 5, &rows, &mut out, elements);
             for (index, unique) in [(2, 0), (0, 1), (1, 0), (3, 2)] {
-                assert_eq!(out[index * elements..][..elements], rows[unique * elements..][..elements]);
+                assert_eq!(
+                    out[index * elements..][..elements],
+                    rows[unique * elements..][..elements]
+                );
             }
             let mut merged = vec![9.0; 3 * elements];
             merge(&entries, 5, &out, &mut merged, elements);
