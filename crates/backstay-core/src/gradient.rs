@@ -61,6 +61,8 @@ fn clip(gradients: &mut [f32], limit: f32) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp)] // Exact results are the point.
+
     use super::*;
 
     #[test]

@@ -5,7 +5,7 @@
 //! cosine from `libm`, because those of the standard library differ between platforms. Any
 //! replica can thus create any row at any time. Golden values in tests/vectors/ hold the bytes.
 //!
-//! The generator is `SplitMix64` (G. Steele, D. Lea and C. Flood, "Fast splittable pseudorandom
+//! The generator is SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast splittable pseudorandom
 //! number generators", OOPSLA 2014), started per row; each output gives two elements, the even
 //! one from its upper half and the odd one from its lower.
 
@@ -17,7 +17,7 @@ use self::quantile::normal_quantile;
 use crate::hash::{mix64, table_id};
 use crate::spec::{Initializer, TableSpec, XavierDistribution};
 
-/// The increment of `SplitMix64`: 2^64 over the golden ratio, odd.
+/// The increment of SplitMix64: 2^64 over the golden ratio, odd.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Probability of a standard normal value below -2.
@@ -104,7 +104,7 @@ impl RowInitializer {
     }
 }
 
-/// Fill `weights` two by two from the `SplitMix64` stream that begins at `start`.
+/// Fill `weights` two by two from the SplitMix64 stream that begins at `start`.
 #[inline]
 fn fill_pairs(start: u64, weights: &mut [f32], pair_of: impl Fn(u64) -> [f32; 2]) {
     let mut state = start;
@@ -118,7 +118,7 @@ fn fill_pairs(start: u64, weights: &mut [f32], pair_of: impl Fn(u64) -> [f32; 2]
     }
 }
 
-/// The output function of `SplitMix64`.
+/// The output function of SplitMix64.
 #[inline]
 fn split_mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

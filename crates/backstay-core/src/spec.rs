@@ -174,7 +174,7 @@ pub enum OptimizerSpec {
         #[serde(default = "default_weight_decay")]
         weight_decay: f64,
     },
-    /// `RMSProp`.
+    /// RMSProp.
     #[serde(rename = "rmsprop")]
     RmsProp {
         #[serde(default = "default_rmsprop_rate")]

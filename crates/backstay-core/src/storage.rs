@@ -82,6 +82,8 @@ pub fn round(storage: Storage, weights: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp)] // Exact results are the point.
+
     use super::*;
     use proptest::prelude::*;
 

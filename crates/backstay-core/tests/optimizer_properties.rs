@@ -1,5 +1,7 @@
 //! What must hold for every optimizer, whatever the numbers.
 
+#![allow(clippy::float_cmp)] // Exact results are the point.
+
 use backstay_core::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
 use backstay_core::spec::OptimizerSpec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Optimizers against the numbers of Paddle's, `PyTorch`'s and a float64 FTRL
+//! Optimizers against the numbers of Paddle's, PyTorch's and a float64 FTRL
 //! (tests/vectors/optimizers.json, written by `tools/make_optimizer_vectors.py`).
 
 use std::collections::BTreeMap;

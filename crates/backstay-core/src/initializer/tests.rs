@@ -1,6 +1,8 @@
 //! Statistics and determinism of initial weights; the bytes are held by golden values in
 //! tests/vectors/initializers.json (see `tests/initializer_vectors.rs`).
 
+#![allow(clippy::float_cmp)] // Exact results are the point.
+
 use proptest::prelude::*;
 
 use super::*;

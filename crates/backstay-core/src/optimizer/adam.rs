@@ -16,7 +16,7 @@ use super::RowOptimizer;
 /// algorithm 1. It is computed in the efficient order of the end of the paper's section 2:
 /// `w -= rate_t * m / (sqrt(v) + epsilon_t)`, with `rate_t = learning_rate * sqrt(1 - beta2^t) /
 /// (1 - beta1^t)` and `epsilon_t = epsilon * sqrt(1 - beta2^t)`. The last factor keeps it equal
-/// to algorithm 1, as in Paddle and PyTorch; `TensorFlow` leaves it out (the paper's "epsilon
+/// to algorithm 1, as in Paddle and PyTorch; TensorFlow leaves it out (the paper's "epsilon
 /// hat"), so its steps are smaller while t is small and gradients are near epsilon.
 ///
 /// **Lazy.** Only rows that are pushed change, and `t` counts the pushes of this row. PyTorch's
@@ -101,6 +101,8 @@ fn power(base: f64, exponent: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::float_cmp)] // Exact results are the point.
+
     use super::*;
 
     #[test]

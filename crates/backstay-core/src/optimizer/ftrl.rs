@@ -20,7 +20,7 @@ const MIN_RATE: f32 = 1e-30;
 /// Source: H. B. McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013,
 /// algorithm 1, with `learning_rate` for alpha and `initial_accumulator` in the place of beta
 /// (it starts the root above 0; the paper adds beta to the root instead). `learning_rate_power`
-/// generalises the root, as in `TensorFlow` and Paddle; -0.5 is the paper's. **Both frameworks
+/// generalises the root, as in TensorFlow and Paddle; -0.5 is the paper's. **Both frameworks
 /// multiply l2 by 2; the paper and this code do not**: pass twice theirs.
 ///
 /// The weights follow from `z` and `n` alone, so initial weights other than 0 are forgotten at
@@ -91,7 +91,7 @@ impl RowOptimizer for Ftrl {
             return;
         }
         let power = -self.learning_rate_power as f32;
-        if power == 0.5 {
+        if power.to_bits() == 0.5f32.to_bits() {
             self.run(weights, state, gradient, rate, f32::sqrt);
         } else {
             // Not std's: its results differ between platforms.

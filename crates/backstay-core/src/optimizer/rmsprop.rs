@@ -1,4 +1,4 @@
-//! `RMSProp`, plain or centred, with or without momentum.
+//! RMSProp, plain or centred, with or without momentum.
 
 use super::{scaled_rate, RowOptimizer};
 
@@ -13,15 +13,14 @@ use super::{scaled_rate, RowOptimizer};
 /// State: `s`; then `a` if centred; then `b` if momentum is above 0; one word per weight each,
 /// from 0.
 ///
-/// Source: T. Tieleman and G. Hinton, "Lecture 6.5: `RMSProp`", COURSERA Neural Networks for
+/// Source: T. Tieleman and G. Hinton, "Lecture 6.5: RMSProp", COURSERA Neural Networks for
 /// Machine Learning, 2012; centred form: A. Graves, arXiv:1308.0850, equations 38 to 45, which
 /// has epsilon inside the root.
-/// `PyTorch` adds epsilon outside the root (the default here), Paddle and `TensorFlow` 1 inside.
+/// PyTorch adds epsilon outside the root (the default here), Paddle and TensorFlow 1 inside.
 /// They also accumulate `learning_rate * g / d` in `b`, PyTorch and this code `g / d`: the same
 /// as long as the learning rate is.
 /// Rounding can bring `s - a * a` below 0, where both frameworks give NaN; here it counts as 0.
 #[derive(Debug, Clone)]
-#[allow(clippy::doc_markdown)]
 pub struct RmsProp {
     /// Step size.
     pub learning_rate: f64,

@@ -1,5 +1,7 @@
 //! What a table description may hold, and how two of them differ.
 
+use std::fmt::Display;
+
 use serde_json::Value;
 use thiserror::Error;
 
@@ -23,6 +25,12 @@ pub const MAX_FAN: u64 = 1 << 40;
 pub const MIN_EPSILON: f64 = 1e-30;
 /// Largest magnitude of any setting; far from where float32 overflows.
 const MAX_NUMBER: f64 = 1e30;
+
+/// Lowest and highest value of settings.
+const NOT_NEGATIVE: (f64, f64) = (0.0, MAX_NUMBER);
+const POSITIVE: (f64, f64) = (MIN_EPSILON, MAX_NUMBER);
+/// Up to the last number below 1.
+const FRACTION: (f64, f64) = (0.0, 1.0 - f64::EPSILON / 2.0);
 
 /// Why a table description was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -73,7 +81,7 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn refuse(&self, field: &str, value: impl ToString, allowed: impl ToString) -> SpecError {
+    fn refuse(&self, field: &str, value: &dyn Display, allowed: &dyn Display) -> SpecError {
         SpecError::OutOfRange {
             table: format!(
                 "{:?}",
@@ -93,8 +101,8 @@ impl Checker<'_> {
         let value = format!("{} bytes long", self.table.len());
         Err(self.refuse(
             "name",
-            value,
-            format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -"),
+            &value,
+            &format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . / -"),
         ))
     }
 
@@ -120,7 +128,7 @@ impl Checker<'_> {
                 let allowed = format!(
                     "1 to {MAX_RANK} dimensions, none of them 0, of at most {MAX_DENSE_ELEMENTS} elements together"
                 );
-                Err(self.refuse("kind.dense.shape", format!("{shape:?}"), allowed))
+                Err(self.refuse("kind.dense.shape", &format!("{shape:?}"), &allowed))
             }
         }
     }
@@ -155,118 +163,110 @@ impl Checker<'_> {
     }
 
     fn optimizer(&self, optimizer: &OptimizerSpec) -> Result<(), SpecError> {
-        let rate = |field: &str, value| {
-            self.number(
-                &format!("optimizer.{field}.learning_rate"),
-                value,
-                0.0,
-                MAX_NUMBER,
-            )
-        };
-        let epsilon = |field: &str, value| {
-            self.number(
-                &format!("optimizer.{field}.epsilon"),
-                value,
-                MIN_EPSILON,
-                MAX_NUMBER,
-            )
-        };
-        let non_negative =
-            |field: &str, value| self.number(&format!("optimizer.{field}"), value, 0.0, MAX_NUMBER);
-        let fraction = |field: &str, value| self.fraction(&format!("optimizer.{field}"), value);
+        use OptimizerSpec::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Sgd};
         match *optimizer {
-            OptimizerSpec::Sgd { learning_rate } => rate("sgd", learning_rate),
-            OptimizerSpec::Momentum {
+            Sgd { learning_rate } => {
+                self.settings("sgd", &[("learning_rate", learning_rate, NOT_NEGATIVE)])
+            }
+            Momentum {
                 learning_rate,
                 momentum,
                 ..
-            } => {
-                rate("momentum", learning_rate)?;
-                fraction("momentum.momentum", momentum)
-            }
-            OptimizerSpec::Adagrad {
+            } => self.settings(
+                "momentum",
+                &[
+                    ("learning_rate", learning_rate, NOT_NEGATIVE),
+                    ("momentum", momentum, FRACTION),
+                ],
+            ),
+            Adagrad {
                 learning_rate,
-                epsilon: eps,
+                epsilon,
                 initial_accumulator,
-            } => {
-                rate("adagrad", learning_rate)?;
-                epsilon("adagrad", eps)?;
-                non_negative("adagrad.initial_accumulator", initial_accumulator)
-            }
-            OptimizerSpec::Adam {
+            } => self.settings(
+                "adagrad",
+                &[
+                    ("learning_rate", learning_rate, NOT_NEGATIVE),
+                    ("epsilon", epsilon, POSITIVE),
+                    ("initial_accumulator", initial_accumulator, NOT_NEGATIVE),
+                ],
+            ),
+            Adam {
                 learning_rate,
                 beta1,
                 beta2,
-                epsilon: eps,
-            } => {
-                rate("adam", learning_rate)?;
-                fraction("adam.beta1", beta1)?;
-                fraction("adam.beta2", beta2)?;
-                epsilon("adam", eps)
-            }
-            OptimizerSpec::AdamW {
+                epsilon,
+            } => self.adam("adam", learning_rate, [beta1, beta2], epsilon),
+            AdamW {
                 learning_rate,
                 beta1,
                 beta2,
-                epsilon: eps,
+                epsilon,
                 weight_decay,
             } => {
-                rate("adamw", learning_rate)?;
-                fraction("adamw.beta1", beta1)?;
-                fraction("adamw.beta2", beta2)?;
-                epsilon("adamw", eps)?;
-                non_negative("adamw.weight_decay", weight_decay)
+                self.adam("adamw", learning_rate, [beta1, beta2], epsilon)?;
+                self.settings("adamw", &[("weight_decay", weight_decay, NOT_NEGATIVE)])
             }
-            OptimizerSpec::RmsProp {
+            RmsProp {
                 learning_rate,
                 rho,
-                epsilon: eps,
+                epsilon,
                 momentum,
                 ..
-            } => {
-                rate("rmsprop", learning_rate)?;
-                fraction("rmsprop.rho", rho)?;
-                epsilon("rmsprop", eps)?;
-                fraction("rmsprop.momentum", momentum)
-            }
-            OptimizerSpec::Ftrl {
+            } => self.settings(
+                "rmsprop",
+                &[
+                    ("learning_rate", learning_rate, NOT_NEGATIVE),
+                    ("rho", rho, FRACTION),
+                    ("epsilon", epsilon, POSITIVE),
+                    ("momentum", momentum, FRACTION),
+                ],
+            ),
+            Ftrl {
                 learning_rate,
                 l1,
                 l2,
                 learning_rate_power,
                 initial_accumulator,
-            } => {
-                // The formula divides by it.
-                self.number(
-                    "optimizer.ftrl.learning_rate",
-                    learning_rate,
-                    MIN_EPSILON,
-                    MAX_NUMBER,
-                )?;
-                non_negative("ftrl.l1", l1)?;
-                non_negative("ftrl.l2", l2)?;
-                self.number(
-                    "optimizer.ftrl.learning_rate_power",
-                    learning_rate_power,
-                    -1.0,
-                    0.0,
-                )?;
-                // With 0, a tiny first gradient would divide by 0.
-                self.number(
-                    "optimizer.ftrl.initial_accumulator",
-                    initial_accumulator,
-                    MIN_EPSILON,
-                    MAX_NUMBER,
-                )
-            }
+            } => self.settings(
+                "ftrl",
+                &[
+                    // The formula divides by it.
+                    ("learning_rate", learning_rate, POSITIVE),
+                    ("l1", l1, NOT_NEGATIVE),
+                    ("l2", l2, NOT_NEGATIVE),
+                    ("learning_rate_power", learning_rate_power, (-1.0, 0.0)),
+                    // With 0, a tiny first gradient would divide by 0.
+                    ("initial_accumulator", initial_accumulator, POSITIVE),
+                ],
+            ),
         }
+    }
+
+    fn adam(&self, name: &str, rate: f64, betas: [f64; 2], epsilon: f64) -> Result<(), SpecError> {
+        self.settings(
+            name,
+            &[
+                ("learning_rate", rate, NOT_NEGATIVE),
+                ("beta1", betas[0], FRACTION),
+                ("beta2", betas[1], FRACTION),
+                ("epsilon", epsilon, POSITIVE),
+            ],
+        )
+    }
+
+    /// Check (field, value, lowest and highest allowed) of an optimizer.
+    fn settings(&self, optimizer: &str, all: &[(&str, f64, (f64, f64))]) -> Result<(), SpecError> {
+        all.iter().try_for_each(|&(field, value, (low, high))| {
+            self.number(&format!("optimizer.{optimizer}.{field}"), value, low, high)
+        })
     }
 
     fn integer(&self, field: &str, value: u64, max: u64) -> Result<(), SpecError> {
         if (1..=max).contains(&value) {
             return Ok(());
         }
-        Err(self.refuse(field, value, format!("1 to {max}")))
+        Err(self.refuse(field, &value, &format!("1 to {max}")))
     }
 
     fn finite(&self, field: &str, value: f64) -> Result<(), SpecError> {
@@ -278,14 +278,7 @@ impl Checker<'_> {
         if (min..=max).contains(&value) {
             return Ok(());
         }
-        Err(self.refuse(field, value, format!("a number from {min:?} to {max:?}")))
-    }
-
-    fn fraction(&self, field: &str, value: f64) -> Result<(), SpecError> {
-        if (0.0..1.0).contains(&value) {
-            return Ok(());
-        }
-        Err(self.refuse(field, value, "a number from 0 up to, but not including, 1"))
+        Err(self.refuse(field, &value, &format!("a number from {min:?} to {max:?}")))
     }
 }
 
