@@ -1,0 +1,222 @@
+"""What is measured beside what: the groups of contestants, and the ratios made of them.
+
+A group's contestants run in turn within each round, so that a ratio compares what met the same
+machine. Pure but for the paths it asks the workshop for, which builds a program when needed.
+
+Two ways to count a rate, and a ratio uses the same on both sides:
+
+- ``keys_per_s``, from the median step: what a step costs when nothing disturbs it. For programs
+  that finish each step before the next.
+- ``mean_keys_per_s``, all keys over all time: for programs whose work runs across the borders of
+  steps (overlapped pulls, the peers' background sends, several trainers).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from bench.programs import Workshop
+
+__all__ = ["GROUPS", "Group", "Ratio", "Sizes"]
+
+Command = Callable[[Workshop, "Sizes"], list[str]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much each contestant does in one round.
+
+    Attributes:
+        steps: Timed steps of the small and of the big batches.
+        peer_steps: The same for the peers, which take several times as long a step.
+        seconds: Length of the timed part of the scaling job.
+        dense_bytes, dense_repeats: Size of the dense tensor and number of transfers each way.
+        memory_rows: Rows of the memory job.
+    """
+
+    steps: Mapping[int, int] = field(default_factory=lambda: {53_248: 300, 3_328: 4_000})
+    peer_steps: Mapping[int, int] = field(default_factory=lambda: {53_248: 60, 3_328: 300})
+    seconds: float = 4.0
+    dense_bytes: int = 64 << 20
+    dense_repeats: int = 30
+    memory_rows: int = 10_000_000
+
+    @staticmethod
+    def quick() -> Sizes:
+        """Just enough to see that everything runs."""
+        return Sizes(
+            steps={53_248: 10, 3_328: 50},
+            peer_steps={53_248: 10, 3_328: 20},
+            seconds=0.5,
+            dense_bytes=4 << 20,
+            dense_repeats=5,
+            memory_rows=200_000,
+        )
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure: one field of one contestant over the same or another field of a second one.
+
+    ``below`` empty takes the field as it is.
+    """
+
+    name: str
+    above: str
+    below: str
+    field: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Contestants that run in turn, and the figures made of them."""
+
+    contestants: Mapping[str, Command]
+    ratios: tuple[Ratio, ...]
+    raw: tuple[tuple[str, str], ...]  # (contestant, field) reported as they are
+    most_rounds: int | None = None
+
+
+def ceiling(keys_per_step: int) -> Command:
+    return lambda workshop, sizes: [
+        workshop.compiled("ceiling"),
+        f"keys_per_step={keys_per_step}",
+        f"steps={sizes.steps[keys_per_step]}",
+    ]
+
+
+def backstay(job: str, options: Callable[[Sizes], list[str]]) -> Command:
+    return lambda _, sizes: [sys.executable, "-m", f"bench.jobs.{job}", *options(sizes)]
+
+
+def sparse(keys_per_step: int, *options: str) -> Command:
+    return backstay(
+        "sparse_step",
+        lambda sizes: [
+            *("--keys-per-step", str(keys_per_step)),
+            *("--steps", str(sizes.steps[keys_per_step])),
+            *options,
+        ],
+    )
+
+
+def scaling(trainers: int, servers: int) -> Command:
+    return backstay(
+        "scaling",
+        lambda sizes: [
+            *("--trainers", str(trainers), "--servers", str(servers)),
+            *("--seconds", str(sizes.seconds)),
+        ],
+    )
+
+
+def peer(name: str, keys_per_step: int, *options: str) -> Command:
+    return lambda workshop, sizes: [
+        workshop.peer_python(name),
+        f"bench/peers/{name}_ps.py",
+        *("--batch", str(keys_per_step // 26)),
+        *("--steps", str(sizes.peer_steps[keys_per_step])),
+        *options,
+    ]
+
+
+def copy(workshop: Workshop, sizes: Sizes) -> list[str]:
+    return [
+        workshop.compiled("loopback_copy"),
+        f"bytes={sizes.dense_bytes}",
+        f"repeats={sizes.dense_repeats}",
+    ]
+
+
+def steps_group(keys_per_step: int) -> Group:
+    name = f"sparse_{keys_per_step}"
+    return Group(
+        contestants={
+            "ceiling": ceiling(keys_per_step),
+            "backstay": sparse(keys_per_step),
+            "overlapped": sparse(keys_per_step, "--overlapped"),
+            "paddle": peer("paddle", keys_per_step),
+            "tensorflow": peer("tensorflow", keys_per_step),
+        },
+        ratios=(
+            Ratio(f"{name}_over_ceiling", "backstay", "ceiling", "keys_per_s"),
+            Ratio(f"{name}_overlapped_over_ceiling", "overlapped", "ceiling", "mean_keys_per_s"),
+            Ratio(f"{name}_over_paddle", "backstay", "paddle", "mean_keys_per_s"),
+            Ratio(f"{name}_over_tensorflow", "backstay", "tensorflow", "mean_keys_per_s"),
+        ),
+        raw=(
+            ("ceiling", "keys_per_s"),
+            ("backstay", "keys_per_s"),
+            ("overlapped", "mean_keys_per_s"),
+            ("paddle", "mean_keys_per_s"),
+            ("tensorflow", "mean_keys_per_s"),
+        ),
+    )
+
+
+GROUPS: Mapping[str, Group] = {
+    "sparse_53248": steps_group(53_248),
+    "sparse_3328": steps_group(3_328),
+    "zipf": Group(
+        contestants={
+            "backstay": sparse(53_248, "--zipf", "1.2"),
+            "paddle": peer("paddle", 53_248, "--skew", "1.2"),
+        },
+        ratios=(Ratio("zipf_over_paddle", "backstay", "paddle", "mean_keys_per_s"),),
+        raw=(("backstay", "mean_keys_per_s"), ("paddle", "mean_keys_per_s")),
+    ),
+    "dense": Group(
+        contestants={
+            "copy": copy,
+            "backstay": backstay(
+                "dense",
+                lambda sizes: [
+                    *("--bytes", str(sizes.dense_bytes)),
+                    *("--repeats", str(sizes.dense_repeats)),
+                ],
+            ),
+        },
+        ratios=(
+            Ratio("dense_pull_over_copy", "backstay", "copy", "pull_gb_per_s"),
+            Ratio("dense_push_over_copy", "backstay", "copy", "push_gb_per_s"),
+        ),
+        raw=(
+            ("copy", "pull_gb_per_s"),
+            ("copy", "push_gb_per_s"),
+            ("backstay", "pull_gb_per_s"),
+            ("backstay", "push_gb_per_s"),
+        ),
+    ),
+    "memory": Group(
+        contestants={
+            "backstay": backstay("memory", lambda sizes: ["--rows", str(sizes.memory_rows)])
+        },
+        ratios=(Ratio("memory_over_payload", "backstay", "", "over_payload"),),
+        raw=(
+            ("backstay", "peak_over_payload"),
+            ("backstay", "bytes_per_row"),
+            ("backstay", "rows_per_s"),
+        ),
+        most_rounds=1,  # bytes do not depend on what else the machine does
+    ),
+    "scaling": Group(
+        contestants={
+            "trainers_1": scaling(1, 1),
+            "trainers_4": scaling(4, 1),
+            "servers_2": scaling(1, 2),
+            "trainers_4_servers_2": scaling(4, 2),
+        },
+        ratios=(
+            Ratio("trainers_4_over_1", "trainers_4", "trainers_1", "mean_keys_per_s"),
+            Ratio("servers_2_over_1", "servers_2", "trainers_1", "mean_keys_per_s"),
+        ),
+        raw=(
+            ("trainers_1", "mean_keys_per_s"),
+            ("trainers_4", "mean_keys_per_s"),
+            ("servers_2", "mean_keys_per_s"),
+            ("trainers_4_servers_2", "mean_keys_per_s"),
+        ),
+    ),
+}
