@@ -16,8 +16,8 @@ use super::RowOptimizer;
 /// algorithm 1. It is computed in the efficient order of the end of the paper's section 2:
 /// `w -= rate_t * m / (sqrt(v) + epsilon_t)`, with `rate_t = learning_rate * sqrt(1 - beta2^t) /
 /// (1 - beta1^t)` and `epsilon_t = epsilon * sqrt(1 - beta2^t)`. The last factor keeps it equal
-/// to algorithm 1, as in Paddle and PyTorch; TensorFlow leaves it out (the paper's "epsilon
-/// hat"), so its steps are smaller while t is small and gradients are near epsilon.
+/// to algorithm 1, as in Paddle and PyTorch; TensorFlow and PyTorch's `SparseAdam` leave it out
+/// (the paper's "epsilon hat"): smaller steps while t is small and gradients are near epsilon.
 ///
 /// **Lazy.** Only rows that are pushed change, and `t` counts the pushes of this row. PyTorch's
 /// `SparseAdam` and Paddle's `lazy_mode=True` touch the same rows, but take `t` from the whole

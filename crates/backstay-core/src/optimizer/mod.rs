@@ -74,81 +74,23 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// The optimizer of a checked table description.
+    #[rustfmt::skip] // A table: pattern and value of an optimizer stand one above the other.
     pub fn from_spec(spec: &OptimizerSpec) -> Self {
         match *spec {
-            OptimizerSpec::Sgd { learning_rate } => Self::Sgd(Sgd { learning_rate }),
-            OptimizerSpec::Momentum {
-                learning_rate,
-                momentum,
-                nesterov,
-            } => Self::Momentum(Momentum {
-                learning_rate,
-                momentum,
-                nesterov,
-            }),
-            OptimizerSpec::Adagrad {
-                learning_rate,
-                epsilon,
-                initial_accumulator,
-            } => Self::Adagrad(Adagrad {
-                learning_rate,
-                epsilon,
-                initial_accumulator,
-            }),
-            OptimizerSpec::Adam {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-            } => Self::Adam(Adam {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-            }),
-            OptimizerSpec::AdamW {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-                weight_decay,
-            } => Self::AdamW(AdamW {
-                adam: Adam {
-                    learning_rate,
-                    beta1,
-                    beta2,
-                    epsilon,
-                },
-                weight_decay,
-            }),
-            OptimizerSpec::RmsProp {
-                learning_rate,
-                rho,
-                epsilon,
-                momentum,
-                centered,
-                epsilon_inside_sqrt,
-            } => Self::RmsProp(RmsProp {
-                learning_rate,
-                rho,
-                epsilon,
-                momentum,
-                centered,
-                epsilon_inside_sqrt,
-            }),
-            OptimizerSpec::Ftrl {
-                learning_rate,
-                l1,
-                l2,
-                learning_rate_power,
-                initial_accumulator,
-            } => Self::Ftrl(Ftrl {
-                learning_rate,
-                l1,
-                l2,
-                learning_rate_power,
-                initial_accumulator,
-            }),
+            OptimizerSpec::Sgd { learning_rate } =>
+                Self::Sgd(Sgd { learning_rate }),
+            OptimizerSpec::Momentum { learning_rate, momentum, nesterov } =>
+                Self::Momentum(Momentum { learning_rate, momentum, nesterov }),
+            OptimizerSpec::Adagrad { learning_rate, epsilon, initial_accumulator } =>
+                Self::Adagrad(Adagrad { learning_rate, epsilon, initial_accumulator }),
+            OptimizerSpec::Adam { learning_rate, beta1, beta2, epsilon } =>
+                Self::Adam(Adam { learning_rate, beta1, beta2, epsilon }),
+            OptimizerSpec::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } =>
+                Self::AdamW(AdamW { adam: Adam { learning_rate, beta1, beta2, epsilon }, weight_decay }),
+            OptimizerSpec::RmsProp { learning_rate, rho, epsilon, momentum, centered, epsilon_inside_sqrt } =>
+                Self::RmsProp(RmsProp { learning_rate, rho, epsilon, momentum, centered, epsilon_inside_sqrt }),
+            OptimizerSpec::Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator } =>
+                Self::Ftrl(Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator }),
         }
     }
 

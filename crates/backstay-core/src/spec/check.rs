@@ -162,84 +162,44 @@ impl Checker<'_> {
         }
     }
 
+    #[rustfmt::skip] // A table: one line per setting.
     fn optimizer(&self, optimizer: &OptimizerSpec) -> Result<(), SpecError> {
-        use OptimizerSpec::{Adagrad, Adam, AdamW, Ftrl, Momentum, RmsProp, Sgd};
+        use OptimizerSpec::{AdamW, Adagrad, Adam, Ftrl, Momentum, RmsProp, Sgd};
         match *optimizer {
-            Sgd { learning_rate } => {
-                self.settings("sgd", &[("learning_rate", learning_rate, NOT_NEGATIVE)])
+            Sgd { learning_rate } => self.settings("sgd", &[
+                ("learning_rate", learning_rate, NOT_NEGATIVE),
+            ]),
+            Momentum { learning_rate, momentum, .. } => self.settings("momentum", &[
+                ("learning_rate", learning_rate, NOT_NEGATIVE),
+                ("momentum", momentum, FRACTION),
+            ]),
+            Adagrad { learning_rate, epsilon, initial_accumulator } => self.settings("adagrad", &[
+                ("learning_rate", learning_rate, NOT_NEGATIVE),
+                ("epsilon", epsilon, POSITIVE),
+                ("initial_accumulator", initial_accumulator, NOT_NEGATIVE),
+            ]),
+            Adam { learning_rate, beta1, beta2, epsilon } => {
+                self.adam("adam", learning_rate, [beta1, beta2], epsilon)
             }
-            Momentum {
-                learning_rate,
-                momentum,
-                ..
-            } => self.settings(
-                "momentum",
-                &[
-                    ("learning_rate", learning_rate, NOT_NEGATIVE),
-                    ("momentum", momentum, FRACTION),
-                ],
-            ),
-            Adagrad {
-                learning_rate,
-                epsilon,
-                initial_accumulator,
-            } => self.settings(
-                "adagrad",
-                &[
-                    ("learning_rate", learning_rate, NOT_NEGATIVE),
-                    ("epsilon", epsilon, POSITIVE),
-                    ("initial_accumulator", initial_accumulator, NOT_NEGATIVE),
-                ],
-            ),
-            Adam {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-            } => self.adam("adam", learning_rate, [beta1, beta2], epsilon),
-            AdamW {
-                learning_rate,
-                beta1,
-                beta2,
-                epsilon,
-                weight_decay,
-            } => {
+            AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
                 self.adam("adamw", learning_rate, [beta1, beta2], epsilon)?;
                 self.settings("adamw", &[("weight_decay", weight_decay, NOT_NEGATIVE)])
             }
-            RmsProp {
-                learning_rate,
-                rho,
-                epsilon,
-                momentum,
-                ..
-            } => self.settings(
-                "rmsprop",
-                &[
-                    ("learning_rate", learning_rate, NOT_NEGATIVE),
-                    ("rho", rho, FRACTION),
-                    ("epsilon", epsilon, POSITIVE),
-                    ("momentum", momentum, FRACTION),
-                ],
-            ),
-            Ftrl {
-                learning_rate,
-                l1,
-                l2,
-                learning_rate_power,
-                initial_accumulator,
-            } => self.settings(
-                "ftrl",
-                &[
-                    // The formula divides by it.
-                    ("learning_rate", learning_rate, POSITIVE),
-                    ("l1", l1, NOT_NEGATIVE),
-                    ("l2", l2, NOT_NEGATIVE),
-                    ("learning_rate_power", learning_rate_power, (-1.0, 0.0)),
-                    // With 0, a tiny first gradient would divide by 0.
-                    ("initial_accumulator", initial_accumulator, POSITIVE),
-                ],
-            ),
+            RmsProp { learning_rate, rho, epsilon, momentum, .. } => self.settings("rmsprop", &[
+                ("learning_rate", learning_rate, NOT_NEGATIVE),
+                ("rho", rho, FRACTION),
+                ("epsilon", epsilon, POSITIVE),
+                ("momentum", momentum, FRACTION),
+            ]),
+            Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator } => self.settings("ftrl", &[
+                // The formula divides by it.
+                ("learning_rate", learning_rate, POSITIVE),
+                ("l1", l1, NOT_NEGATIVE),
+                ("l2", l2, NOT_NEGATIVE),
+                ("learning_rate_power", learning_rate_power, (-1.0, 0.0)),
+                // With 0, a tiny first gradient would divide by 0.
+                ("initial_accumulator", initial_accumulator, POSITIVE),
+            ]),
         }
     }
 
