@@ -1,41 +1,35 @@
 """Settings of a server and of a client: what they are and what is allowed.
 
 Every setting is a field of a frozen dataclass that checks its values when it is made, so a
-configuration that exists is a valid one. ``backstay.config_loader`` fills it from a file, the
-environment and explicit arguments.
+configuration that exists is a valid one. ``load`` fills it from, in this order, explicit
+arguments, a TOML file, the environment (``BACKSTAY_<FIELD>``) and the defaults.
 
-This module imports ``backstay.errors`` and ``backstay.addresses`` only, and reads no file and
-no environment variable by itself.
+This module imports ``backstay.settings``, ``backstay.addresses`` and ``backstay.errors`` only,
+and reads nothing when it is imported.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import ClassVar, TypeVar
 
 from backstay.addresses import is_loopback, split_address
 from backstay.errors import ConfigError
+from backstay.settings import ENVIRONMENT_PREFIX, Loaded, check, load, read_section, setting
 
-__all__ = ["ClientConfig", "Peer", "SecurityConfig", "ServerConfig", "parse_peers"]
+__all__ = ["ClientConfig", "Peer", "Pems", "SecurityConfig", "ServerConfig", "parse_peers"]
+
+ConfigT = TypeVar("ConfigT", bound="SecurityConfig")
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SLOT_COUNT_MAX = 65536
+# Names the TOML file if no argument does.
+FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-
-def _setting(
-    default: Any,
-    doc: str,
-    *,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    secret: bool = False,
-) -> Any:
-    """Return a dataclass field with its documentation and, for a number, its bounds."""
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum}
-    return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -65,27 +59,38 @@ def parse_peers(text: str) -> tuple[Peer, ...]:
     return tuple(peers)
 
 
+@dataclass(frozen=True)
+class Pems:
+    """The content of the certificate files; None where none is set."""
+
+    ca: bytes | None
+    cert: bytes | None
+    key: bytes | None = field(repr=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SecurityConfig:
     """Who may talk, and whether others can listen in. The same on both planes."""
 
-    token: str | None = _setting(
+    file_section: ClassVar[str] = ""
+
+    token: str | None = setting(
         None,
         "Shared secret that every caller must show; 8 to 1024 visible characters.",
         secret=True,
     )
-    tls_cert_file: str | None = _setting(
+    tls_cert_file: str | None = setting(
         None, "PEM file with this process's certificate (chain). It turns TLS on at a server."
     )
-    tls_key_file: str | None = _setting(None, "PEM file with the private key of the certificate.")
-    tls_ca_file: str | None = _setting(
+    tls_key_file: str | None = setting(None, "PEM file with the private key of the certificate.")
+    tls_ca_file: str | None = setting(
         None,
         "PEM file with the authorities whose servers are trusted. It turns TLS on at a client.",
     )
 
     def __post_init__(self) -> None:
         """Check the values, each alone and then together."""
-        _check_bounds(self)
+        check(self)
         if self.token is not None and not re.fullmatch(r"[!-~]{8,1024}", self.token):
             raise ConfigError("token: must be 8 to 1024 visible ASCII characters (value not shown)")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
@@ -94,91 +99,139 @@ class SecurityConfig:
                 f"{self.tls_key_file!r}: give both or neither"
             )
 
-    def read_pem(self, name: str) -> bytes | None:
-        """Return the content of the file that the field ``name`` names, None if it is not set.
+    @classmethod
+    def load(
+        cls: type[ConfigT],
+        *,
+        file: str | Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        **explicit: object,
+    ) -> ConfigT:
+        """Return a configuration; see ``load_with_sources``."""
+        return cls.load_with_sources(file=file, environment=environment, **explicit).config
+
+    @classmethod
+    def load_with_sources(
+        cls: type[ConfigT],
+        *,
+        file: str | Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        **explicit: object,
+    ) -> Loaded[ConfigT]:
+        """Return a configuration and where each value came from.
+
+        Args:
+            file: A TOML file; default: the one that ``BACKSTAY_CONFIG`` names, if any.
+            environment: Default: ``os.environ``.
+            explicit: Values by field name, which win over everything; None means not given.
 
         Raises:
-            ConfigError: The file cannot be read or holds no PEM block.
+            ConfigError: A value is not allowed, or the file is unreadable or has an unknown key.
         """
-        path = getattr(self, name)
-        if path is None:
-            return None
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{name}: cannot read {path!r}: {error.strerror}") from error
-        if b"-----BEGIN " not in content:
-            raise ConfigError(f"{name}: {path!r} is not a PEM file (no '-----BEGIN' line)")
-        return content
+        environment = os.environ if environment is None else environment
+        path = file if file is not None else environment.get(FILE_VARIABLE) or None
+        section: Mapping[str, object] = {}
+        if path is not None:
+            known_keys = {
+                kind.file_section: {item.name for item in fields(kind)}
+                for kind in (ServerConfig, ClientConfig)
+            }
+            section = read_section(Path(path), cls.file_section, known_keys)
+        return load(cls, section, environment, explicit, file=str(path))
+
+    @property
+    def security(self) -> SecurityConfig:
+        """Only the settings that concern who may talk."""
+        return SecurityConfig(
+            token=self.token,
+            tls_cert_file=self.tls_cert_file,
+            tls_key_file=self.tls_key_file,
+            tls_ca_file=self.tls_ca_file,
+        )
+
+    def read_pems(self) -> Pems:
+        """Read the certificate files.
+
+        Raises:
+            ConfigError: One cannot be read or holds no PEM block.
+        """
+        return Pems(
+            ca=_read_pem("tls_ca_file", self.tls_ca_file),
+            cert=_read_pem("tls_cert_file", self.tls_cert_file),
+            key=_read_pem("tls_key_file", self.tls_key_file),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(SecurityConfig):
     """Settings of one node (``pserver serve``)."""
 
-    node_id: str = _setting("ps-0", "Name of this node, unique in the cluster.")
-    cluster: str = _setting("default", "Name of the cluster; nodes and clients must agree on it.")
-    listen_control: str = _setting(
+    file_section: ClassVar[str] = "server"
+
+    node_id: str = setting("ps-0", "Name of this node, unique in the cluster.")
+    cluster: str = setting("default", "Name of the cluster; nodes and clients must agree on it.")
+    listen_control: str = setting(
         "127.0.0.1:7000", "Address of the gRPC services; port 0 lets the system choose."
     )
-    listen_data: str = _setting(
+    listen_data: str = setting(
         "127.0.0.1:7100", "Address of the data plane; port 0 lets the system choose."
     )
-    advertise_host: str | None = _setting(
+    advertise_host: str | None = setting(
         None,
         "Host under which others reach this node, if it listens on a wildcard address such as "
         "0.0.0.0. Default: the host in the list of peers.",
     )
-    peers: tuple[Peer, ...] = _setting(
+    peers: tuple[Peer, ...] = setting(
         (),
         "All nodes of the cluster with their control addresses, this one included, as "
         "id=host:port,...; the same list in the same order on every node. Empty: a cluster of one.",
+        parse=parse_peers,
     )
-    slot_count: int = _setting(
+    slot_count: int = setting(
         1024,
         "Slots that keys are hashed into; a power of two, the same on every node.",
         minimum=1,
         maximum=SLOT_COUNT_MAX,
     )
-    memory_limit_bytes: int = _setting(
+    memory_limit_bytes: int = setting(
         0, "Memory for rows; pushes that need more are refused. 0: no limit.", minimum=0
     )
-    max_tables: int = _setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
-    io_threads: int = _setting(2, "Threads of the data plane.", minimum=1, maximum=256)
-    max_frame_bytes: int = _setting(
+    max_tables: int = setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
+    io_threads: int = setting(2, "Threads of the data plane.", minimum=1, maximum=256)
+    max_frame_bytes: int = setting(
         268_435_456, "Largest frame taken on the data plane.", minimum=65_536, maximum=2**31 - 1
     )
-    max_keys_per_request: int = _setting(
+    max_keys_per_request: int = setting(
         4_194_304, "Most keys in one request on the data plane.", minimum=1, maximum=2**28
     )
-    max_connections: int = _setting(
+    max_connections: int = setting(
         4096, "Most connections to the data plane at one time.", minimum=1, maximum=1_000_000
     )
-    handshake_timeout_ms: int = _setting(
+    handshake_timeout_ms: int = setting(
         5000, "Time a new connection has to say who it is.", minimum=10, maximum=600_000
     )
-    stall_timeout_ms: int = _setting(
+    stall_timeout_ms: int = setting(
         30_000, "Time a frame under way may stand still before its connection is closed.",
         minimum=10, maximum=3_600_000,
     )  # fmt: skip
-    peer_refresh_ms: int = _setting(
+    peer_refresh_ms: int = setting(
         1000, "Pause between two questions to a peer who it is and how it does.",
         minimum=10, maximum=600_000,
     )  # fmt: skip
-    control_deadline_ms: int = _setting(
+    control_deadline_ms: int = setting(
         5000, "Time one call from node to node may take.", minimum=10, maximum=600_000
     )
-    stop_grace_ms: int = _setting(
+    stop_grace_ms: int = setting(
         10_000, "Time the requests under way have to finish when the node is told to stop.",
         minimum=0, maximum=3_600_000,
     )  # fmt: skip
-    log_level: str = _setting(
+    log_level: str = setting(
         "info", "Least severe message that is logged: debug, info, warning or error."
     )
-    tls_require_client_cert: bool = _setting(
+    tls_require_client_cert: bool = setting(
         False, "Refuse clients that show no certificate of an authority in tls_ca_file."
     )
-    insecure: bool = _setting(
+    insecure: bool = setting(
         False, "Listen on an address other than loopback with neither a token nor TLS."
     )
 
@@ -269,45 +322,33 @@ class ServerConfig(SecurityConfig):
 class ClientConfig(SecurityConfig):
     """Settings of a trainer's client, and of the commands that call a cluster."""
 
-    deadline_ms: int = _setting(
+    file_section: ClassVar[str] = "client"
+
+    deadline_ms: int = setting(
         60_000, "Time a pull or push may take, all its retries included.",
         minimum=1, maximum=3_600_000,
     )  # fmt: skip
-    connect_timeout_ms: int = _setting(
+    connect_timeout_ms: int = setting(
         5000, "Time one attempt to connect may take.", minimum=1, maximum=600_000
     )
-    control_deadline_ms: int = _setting(
-        15_000, "Time a call to the control plane may take (create a table, get the routing).",
-        minimum=1, maximum=3_600_000,
-    )  # fmt: skip
-    retry_backoff_min_ms: int = _setting(
-        10, "Pause before the first retry; it doubles with each one.", minimum=1, maximum=60_000
+    stall_timeout_ms: int = setting(
+        30_000,
+        "Time a frame under way may stand still before its connection is given up.",
+        minimum=10,
+        maximum=3_600_000,
     )
-    retry_backoff_max_ms: int = _setting(
-        1000, "Longest pause between two retries.", minimum=1, maximum=600_000
+    max_pushes_in_flight: int = setting(
+        16, "Most pushes sent and not yet answered; the next one waits.", minimum=1, maximum=4096
     )
-    connections_per_server: int = _setting(
-        1, "Connections to the data plane of each server.", minimum=1, maximum=64
-    )
-    io_threads: int = _setting(2, "Threads of the client's data plane.", minimum=1, maximum=256)
-    max_requests_in_flight: int = _setting(
-        64, "Most requests under way on one connection; more of them wait.", minimum=1, maximum=4096
-    )
-    max_frame_bytes: int = _setting(
+    max_frame_bytes: int = setting(
         268_435_456, "Largest frame sent or taken.", minimum=65_536, maximum=2**31 - 1
     )
-    max_keys_per_request: int = _setting(
-        4_194_304, "Most keys in one frame; larger batches are cut.", minimum=1, maximum=2**28
+    part_bytes: int = setting(
+        1_048_576,
+        "A larger request to one server travels in parts of about this size.",
+        minimum=4096,
+        maximum=2**30,
     )
-
-    def __post_init__(self) -> None:
-        """Check the values, each alone and then together."""
-        super().__post_init__()
-        if self.retry_backoff_min_ms > self.retry_backoff_max_ms:
-            raise ConfigError(
-                f"retry_backoff_min_ms: {self.retry_backoff_min_ms} is more than "
-                f"retry_backoff_max_ms, {self.retry_backoff_max_ms}"
-            )
 
 
 def _check_name(setting: str, value: str) -> None:
@@ -317,34 +358,13 @@ def _check_name(setting: str, value: str) -> None:
         )
 
 
-def _check_bounds(config: SecurityConfig) -> None:
-    """Check the type of each field, and the bounds of the numbers."""
-    hints = get_type_hints(type(config))
-    for item in fields(config):
-        value = getattr(config, item.name)
-        shown = repr(value) if item.repr else "the value"
-        if not _is_of_type(value, hints[item.name]):
-            raise ConfigError(f"{item.name}: {shown} is not {_TYPE_WORDS[hints[item.name]]}")
-        low, high = item.metadata["minimum"], item.metadata["maximum"]
-        if (low is not None and value < low) or (high is not None and value > high):
-            allowed = f"at least {low}" if high is None else f"{low} to {high}"
-            raise ConfigError(f"{item.name}: {shown} is out of range; allowed is {allowed}")
-
-
-_TYPE_WORDS: dict[object, str] = {
-    str: "a text",
-    str | None: "a text",
-    int: "a whole number",
-    bool: "true or false",
-    tuple[Peer, ...]: "a list of node-id=host:port",
-}
-
-
-def _is_of_type(value: object, hint: object) -> bool:
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint == tuple[Peer, ...]:
-        return isinstance(value, tuple) and all(isinstance(item, Peer) for item in value)
-    return isinstance(value, str) or (value is None and hint == (str | None))
+def _read_pem(name: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot read {path!r}: {error.strerror}") from error
+    if b"-----BEGIN " not in content:
+        raise ConfigError(f"{name}: {path!r} is not a PEM file (no '-----BEGIN' line)")
+    return content

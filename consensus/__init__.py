@@ -1,0 +1,21 @@
+"""Who is in the cluster and which node is master of each slot.
+
+The package holds the records (``records``), their form on the wire (``messages``) and the
+interface through which a node sees them (``membership``). It imports ``backstay.errors``,
+``backstay.addresses`` and the generated messages, nothing of a server or a trainer.
+"""
+
+if __name__ != "backstay.consensus":
+    raise ImportError(f"import this package as backstay.consensus, not as {__name__}")
+
+from backstay.consensus.membership import ClusterSnapshot, ClusterView, StaticCluster
+from backstay.consensus.records import NodeRecord, NodeStatus, RoutingTable
+
+__all__ = [
+    "ClusterSnapshot",
+    "ClusterView",
+    "NodeRecord",
+    "NodeStatus",
+    "RoutingTable",
+    "StaticCluster",
+]

@@ -1,0 +1,8 @@
+"""A node of the cluster: its control plane, its commands, and the library to start one locally.
+
+Nothing but this package's own commands and the tests imports it. Rows and gradients never pass
+through its Python code; that is the native data plane's work.
+"""
+
+if __name__ != "backstay.pserver":
+    raise ImportError(f"import this package as backstay.pserver, not as {__name__}")

@@ -1,0 +1,226 @@
+"""gRPC as this package uses it: channels, credentials, limits, and errors there and back.
+
+A server raises an error of ``backstay.errors``; it travels as a status code plus the class's
+name in the trailing metadata, and is raised again at the caller. Both directions of that
+mapping are here and nowhere else. Used by servers, trainers and commands; imports
+``backstay.config`` and ``backstay.errors`` only, and starts no thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import grpc
+from grpc import aio
+
+from backstay import errors
+from backstay.config import SecurityConfig
+from backstay.errors import BackstayError
+
+__all__ = [
+    "AUTHORIZATION_KEY",
+    "CHANNEL_OPTIONS",
+    "ERROR_KEY",
+    "bearer",
+    "mapped_errors",
+    "open_aio_channel",
+    "open_channel",
+    "status_of",
+]
+
+ERROR_KEY = "backstay-error"
+AUTHORIZATION_KEY = "authorization"
+# 10,000 tables of 1 KB each, or the routing of 65,536 slots over 1,000 nodes, fit in well.
+MESSAGE_BYTES_MAX = 33_554_432
+KEEPALIVE_INTERVAL_MS = 30_000
+KEEPALIVE_TIMEOUT_MS = 10_000
+RECONNECT_BACKOFF_MIN_MS = 50
+RECONNECT_BACKOFF_MAX_MS = 2_000
+# gRPC refuses to carry much more than this in a status.
+ERROR_TEXT_MAX = 4_000
+
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # A process that comes back is seen soon; gRPC's own default waits up to two minutes.
+    ("grpc.min_reconnect_backoff_ms", RECONNECT_BACKOFF_MIN_MS),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MIN_MS),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MAX_MS),
+    # Channels of one process to one address share a connection unless told otherwise, and with
+    # it the state "cannot connect" that another one has left behind.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy meant for web traffic must not get in between.
+    ("grpc.enable_http_proxy", 0),
+)
+
+_CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
+    errors.ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NonFiniteGradient: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnknownTable: grpc.StatusCode.NOT_FOUND,
+    errors.TableConflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.MemoryLimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NotMaster: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Stopping: grpc.StatusCode.UNAVAILABLE,
+    errors.ServerUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.StateLost: grpc.StatusCode.DATA_LOSS,
+}
+
+# For a status that carries no class name: it comes from gRPC itself or from another program.
+_ERROR_OF_CODE: Mapping[grpc.StatusCode, type[BackstayError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.ServerUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Unauthenticated,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,
+    grpc.StatusCode.CANCELLED: errors.ClosedError,
+}
+
+_ERROR_CLASSES: Mapping[str, type[BackstayError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, BackstayError)
+}
+
+
+def bearer(token: str) -> str:
+    """Return the value under which a token travels in the ``authorization`` metadata."""
+    return f"Bearer {token}"
+
+
+def open_channel(address: str, security: SecurityConfig) -> grpc.Channel:
+    """Return a channel to a control address; it connects when it is first used.
+
+    Raises:
+        ConfigError: A certificate file cannot be read.
+    """
+    credentials = _credentials(security)
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    else:
+        channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    if security.token is None:
+        return channel
+    return grpc.intercept_channel(channel, _SendToken(security.token))
+
+
+def open_aio_channel(address: str, security: SecurityConfig) -> aio.Channel:
+    """Return the same for asyncio; call it while the event loop runs.
+
+    Raises:
+        ConfigError: A certificate file cannot be read.
+    """
+    credentials = _credentials(security)
+    interceptors = [_SendTokenAio(security.token)] if security.token is not None else None
+    if credentials is None:
+        return aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+    return aio.secure_channel(
+        address, credentials, options=CHANNEL_OPTIONS, interceptors=interceptors
+    )
+
+
+@contextmanager
+def mapped_errors(address: str) -> Iterator[None]:
+    """Raise a gRPC failure inside the block as the error of ``backstay.errors`` that it stands for.
+
+    Args:
+        address: The peer's address, for the message.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error, address) from error
+
+
+def error_of(error: grpc.RpcError, address: str) -> BackstayError:
+    """Return the error that a failed call stands for.
+
+    Every such error of grpcio is also the call, or the final status, and knows code, details
+    and trailing metadata.
+    """
+    status: Any = error
+    code: grpc.StatusCode = status.code()
+    details: str = status.details() or code.name
+    for key, value in status.trailing_metadata() or ():
+        if key == ERROR_KEY and value in _ERROR_CLASSES:
+            return _ERROR_CLASSES[value](f"{address}: {details}")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return errors.ServerUnavailable(f"no pserver answers at {address}: {details}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.ProtocolError(f"{address} is not a pserver of this version: {details}")
+    kind = _ERROR_OF_CODE.get(code, errors.ProtocolError)
+    return kind(f"{address}: {details}")
+
+
+def status_of(error: BackstayError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """Return status code, text and trailing metadata under which an error travels."""
+    kind = type(error)
+    code = _CODE_OF_ERROR.get(kind, grpc.StatusCode.INTERNAL)
+    text = str(error)
+    if len(text) > ERROR_TEXT_MAX:
+        text = text[: ERROR_TEXT_MAX - 4] + " ..."
+    return code, text, ((ERROR_KEY, kind.__name__),)
+
+
+def _credentials(security: SecurityConfig) -> grpc.ChannelCredentials | None:
+    if security.tls_ca_file is None:
+        return None
+    pems = security.read_pems()
+    return grpc.ssl_channel_credentials(
+        root_certificates=pems.ca, private_key=pems.key, certificate_chain=pems.cert
+    )
+
+
+class _CallDetails(NamedTuple):
+    """What grpcio wants back from an interceptor that changes a call's metadata."""
+
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+# The token goes into the metadata of each call. gRPC's own call credentials would do the same,
+# but they refuse to work without TLS, and a token alone is allowed on a guarded network.
+class _SendToken(grpc.UnaryUnaryClientInterceptor):
+    def __init__(self, token: str) -> None:
+        self._entry = (AUTHORIZATION_KEY, bearer(token))
+
+    def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
+    ) -> Any:
+        details = _CallDetails(
+            method=client_call_details.method,
+            timeout=client_call_details.timeout,
+            metadata=[*(client_call_details.metadata or ()), self._entry],
+            credentials=client_call_details.credentials,
+            wait_for_ready=client_call_details.wait_for_ready,
+            compression=client_call_details.compression,
+        )
+        return continuation(details, request)
+
+
+class _SendTokenAio(aio.UnaryUnaryClientInterceptor):
+    def __init__(self, token: str) -> None:
+        self._entry = (AUTHORIZATION_KEY, bearer(token))
+
+    async def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
+    ) -> Any:
+        details = aio.ClientCallDetails(
+            method=client_call_details.method,
+            timeout=client_call_details.timeout,
+            metadata=aio.Metadata(*(client_call_details.metadata or ()), self._entry),
+            credentials=client_call_details.credentials,
+            wait_for_ready=client_call_details.wait_for_ready,
+        )
+        return await continuation(details, request)
