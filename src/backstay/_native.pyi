@@ -9,6 +9,19 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "PROTOCOL_VERSION",
+    "DataClient",
+    "DataServer",
+    "KeyPlan",
+    "PendingPull",
+    "PendingPush",
+    "__version__",
+    "canonical_table",
+    "slots_of",
+    "table_id",
+]
+
 __version__: str
 PROTOCOL_VERSION: int
 
@@ -29,8 +42,8 @@ def canonical_table(spec_json: str) -> str:
 class DataServer:
     """One node's data plane: rows, optimizers and sockets, on threads of its own."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         listen: str,
         cluster_id: str,
@@ -48,7 +61,7 @@ class DataServer:
         handshake_timeout_ms: int = 5000,
         stall_timeout_ms: int = 30000,
         memory_limit_bytes: int = 0,
-    ) -> None: ...
+    ) -> DataServer: ...
     @property
     def address(self) -> str:
         """The bound ``host:port`` (the port is chosen by the system if 0 was asked for)."""
@@ -81,3 +94,99 @@ class DataServer:
         """Return ``(position, digest)``; equal rows and stream memory give equal digests."""
     def stop(self, grace_ms: int) -> bool:
         """Stop taking requests, answer those being served, close. False if cut off by grace."""
+
+@final
+class KeyPlan:
+    """A batch of keys made ready: equal keys merged, the rest ordered by server and slot."""
+
+    @property
+    def size(self) -> int:
+        """Keys of the batch, duplicates included."""
+    @property
+    def unique_count(self) -> int:
+        """Different keys of the batch."""
+    @property
+    def routing_version(self) -> int:
+        """The routing version it was made for."""
+
+@final
+class PendingPull:
+    """A pull under way."""
+
+    def done(self) -> bool:
+        """Whether every answer has come."""
+    def finish(self, out: NDArray[np.float32]) -> None:
+        """Wait for the rows and write them to ``out`` [size * row_elements]; only once."""
+
+@final
+class PendingPush:
+    """A push under way or settled."""
+
+    def done(self) -> bool:
+        """Whether the outcome is known, or every answer has come."""
+    def finish(self) -> None:
+        """Wait until it is applied; raises if it is not, the same each time."""
+
+@final
+class DataClient:
+    """A trainer's data plane: plans, sends, waits and retries, with the GIL released."""
+
+    def __new__(
+        cls,
+        *,
+        cluster_id: str,
+        client_name: str,
+        stream_job: int,
+        stream_pass: int = 0,
+        stream_task: int = 0,
+        token: str | None = None,
+        tls_ca_pem: bytes | None = None,
+        tls_cert_pem: bytes | None = None,
+        tls_key_pem: bytes | None = None,
+        connect_timeout_ms: int = 5000,
+        stall_timeout_ms: int = 30000,
+        max_frame_bytes: int = 268435456,
+        part_bytes: int = 1048576,
+        max_pushes_in_flight: int = 16,
+    ) -> DataClient: ...
+    def set_routing(
+        self,
+        version: int,
+        addresses: list[str],
+        instances: list[int],
+        master_of_slot: NDArray[np.uint32],
+    ) -> None:
+        """Go by this routing table: for each slot the index of its master."""
+    def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:
+        """Make a batch of keys [n] ready."""
+    def pull_begin(
+        self, table: int, row_elements: int, plan: KeyPlan, deadline_ms: int
+    ) -> PendingPull:
+        """Ask for rows; wait for them with ``PendingPull.finish``."""
+    def pull(
+        self,
+        table: int,
+        row_elements: int,
+        plan: KeyPlan,
+        out: NDArray[np.float32],
+        deadline_ms: int,
+    ) -> None:
+        """Ask for rows and wait for them."""
+    def push_begin(
+        self,
+        table: int,
+        row_elements: int,
+        plan: KeyPlan,
+        values: NDArray[np.float32],
+        kind: str,
+        learning_rate_scale: float,
+        require_finite: bool,
+        deadline_ms: int,
+    ) -> PendingPush:
+        """Send a push of ``kind`` "update", "assign" or "assign_if_absent"."""
+    def flush(self) -> None:
+        """Wait until every push under way is settled; raises the first failure."""
+    def close(self, deadline_ms: int) -> None:
+        """Settle what is under way, then disconnect."""
+    def stats(self) -> dict[str, int]:
+        """What the client has done so far, by name."""

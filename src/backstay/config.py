@@ -338,7 +338,7 @@ class ClientConfig(SecurityConfig):
         maximum=3_600_000,
     )
     max_pushes_in_flight: int = setting(
-        16, "Most pushes sent and not yet answered; the next one waits.", minimum=1, maximum=4096
+        16, "Most pushes sent and not yet answered; the next one waits.", minimum=1, maximum=64
     )
     max_frame_bytes: int = setting(
         268_435_456, "Largest frame sent or taken.", minimum=65_536, maximum=2**31 - 1

@@ -184,7 +184,7 @@ impl RowMap {
 
     fn push_row(&mut self, key: u64) {
         let chunk_rows = 1 << self.chunk_shift;
-        if self.rows % chunk_rows == 0 {
+        if self.rows.is_multiple_of(chunk_rows) {
             // The first chunk starts small: most tables are tiny in most slots.
             let rows = if self.rows == 0 { 1 } else { chunk_rows };
             self.chunks.push(Vec::with_capacity(rows * self.stride));

@@ -165,7 +165,7 @@ impl Table {
                     keys,
                     values,
                     learning_rate_scale,
-                })
+                });
             }
             Change::Assign { only_if_absent } => self.assign(keys, values, only_if_absent),
         }

@@ -149,7 +149,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let outcome = match frame.header.opcode {
             Opcode::Pull => self.pull(frame),
             Opcode::Push => self.push(frame),
-            Opcode::CloseStream => self.close_stream(frame),
+            Opcode::CloseStream => self.close_stream(&frame),
             Opcode::Ping => {
                 self.small_reply(Opcode::Pong, id, &[], &[]);
                 Ok(())
@@ -244,7 +244,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         Ok(())
     }
 
-    fn close_stream(&mut self, frame: Frame) -> Result<(), Refusal> {
+    fn close_stream(&mut self, frame: &Frame) -> Result<(), Refusal> {
         self.shared
             .store
             .forget_stream(CloseStream::decode(&frame.meta)?.stream);

@@ -233,8 +233,8 @@ impl DataClient {
         block_on(py, work)?.map_err(|error| from_client(py, &error))
     }
 
-    /// Send a push; wait for it with `PendingPush.finish`. `kind` is "update", "assign" or
-    /// "assign_if_absent".
+    /// Send a push; wait for it with `PendingPush.finish`. `kind` is `update`, `assign` or
+    /// `assign_if_absent`.
     #[allow(clippy::too_many_arguments)] // One call, one frame.
     fn push_begin(
         &self,

@@ -3,6 +3,9 @@
 //! Methods here only convert arguments; the work lies in `backstay-net`. Calls that may take
 //! time go through [`runtime::block_on`], the one door that releases the GIL.
 
+// PyO3 hands arguments over by value.
+#![allow(clippy::needless_pass_by_value)]
+
 mod client;
 mod errors;
 mod runtime;

@@ -237,9 +237,9 @@ impl PushMeta {
         let kind = reader.u8()?;
         reader.take(3)?;
         reader.end()?;
-        if !learning_rate_scale.is_finite() {
+        if !learning_rate_scale.is_finite() || learning_rate_scale < 0.0 {
             return Err(Refusal::InvalidRequest(format!(
-                "learning_rate_scale is {learning_rate_scale}"
+                "learning_rate_scale is {learning_rate_scale}: must be finite and not negative"
             )));
         }
         let change = match kind {

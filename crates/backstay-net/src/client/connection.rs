@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
 
 use backstay_core::error::Refusal;
 use backstay_core::wire::{ErrorMeta, Hello, HelloReply, Limits, Opcode};
@@ -173,7 +172,7 @@ impl Connection {
             reason: reason.into(),
             not_taken: false,
         };
-        self.shared.lose(lost.clone());
+        self.shared.lose(&lost);
         lost
     }
 }
@@ -185,7 +184,7 @@ impl Drop for Connection {
 }
 
 impl Shared {
-    fn lose(&self, lost: Lost) {
+    fn lose(&self, lost: &Lost) {
         let waiting = {
             let mut pending = self.pending.lock();
             pending.lost.get_or_insert_with(|| lost.clone());
@@ -220,13 +219,14 @@ async fn read_replies(mut reader: Reader, limits: Limits, shared: Arc<Shared>) {
                     .lock()
                     .waiting
                     .remove(&frame.header.request_id);
-                match waiting {
+                if let Some(sender) = waiting {
                     // A caller that gave up has dropped its receiver.
-                    Some(sender) => drop(sender.send(Ok(frame))),
-                    None => debug!(
+                    let _ = sender.send(Ok(frame));
+                } else {
+                    debug!(
                         request = frame.header.request_id,
                         "an answer to no open request"
-                    ),
+                    );
                 }
                 continue;
             }
@@ -239,7 +239,7 @@ async fn read_replies(mut reader: Reader, limits: Limits, shared: Arc<Shared>) {
                 not_taken: false,
             },
         };
-        return shared.lose(lost);
+        return shared.lose(&lost);
     }
 }
 
@@ -304,9 +304,4 @@ fn server_name(address: &str) -> Result<ServerName<'static>, OpenError> {
             "{host:?} is no name to check a certificate against: {error}"
         )))
     })
-}
-
-/// How long to wait before the next try: doubling from 20 ms to 1 s.
-pub(crate) fn backoff(attempt: u32) -> Duration {
-    Duration::from_millis((20 << attempt.min(6)).min(1000))
 }

@@ -1,6 +1,7 @@
 //! The way to one server: keeps a connection, opens it anew, sends requests until an answer
 //! comes or the deadline has passed.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use backstay_core::error::Refusal;
 use tokio::sync::oneshot;
 use tokio::time::{sleep_until, timeout_at, Instant};
 
-use super::connection::{backoff, refusal_of, Connection, Lost, OpenError, Reply};
+use super::connection::{refusal_of, Connection, Lost, OpenError, Reply};
 use super::error::ClientError;
 use super::out_frame::OutFrame;
 use super::routing::ServerAddress;
@@ -34,12 +35,40 @@ impl Deadline {
         }
     }
 
-    pub(crate) fn instant(&self) -> Instant {
-        self.at
+    /// Wait for an answer; `None` if it does not come in time.
+    pub(crate) async fn wait<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        timeout_at(self.at, answer).await.ok()
     }
 
     pub(crate) fn waited_ms(&self) -> u128 {
         self.started.elapsed().as_millis()
+    }
+}
+
+/// The pauses between the tries of one request: none before the first retry (the connection
+/// may just have been closed), then doubling from 20 ms to 1 s.
+pub(crate) struct Retry {
+    deadline: Deadline,
+    pause: Duration,
+}
+
+impl Retry {
+    const FIRST: Duration = Duration::from_millis(20);
+    const LONGEST: Duration = Duration::from_secs(1);
+
+    pub(crate) fn new(deadline: Deadline) -> Self {
+        Self {
+            deadline,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// Wait before the next try; false if the deadline comes first.
+    pub(crate) async fn pause(&mut self) -> bool {
+        let next = Instant::now() + self.pause;
+        self.pause = (self.pause * 2).clamp(Self::FIRST, Self::LONGEST);
+        sleep_until(next.min(self.deadline.at)).await;
+        next < self.deadline.at
     }
 }
 
@@ -72,23 +101,20 @@ impl Link {
         &self,
         deadline: Deadline,
     ) -> Result<Arc<Connection>, ClientError> {
+        let mut retry = Retry::new(deadline);
         let mut reason = String::from("no connection could be opened in time");
-        for attempt in 0.. {
-            match timeout_at(deadline.instant(), self.connect_once()).await {
+        loop {
+            match timeout_at(deadline.at, self.connect_once()).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(OpenError::Refused(error))) => return Err(self.named(error)),
                 Ok(Err(OpenError::Transient(why))) => reason = why,
-                Err(_) => break,
-            }
-            let next = Instant::now() + backoff(attempt);
-            if next >= deadline.instant() {
-                sleep_until(deadline.instant()).await;
-                break;
+                Err(_) => return Err(self.unavailable(reason, deadline)),
             }
             tracing::debug!(address = self.address, reason, "waiting for the server");
-            sleep_until(next).await;
+            if !retry.pause().await {
+                return Err(self.unavailable(reason, deadline));
+            }
         }
-        Err(self.unavailable(reason, deadline))
     }
 
     /// The error for a server that did not answer until the deadline.
@@ -124,12 +150,7 @@ impl Link {
         let connection = self.connection(deadline).await?;
         let request_id = connection.next_request_id();
         frame.set_request_id(request_id);
-        match timeout_at(
-            deadline.instant(),
-            connection.send(request_id, frame.bytes()),
-        )
-        .await
-        {
+        match timeout_at(deadline.at, connection.send(request_id, frame.bytes())).await {
             Ok(Ok(reply)) => Ok(Ticket { connection, reply }),
             Ok(Err(lost)) => Ok(Ticket {
                 connection,

@@ -143,8 +143,8 @@ impl Client {
         .encode();
         let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, Vec::new());
         let ticket = link.send(deadline, &mut frame).await?;
-        match tokio::time::timeout_at(deadline.instant(), ticket.reply).await {
-            Ok(Ok(reply)) => match link.judge(reply, Opcode::CloseStreamReply)? {
+        match deadline.wait(ticket.reply).await {
+            Some(Ok(reply)) => match link.judge(reply, Opcode::CloseStreamReply)? {
                 Answer::Frame(_) | Answer::Again { .. } => Ok(()),
             },
             _ => Err(ClientError::Deadline {

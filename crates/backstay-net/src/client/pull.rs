@@ -4,11 +4,9 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use backstay_core::wire::{Opcode, PullMeta, PullReply};
-use tokio::time::{sleep_until, timeout_at, Instant};
 
-use super::connection::backoff;
 use super::error::ClientError;
-use super::link::{Answer, Deadline, Link, Ticket};
+use super::link::{Answer, Deadline, Link, Retry, Ticket};
 use super::out_frame::OutFrame;
 use super::plan::{Part, Plan};
 use super::{rows, Client};
@@ -139,12 +137,13 @@ impl PartPull {
         client: &Client,
     ) -> Result<(Frame, Arc<super::connection::Connection>), ClientError> {
         let mut last_reason = None;
-        for attempt in 0.. {
+        let mut retry = Retry::new(deadline);
+        loop {
             let ticket = match self.ticket.take() {
                 Some(ticket) => ticket,
                 None => self.link.send(deadline, &mut self.frame).await?,
             };
-            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else {
+            let Some(reply) = deadline.wait(ticket.reply).await else {
                 break;
             };
             // The sender is dropped only with the connection.
@@ -155,11 +154,9 @@ impl PartPull {
                     tracing::debug!(address = self.link.address, reason, "pulling again");
                     last_reason = Some(reason);
                     client.counters.retries.fetch_add(1, Ordering::Relaxed);
-                    let next = Instant::now() + backoff(attempt);
-                    if next >= deadline.instant() {
+                    if !retry.pause().await {
                         break;
                     }
-                    sleep_until(next).await;
                 }
             }
         }

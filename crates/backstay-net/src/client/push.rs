@@ -13,11 +13,9 @@ use backstay_core::stream::{TransactionId, WINDOW};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use parking_lot::Mutex;
-use tokio::time::{sleep_until, timeout_at, Instant};
 
-use super::connection::backoff;
 use super::error::ClientError;
-use super::link::{Answer, Deadline, Link, Ticket};
+use super::link::{Answer, Deadline, Link, Retry, Ticket};
 use super::out_frame::OutFrame;
 use super::plan::{Part, Plan};
 use super::{rows, Client};
@@ -336,14 +334,15 @@ impl PartPush {
     async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
         let mut never_taken = true;
         let mut last_reason = String::from("no answer in time");
-        for attempt in 0.. {
+        let mut retry = Retry::new(deadline);
+        loop {
             if self.ticket.is_none() {
                 self.send(deadline).await?;
             }
             let Some(ticket) = self.ticket.take() else {
                 continue;
             };
-            let Ok(reply) = timeout_at(deadline.instant(), ticket.reply).await else {
+            let Some(reply) = deadline.wait(ticket.reply).await else {
                 break;
             };
             // The sender is dropped only with the connection.
@@ -368,11 +367,9 @@ impl PartPush {
                     never_taken &= not_applied;
                     self.maybe_applied = !never_taken;
                     client.counters.retries.fetch_add(1, Ordering::Relaxed);
-                    let next = Instant::now() + backoff(attempt);
-                    if next >= deadline.instant() {
+                    if !retry.pause().await {
                         break;
                     }
-                    sleep_until(next).await;
                 }
             }
         }

@@ -1,0 +1,11 @@
+"""What a trainer uses: the client and the adapters for frameworks."""
+
+if __name__ != "backstay.trainer":
+    raise ImportError("import this package as backstay.trainer: the folder is a part of backstay")
+
+from backstay.trainer.client import Client, ClientStats
+from backstay.trainer.directory import ClusterInfo
+from backstay.trainer.pending import Pending
+from backstay.trainer.table import KeyBatch, Table
+
+__all__ = ["Client", "ClientStats", "ClusterInfo", "KeyBatch", "Pending", "Table"]

@@ -1,0 +1,99 @@
+"""Arrays in and out: what callers pass becomes contiguous numpy, copied only where it must be.
+
+Imports numpy and the errors. Never touches the network.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.errors import InvalidRequest
+
+Keys: TypeAlias = NDArray[np.uint64]
+Rows: TypeAlias = NDArray[np.float32]
+
+
+@runtime_checkable
+class SupportsDLPack(Protocol):
+    """Anything that hands out its memory by DLPack: a tensor of Paddle, PyTorch, JAX, ..."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+ArrayLike: TypeAlias = np.ndarray[Any, Any] | SupportsDLPack
+
+
+def as_array(values: object, what: str) -> np.ndarray[Any, Any]:
+    """Return a numpy view of an array or tensor in main memory.
+
+    Raises:
+        InvalidRequest: It is neither an array nor a tensor in main memory.
+    """
+    if isinstance(values, np.ndarray):
+        return values
+    if isinstance(values, SupportsDLPack):
+        try:
+            return np.from_dlpack(values)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise InvalidRequest(
+                f"{what}: the tensor cannot be read from main memory: {error}; "
+                "move it there and detach it first"
+            ) from error
+    array = np.asarray(values)
+    if array.dtype == object:
+        raise InvalidRequest(f"{what}: {type(values).__name__} is neither an array nor a tensor")
+    return array
+
+
+def as_keys(values: object) -> Keys:
+    """Return keys as contiguous uint64 of the same shape.
+
+    Signed keys keep their bits: -1 is the key 2**64 - 1.
+
+    Raises:
+        InvalidRequest: The values are not integers of at most 64 bits.
+    """
+    array = as_array(values, "keys")
+    if array.size == 0:
+        raise InvalidRequest("there are no keys: a batch needs at least one")
+    if array.dtype in (np.dtype(np.int64), np.dtype(np.uint64)):
+        return np.ascontiguousarray(array).view(np.uint64)
+    if array.dtype.kind not in "iu":
+        raise InvalidRequest(f"keys have dtype {array.dtype}: they must be integers")
+    return np.ascontiguousarray(array.astype(np.int64)).view(np.uint64)
+
+
+def as_rows(values: object, shape: tuple[int, ...], what: str) -> Rows:
+    """Return float32 values, contiguous, after checking their shape.
+
+    Raises:
+        InvalidRequest: Wrong shape, or a dtype that float32 does not hold.
+    """
+    array = as_array(values, what)
+    if array.shape != shape:
+        raise InvalidRequest(f"{what} have shape {array.shape}, must be {shape}")
+    if array.dtype != np.float32:
+        if array.dtype.kind != "f":
+            raise InvalidRequest(f"{what} have dtype {array.dtype}: must be float32")
+        array = array.astype(np.float32)
+    return np.ascontiguousarray(array)
+
+
+def output(out: Rows | None, shape: tuple[int, ...]) -> Rows:
+    """Return the array to write results of ``shape`` to: ``out`` if it fits, else a new one.
+
+    Raises:
+        InvalidRequest: ``out`` has another shape or dtype, or is not contiguous.
+    """
+    if out is None:
+        return np.empty(shape, dtype=np.float32)
+    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise InvalidRequest(
+            f"out has shape {out.shape} and dtype {out.dtype}: "
+            f"must be a contiguous float32 array of shape {shape}"
+        )
+    return out

@@ -1,0 +1,387 @@
+"""The client of a cluster: tables, pulls and pushes, for any framework.
+
+Membership and tables travel over gRPC (:mod:`backstay.trainer.directory`); keys and rows go
+through the native data plane, with the GIL released. Imports no framework and nothing of
+the server's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+
+from backstay._native import DataClient, KeyPlan, PendingPush
+from backstay.config import ClientConfig
+from backstay.errors import ClosedError, InvalidRequest
+from backstay.tables import Sparse, TableSpec
+from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
+from backstay.trainer.directory import ClusterInfo, Directory
+from backstay.trainer.pending import Pending
+from backstay.trainer.table import KeyBatch, Table
+
+PushKind = Literal["update", "assign", "assign_if_absent"]
+
+
+@dataclass(frozen=True)
+class ClientStats:
+    """What a client has done since it was made.
+
+    Attributes:
+        pulls: Pulls answered.
+        keys_pulled: Different keys of those pulls.
+        pushes_acknowledged: Pushes that every server concerned has applied.
+        keys_pushed: Different keys of those pushes.
+        retries: Requests sent again because no answer came or a slot was not there.
+    """
+
+    pulls: int
+    keys_pulled: int
+    pushes_acknowledged: int
+    keys_pushed: int
+    retries: int
+
+
+class Client:
+    """A trainer's connection to a cluster.
+
+    Safe to use from many threads. A push is applied at most once however often it is sent
+    again; see :class:`backstay.errors.OutcomeUnknown` for the one case in which it is not
+    known whether it was.
+
+    Example:
+        >>> with Client("127.0.0.1:7000") as client:
+        ...     table = client.create_table(TableSpec.sparse("emb", dim=16))
+        ...     rows = client.pull(table, np.array([7, 42, 7]))
+        ...     client.push(table, np.array([7, 42, 7]), gradients)
+    """
+
+    def __init__(
+        self, endpoint: str | Sequence[str], *, config: ClientConfig | None = None
+    ) -> None:
+        """Connect.
+
+        Args:
+            endpoint: Control address ``host:port`` of any one pserver, or several to try in turn.
+            config: Settings; by default from the environment (``BACKSTAY_*``).
+
+        Raises:
+            ServerUnavailable: None of the endpoints answered within the deadline.
+            Unauthenticated: The token is missing or wrong.
+            ConfigError: A setting is wrong.
+        """
+        self._config = config if config is not None else ClientConfig.load()
+        self._directory = Directory(endpoint, self._config)
+        self._info = self._directory.cluster()
+        self._native = self._open_data_plane(self._info)
+        self._tables: dict[str, Table] = {}
+        self._dense_plans: dict[int, KeyPlan] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # -- tables ---------------------------------------------------------------------------
+
+    def create_table(self, spec: TableSpec) -> Table:
+        """Create a table on all servers; one with the same settings is left as it is.
+
+        Raises:
+            TableConflict: A table of that name exists with other settings.
+        """
+        self._check_open()
+        return self._remember(self._directory.create_table(spec))
+
+    def table(self, name: str) -> Table:
+        """Return the table of that name.
+
+        Raises:
+            UnknownTable: There is none.
+        """
+        self._check_open()
+        known = self._tables.get(name)
+        return known if known is not None else self._remember(self._directory.table(name))
+
+    def tables(self) -> list[TableSpec]:
+        """Return the descriptions of all tables, ordered by name."""
+        self._check_open()
+        return self._directory.tables()
+
+    def cluster(self) -> ClusterInfo:
+        """Return the nodes and the routing that this client goes by."""
+        return self._info
+
+    # -- sparse rows ----------------------------------------------------------------------
+
+    def prepare(self, keys: ArrayLike) -> KeyBatch:
+        """Merge equal keys and order the rest, once for several calls.
+
+        Args:
+            keys: Integers of at most 64 bits, any shape; signed ones keep their bits.
+
+        Raises:
+            InvalidRequest: No keys, or not integers.
+        """
+        array = as_keys(keys)
+        return KeyBatch(array.shape, self._native.plan(array.reshape(-1)))
+
+    def pull(
+        self, table: Table | str, keys: ArrayLike | KeyBatch, *, out: Rows | None = None
+    ) -> Rows:
+        """Read rows. A key that was never pushed reads as its initial value.
+
+        Args:
+            table: A sparse table.
+            keys: Integers of any shape, or a batch from :meth:`prepare`.
+            out: Where to write, float32 [*shape of keys, dim], contiguous.
+
+        Returns:
+            float32 [*shape of keys, dim].
+
+        Raises:
+            ServerUnavailable, DeadlineExceeded: No answer within the deadline.
+            StateLost: A server came back without its rows.
+            InvalidRequest: Keys or ``out`` do not fit.
+        """
+        table, batch = self._sparse(table, keys)
+        rows = output(out, (*batch.shape, table.dim))
+        self._native.pull(
+            table.id, table.dim, batch.plan, rows.reshape(-1), self._config.deadline_ms
+        )
+        return rows
+
+    def pull_async(
+        self, table: Table | str, keys: ArrayLike | KeyBatch, *, out: Rows | None = None
+    ) -> Pending[Rows]:
+        """Ask for rows and return at once; see :meth:`pull`.
+
+        The rows are those of some moment between now and ``result()``; pushes acknowledged
+        before this call are in them.
+        """
+        table, batch = self._sparse(table, keys)
+        rows = output(out, (*batch.shape, table.dim))
+        deadline_ms = self._config.deadline_ms
+        pending = self._native.pull_begin(table.id, table.dim, batch.plan, deadline_ms)
+
+        def finish() -> Rows:
+            pending.finish(rows.reshape(-1))
+            return rows
+
+        return Pending(pending.done, finish)
+
+    def push(
+        self,
+        table: Table | str,
+        keys: ArrayLike | KeyBatch,
+        gradients: ArrayLike,
+        *,
+        learning_rate_scale: float = 1.0,
+    ) -> None:
+        """Run the table's optimizer with these gradients; returns when it is applied.
+
+        Args:
+            table: A sparse table.
+            keys: Integers of any shape, or the batch of the pull that went before.
+            gradients: float32 [*shape of keys, dim]; those of equal keys are summed.
+            learning_rate_scale: Multiplies the learning rate of this push.
+
+        Raises:
+            OutcomeUnknown: No answer within the deadline: it may or may not be applied.
+            ServerUnavailable: It could not be sent: it is not applied.
+            NonFiniteGradient: NaN or infinity; nothing was sent.
+            MemoryLimitReached: A server has no room for the new rows.
+            StateLost: A server came back without its rows.
+            InvalidRequest: Keys or gradients do not fit.
+        """
+        self.push_async(table, keys, gradients, learning_rate_scale=learning_rate_scale).result()
+
+    def push_async(
+        self,
+        table: Table | str,
+        keys: ArrayLike | KeyBatch,
+        gradients: ArrayLike,
+        *,
+        learning_rate_scale: float = 1.0,
+    ) -> Pending[None]:
+        """Send a push and return as soon as it has left; see :meth:`push`.
+
+        ``gradients`` may be changed once this returns. Pushes are applied in the order of
+        these calls. A failure is raised by ``result()`` and by :meth:`flush`.
+        """
+        table, batch = self._sparse(table, keys)
+        values = as_rows(gradients, (*batch.shape, table.dim), "gradients")
+        return self._push(table, batch.plan, values, "update", learning_rate_scale)
+
+    def assign(self, table: Table | str, keys: ArrayLike | KeyBatch, values: ArrayLike) -> None:
+        """Set rows, with fresh optimizer state.
+
+        Args:
+            table: A sparse table.
+            keys: Integers of any shape, each only once.
+            values: float32 [*shape of keys, dim].
+
+        Raises:
+            InvalidRequest: A key stands twice, or keys and values do not fit.
+        """
+        table, batch = self._sparse(table, keys)
+        if batch.unique_count != batch.size:
+            raise InvalidRequest("assign needs each key once")
+        rows = as_rows(values, (*batch.shape, table.dim), "values")
+        self._push(table, batch.plan, rows, "assign", 1.0).result()
+
+    # -- dense tensors --------------------------------------------------------------------
+
+    def init_dense(self, table: Table | str, values: ArrayLike) -> None:
+        """Set a dense tensor if nobody has set it yet: the first trainer wins, block by block."""
+        table = self._table(table)
+        blocks = self._to_blocks(table, values, "values")
+        self._push(table, self._dense_plan(table), blocks, "assign_if_absent", 1.0).result()
+
+    def pull_dense(self, table: Table | str) -> Rows:
+        """Read a dense tensor, float32 of the table's shape. Raises as :meth:`pull`."""
+        return self.pull_dense_async(table).result()
+
+    def pull_dense_async(self, table: Table | str) -> Pending[Rows]:
+        """Ask for a dense tensor and return at once."""
+        table = self._table(table)
+        shape, plan = table.dense().shape, self._dense_plan(table)
+        pending = self._native.pull_begin(
+            table.id, table.row_elements, plan, self._config.deadline_ms
+        )
+
+        def finish() -> Rows:
+            flat = np.empty(plan.size * table.row_elements, dtype=np.float32)
+            pending.finish(flat)
+            # The last block may be padded.
+            return flat[: int(np.prod(shape))].reshape(shape)
+
+        return Pending(pending.done, finish)
+
+    def push_dense(
+        self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
+    ) -> None:
+        """Run the optimizer of a dense tensor; ``gradient`` has its shape. As :meth:`push`."""
+        self.push_dense_async(table, gradient, learning_rate_scale=learning_rate_scale).result()
+
+    def push_dense_async(
+        self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
+    ) -> Pending[None]:
+        """Send a dense gradient and return as soon as it has left; see :meth:`push_async`."""
+        table = self._table(table)
+        blocks = self._to_blocks(table, gradient, "gradient")
+        return self._push(table, self._dense_plan(table), blocks, "update", learning_rate_scale)
+
+    # -- the connection -------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until every push sent so far is settled.
+
+        Raises:
+            BackstayError: A push that nobody has waited for failed; the first such failure.
+        """
+        self._native.flush()
+
+    def stats(self) -> ClientStats:
+        """Return what this client has done so far."""
+        return ClientStats(**self._native.stats())
+
+    def close(self) -> None:
+        """Settle the pushes under way and disconnect. A second call does nothing.
+
+        Raises:
+            BackstayError: A push that nobody waited for has failed; the client is closed all
+                the same.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._directory.close()
+        self._native.close(self._config.deadline_ms)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- helpers --------------------------------------------------------------------------
+
+    def _open_data_plane(self, info: ClusterInfo) -> DataClient:
+        pems = self._config.read_pems()
+        native = DataClient(
+            cluster_id=info.cluster_id,
+            client_name=f"{socket.gethostname()}:{os.getpid()}",
+            # 64 random bits name this client's stream of pushes.
+            stream_job=secrets.randbits(64),
+            token=self._config.token,
+            tls_ca_pem=pems.ca,
+            tls_cert_pem=pems.cert,
+            tls_key_pem=pems.key,
+            connect_timeout_ms=self._config.connect_timeout_ms,
+            stall_timeout_ms=self._config.stall_timeout_ms,
+            max_frame_bytes=self._config.max_frame_bytes,
+            part_bytes=self._config.part_bytes,
+            max_pushes_in_flight=self._config.max_pushes_in_flight,
+        )
+        native.set_routing(
+            info.routing.version,
+            [node.data_address for node in info.routing.nodes],
+            [node.instance for node in info.routing.nodes],
+            np.ascontiguousarray(info.routing.master_of_slot, dtype=np.uint32),
+        )
+        return native
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
+
+    def _remember(self, spec: TableSpec) -> Table:
+        return self._tables.setdefault(spec.name, Table.of(spec))
+
+    def _table(self, table: Table | str) -> Table:
+        return self.table(table) if isinstance(table, str) else table
+
+    def _sparse(self, table: Table | str, keys: ArrayLike | KeyBatch) -> tuple[Table, KeyBatch]:
+        table = self._table(table)
+        if not isinstance(table.spec.kind, Sparse):
+            table.sparse()
+        return table, keys if isinstance(keys, KeyBatch) else self.prepare(keys)
+
+    def _dense_plan(self, table: Table) -> KeyPlan:
+        plan = self._dense_plans.get(table.id)
+        if plan is None:
+            plan = self._native.plan(table.block_keys())
+            self._dense_plans[table.id] = plan
+        return plan
+
+    def _to_blocks(self, table: Table, values: ArrayLike, what: str) -> Rows:
+        """Return the values as whole blocks, float32 [blocks * block_elements]."""
+        flat = as_rows(values, table.dense().shape, what).reshape(-1)
+        padding = -flat.size % table.row_elements
+        return np.pad(flat, (0, padding)) if padding else flat
+
+    def _push(
+        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
+    ) -> Pending[None]:
+        pending: PendingPush = self._native.push_begin(
+            table.id,
+            table.row_elements,
+            plan,
+            values.reshape(-1),
+            kind,
+            scale,
+            kind != "update" or table.refuses_non_finite,
+            self._config.deadline_ms,
+        )
+        return Pending(pending.done, pending.finish)

@@ -1,0 +1,152 @@
+"""The control plane as a trainer sees it: who is in the cluster, which tables exist.
+
+Imports :mod:`backstay.rpc` and the records of :mod:`backstay.consensus`. Never moves rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from backstay import rpc
+from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
+from backstay.config import ClientConfig
+from backstay.consensus import NodeRecord, RoutingTable
+from backstay.consensus.messages import routing_from_message
+from backstay.errors import BackstayError, ConfigError, ServerUnavailable, Stopping
+from backstay.tables import TableSpec
+
+T = TypeVar("T")
+
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """The cluster as a client knows it.
+
+    Attributes:
+        cluster_id: Its name.
+        routing: Its nodes, and the master of each slot.
+    """
+
+    cluster_id: str
+    routing: RoutingTable
+
+    @property
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """The nodes, in the order that the routing table refers to."""
+        return self.routing.nodes
+
+
+class Directory:
+    """Asks any one of the endpoints, the next one if it does not answer, until a deadline."""
+
+    def __init__(self, endpoint: str | Sequence[str], config: ClientConfig) -> None:
+        self._endpoints = parse_endpoints(endpoint)
+        self._config = config
+        self._channels: dict[str, grpc.Channel] = {}
+        self._preferred = 0
+
+    def cluster(self) -> ClusterInfo:
+        """Fetch nodes and routing."""
+        response = self._call(
+            lambda channel, timeout_s: cluster_pb2_grpc.ClusterServiceStub(channel).GetCluster(
+                cluster_pb2.GetClusterRequest(), timeout=timeout_s
+            )
+        )
+        routing = routing_from_message(response)
+        return ClusterInfo(response.cluster_id, routing)
+
+    def create_table(self, spec: TableSpec) -> TableSpec:
+        """Create a table on all servers and return it as it is there."""
+        request = tables_pb2.CreateTableRequest(spec_json=spec.to_json())
+        response = self._call(
+            lambda channel, timeout_s: tables_pb2_grpc.TablesServiceStub(channel).CreateTable(
+                request, timeout=timeout_s
+            )
+        )
+        return TableSpec.from_json(response.table.spec_json)
+
+    def table(self, name: str) -> TableSpec:
+        """Fetch one table's description."""
+        request = tables_pb2.GetTableRequest(name=name)
+        response = self._call(
+            lambda channel, timeout_s: tables_pb2_grpc.TablesServiceStub(channel).GetTable(
+                request, timeout=timeout_s
+            )
+        )
+        return TableSpec.from_json(response.table.spec_json)
+
+    def tables(self) -> list[TableSpec]:
+        """Fetch the descriptions of all tables."""
+        response = self._call(
+            lambda channel, timeout_s: tables_pb2_grpc.TablesServiceStub(channel).ListTables(
+                tables_pb2.ListTablesRequest(), timeout=timeout_s
+            )
+        )
+        return [TableSpec.from_json(table.spec_json) for table in response.tables]
+
+    def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def _call(self, call: Callable[[grpc.Channel, float], T]) -> T:
+        """Make a call at one endpoint after the other until one answers or time is up."""
+        started = time.monotonic()
+        deadline = started + self._config.deadline_ms / 1000
+        backoff = _FIRST_BACKOFF_S
+        reasons: dict[str, str] = {}
+        while True:
+            for offset in range(len(self._endpoints)):
+                at = (self._preferred + offset) % len(self._endpoints)
+                endpoint = self._endpoints[at]
+                timeout_s = min(
+                    max(deadline - time.monotonic(), 0.001), self._config.connect_timeout_ms / 1000
+                )
+                try:
+                    with rpc.mapped_errors(endpoint):
+                        answer = call(self._channel(endpoint), timeout_s)
+                except BackstayError as error:
+                    if not isinstance(error, (ServerUnavailable, Stopping, TimeoutError)):
+                        raise
+                    reasons[endpoint] = str(error)
+                else:
+                    self._preferred = at
+                    return answer
+            if time.monotonic() + backoff >= deadline:
+                tried = "; ".join(reasons.values())
+                raise ServerUnavailable(
+                    f"no pserver answered within {time.monotonic() - started:.1f} s: {tried}"
+                )
+            time.sleep(backoff)
+            backoff = min(backoff * 2, _MAX_BACKOFF_S)
+
+    def _channel(self, endpoint: str) -> grpc.Channel:
+        if endpoint not in self._channels:
+            self._channels[endpoint] = rpc.open_channel(endpoint, self._config.security)
+        return self._channels[endpoint]
+
+
+def parse_endpoints(endpoint: str | Sequence[str]) -> list[str]:
+    """Return the endpoints of ``"host:port,host:port"`` or of a sequence.
+
+    Raises:
+        ConfigError: There is none, or one is not ``host:port``.
+    """
+    parts = endpoint.split(",") if isinstance(endpoint, str) else list(endpoint)
+    endpoints = [part.strip() for part in parts if part.strip()]
+    if not endpoints:
+        raise ConfigError("endpoint is empty: give host:port of at least one pserver")
+    for text in endpoints:
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"endpoint {text!r} is not host:port")
+    return endpoints
