@@ -1,0 +1,99 @@
+"""One server and one trainer give the loss curve of plain Paddle on one machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+paddle = pytest.importorskip("paddle")
+
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer.paddle import DistributedOptimizer, Embedding, init
+
+pytestmark = pytest.mark.paddle
+
+IDS, FIELDS, BATCH, STEPS = 96, 6, 32, 60
+# Both sides compute in float32, but may add in another order.
+RELATIVE_TOLERANCE = 1e-5
+
+# Rows without a gradient stay as they are under these two, in plain Paddle too.
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: paddle.optimizer.SGD(0.3, parameters=p),
+    "sgd_scheduled": lambda p: paddle.optimizer.SGD(
+        paddle.optimizer.lr.ExponentialDecay(0.3, gamma=0.97), parameters=p
+    ),
+    "adagrad": lambda p: paddle.optimizer.Adagrad(0.1, parameters=p),
+}
+# Under these plain Paddle moves every row in every step, the servers only those of the batch:
+# equal where each batch has every row.
+EVERY_ROW: dict[str, Any] = {
+    "momentum": lambda p: paddle.optimizer.Momentum(0.05, 0.9, parameters=p),
+    "adam": lambda p: paddle.optimizer.Adam(0.01, parameters=p),
+    "adamw": lambda p: paddle.optimizer.AdamW(0.01, weight_decay=0.1, parameters=p),
+    "rmsprop": lambda p: paddle.optimizer.RMSProp(0.005, parameters=p),
+}
+
+
+class Model(paddle.nn.Layer):  # type: ignore[misc, name-defined]
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        paddle.seed(11)
+        self.embedding = embedding
+        self.network = paddle.nn.Sequential(
+            paddle.nn.Linear(FIELDS * 8, 16), paddle.nn.Tanh(), paddle.nn.Linear(16, 1)
+        )
+
+    def forward(self, ids: Any) -> Any:
+        return self.network(self.embedding(ids).flatten(1)).squeeze(1)
+
+
+def loss_curve(
+    model: Model, optimizer: Any, scheduler: Any = None, *, every_row: bool = False
+) -> list[float]:
+    generator = np.random.default_rng(3)
+    hidden = generator.normal(size=IDS)
+    losses = []
+    for _ in range(STEPS):
+        ids = generator.integers(0, IDS, (BATCH, FIELDS))
+        if every_row:
+            ids = generator.permutation(np.arange(BATCH * FIELDS) % IDS).reshape(BATCH, FIELDS)
+        labels = (hidden[ids].sum(axis=1) > 0).astype(np.float32)
+        loss = paddle.nn.functional.binary_cross_entropy_with_logits(
+            model(paddle.to_tensor(ids)), paddle.to_tensor(labels)
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(float(loss))
+    return losses
+
+
+def scheduler_of(optimizer: Any) -> Any:
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None
+
+
+@pytest.mark.parametrize("name", sorted({**OPTIMIZERS, **EVERY_ROW}))
+def test_same_loss_curve(name: str) -> None:
+    every_row = name in EVERY_ROW
+    make = {**OPTIMIZERS, **EVERY_ROW}[name]
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+        model = Model(Embedding(IDS, 8, name="rows"))
+        inner = make(model.parameters())
+        optimizer = DistributedOptimizer(inner)
+        twin = Model(paddle.nn.Embedding(IDS, 8))
+        twin.embedding.weight.set_value(
+            session.client.pull(model.embedding.table_name, np.arange(IDS))
+        )
+        twin.network.set_state_dict(model.network.state_dict())
+        plain_optimizer = make(twin.parameters())
+        here = loss_curve(model, optimizer, scheduler_of(inner), every_row=every_row)
+        plain = loss_curve(
+            twin, plain_optimizer, scheduler_of(plain_optimizer), every_row=every_row
+        )
+    assert plain[-1] < 0.75 * plain[0]  # it did learn
+    np.testing.assert_allclose(here, plain, rtol=RELATIVE_TOLERANCE)

@@ -1,0 +1,219 @@
+"""A Paddle optimizer whose updates run on the pservers.
+
+May import the client, paddle and this package. It computes no update itself: it translates the
+optimizer's settings into tables, sends gradients, and loads what the servers have made of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from backstay.errors import ConfigError
+from backstay.trainer.client import Client
+from backstay.trainer.paddle.dense import dense_groups
+from backstay.trainer.paddle.environment import current_session
+from backstay.trainer.paddle.translate import base_learning_rate, optimizer_of
+from backstay.trainer.pending import Pending
+
+__all__ = ["DistributedOptimizer"]
+
+STEPS_IN_FLIGHT_MAX = 16
+
+
+class DistributedOptimizer:
+    """Keeps the parameters of a Paddle optimizer on the pservers.
+
+    Wrap the optimizer after the model is made. Dense parameters that share settings are laid end
+    to end in one table, so that a model of many small tensors costs one round trip; the values of
+    the trainer that comes first win. Embeddings of this package are found among the parameters by
+    their handles, and their tables are made here.
+
+    ``step()`` sends the gradients of the dense parameters and of every embedding looked up since
+    the last step, and loads fresh dense values. It takes the gradients with it: a second
+    ``step()`` without a backward pass in between does nothing.
+
+    ``steps_in_flight`` decides how it waits:
+
+    - 0: until the servers have applied the push, then pulls. With one trainer, this gives the
+      numbers of plain Paddle.
+    - n > 0: asynchronous. ``step()`` returns while the pushes of up to n steps are under way, and
+      loads the dense values that were asked for at the step before, so that the network and the
+      computation overlap; the parameters are then one step behind. A failed push is reported by
+      a later ``step()``, or by ``synchronize()``.
+
+    Args:
+        optimizer: paddle.optimizer SGD, Momentum, Adagrad, Adam, AdamW or RMSProp, with a number
+            or a scheduler as learning rate. Gradient clipping and weight decay other than
+            AdamW's are computed here, for dense parameters; with embeddings they are refused.
+        client: Default: that of the open session (``init``).
+        steps_in_flight: 0 to 16.
+
+    Raises:
+        ConfigError: A setting that the servers do not have, or no connection.
+        TableConflict: Another trainer made a table with other settings.
+    """
+
+    def __init__(
+        self,
+        optimizer: paddle.optimizer.Optimizer,
+        client: Client | None = None,
+        *,
+        steps_in_flight: int = 0,
+    ) -> None:
+        session = current_session()
+        if client is None:
+            if session is None:
+                raise ConfigError(
+                    "no connection: call backstay.trainer.paddle.init() first, or pass client="
+                )
+            client = session.client
+        if not 0 <= steps_in_flight <= STEPS_IN_FLIGHT_MAX:
+            raise ConfigError(
+                f"steps_in_flight is {steps_in_flight}; it must be 0 to {STEPS_IN_FLIGHT_MAX}"
+            )
+        self._optimizer = optimizer
+        self._steps_in_flight = steps_in_flight
+        self._base_rate = base_learning_rate(optimizer)
+        self._parameters, self._embeddings = _sorted_out(optimizer)
+        _refuse_unsupported(optimizer, bool(self._embeddings))
+        for layer in self._embeddings:
+            layer.create_table(self._twin(layer.handle))
+        in_session = session is not None and session.client is client
+        prefix = session.table_name("dense.") if session is not None and in_session else "dense."
+        self._dense = dense_groups(
+            client,
+            [(parameter, self._twin(parameter)) for parameter in self._parameters],
+            prefix,
+        )
+        self._client = client
+        self._pushes: deque[list[Pending[None]]] = deque()
+        self._fresh: list[Pending[NDArray[np.float32]]] = []
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def step(self) -> None:
+        """Push all gradients since the last step, and load fresh dense values.
+
+        Raises:
+            NonFiniteGradient: A gradient is NaN or infinite, and its table refuses that.
+            BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
+                failed.
+        """
+        if not self._push():
+            return
+        self._settle(self._steps_in_flight)
+        fresh, self._fresh = self._fresh, [group.pull_async() for group in self._dense]
+        if self._steps_in_flight == 0:
+            fresh, self._fresh = self._fresh, []
+        self._load(fresh)
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Forget the gradients, those of the embeddings too."""
+        self._optimizer.clear_grad(set_to_zero)
+        for layer in self._embeddings:
+            layer.discard_gradients()
+
+    clear_gradients = clear_grad
+
+    def minimize(
+        self, loss: paddle.Tensor, *_: Any, **__: Any
+    ) -> tuple[None, list[tuple[paddle.Tensor, paddle.Tensor]]]:
+        """Paddle's older name for ``step``; as there, ``loss.backward()`` comes before it."""
+        pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        self.step()
+        return None, pairs
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def synchronize(self) -> None:
+        """Wait for every push of this trainer, then load the dense values as they are now.
+
+        Call it before evaluating or saving; other trainers' pushes may still follow.
+        """
+        self._settle(0)
+        self._fresh = []
+        self._load([group.pull_async() for group in self._dense])
+
+    def get_lr(self) -> float:
+        """Return the current learning rate."""
+        return float(self._optimizer.get_lr())
+
+    def set_lr(self, value: float) -> None:
+        """Set the learning rate of this trainer's pushes from now on."""
+        self._optimizer.set_lr(value)
+
+    def _push(self) -> bool:
+        """Send every gradient; return whether there was one."""
+        scale = self.get_lr() / self._base_rate
+        pushes: list[Pending[None]] = []
+        # First of all: if one table refuses, what went to the others is still waited for.
+        self._pushes.append(pushes)
+        for layer in self._embeddings:
+            taken = layer.take_gradients()
+            if taken is not None:
+                pushes.append(self._client.push_async(*taken, learning_rate_scale=scale))
+        gradients = self._dense_gradients()
+        for group in self._dense:
+            push = group.push_async(gradients, scale)
+            if push is not None:
+                pushes.append(push)
+        for parameter in self._parameters:
+            parameter.clear_gradient(False)
+        if not pushes:
+            self._pushes.pop()
+        return bool(pushes)
+
+    def _dense_gradients(self) -> dict[str, paddle.Tensor]:
+        pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        # Paddle's own functions, in Paddle's own order.
+        if self._optimizer._grad_clip is not None:
+            pairs = self._optimizer._grad_clip(pairs)
+        pairs = self._optimizer.append_regularization_ops(pairs, self._optimizer.regularization)
+        return {parameter.name: gradient for parameter, gradient in pairs}
+
+    def _settle(self, steps_left: int) -> None:
+        while len(self._pushes) > steps_left:
+            for push in self._pushes.popleft():
+                push.result()
+
+    def _load(self, fresh: list[Pending[NDArray[np.float32]]]) -> None:
+        for group, values in zip(self._dense, fresh, strict=False):
+            group.load(values.result())
+
+    def _twin(self, parameter: paddle.Tensor) -> Any:
+        rate = self._base_rate * parameter.optimize_attr["learning_rate"]
+        chooses = getattr(self._optimizer, "_apply_decay_param_fun", None)
+        decay = chooses is None or bool(chooses(parameter.name))
+        return optimizer_of(self._optimizer, rate=rate, decay=decay)
+
+
+def _sorted_out(optimizer: paddle.optimizer.Optimizer) -> tuple[list[paddle.Tensor], list[Any]]:
+    """Return the dense parameters that train, and the embedding layers."""
+    given = optimizer._parameter_list
+    if not given:
+        raise ConfigError("the optimizer has no parameters: pass parameters=model.parameters()")
+    if isinstance(given[0], dict):
+        raise ConfigError("parameter groups are not supported: wrap one optimizer for each group")
+    training = [parameter for parameter in given if not parameter.stop_gradient]
+    layers = [getattr(parameter, "backstay_layer", None) for parameter in training]
+    dense = [p for p, layer in zip(training, layers, strict=True) if layer is None]
+    return dense, [layer for layer in layers if layer is not None]
+
+
+def _refuse_unsupported(optimizer: paddle.optimizer.Optimizer, has_embeddings: bool) -> None:
+    """Refuse what would silently hold for dense parameters only."""
+    if not has_embeddings:
+        return
+    if optimizer.regularization is not None:
+        raise ConfigError(
+            "weight_decay on embeddings needs AdamW, which decays the rows that are pushed; or "
+            "give the embeddings an optimizer without it, of their own"
+        )
+    if optimizer._grad_clip is not None:
+        raise ConfigError(
+            "grad_clip needs all gradients in one place; the embeddings' are not. Give the "
+            "embeddings an optimizer without it, and set non_finite=Clip(limit) on them"
+        )

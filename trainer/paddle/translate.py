@@ -1,0 +1,164 @@
+"""Paddle's optimizers and initializers as those that the servers run.
+
+Pure: values in, values out. May import paddle and the table description; never a client.
+What a server cannot do the same way is refused, so that no setting is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import paddle
+
+from backstay import tables
+from backstay.errors import ConfigError
+
+__all__ = ["base_learning_rate", "initializer_of", "optimizer_of"]
+
+SUPPORTED_OPTIMIZERS = "SGD, Momentum, Adagrad, Adam, AdamW and RMSProp"
+SUPPORTED_INITIALIZERS = (
+    "Constant, Uniform, Normal, TruncatedNormal, XavierUniform and XavierNormal"
+)
+# A normal value is farther out than this about once in two million: no cut at all.
+UNCUT_STD = 5.0
+
+
+def base_learning_rate(optimizer: paddle.optimizer.Optimizer) -> float:
+    """Return the rate that is written into the tables; each push scales it to the current one.
+
+    It must be the same in every trainer, whenever it joins, so it is the scheduler's first rate
+    and not its current one; 1.0 where that is 0 (warm-up).
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, paddle.optimizer.lr.LRScheduler):
+        rate = rate.base_lr
+    rate = float(rate)
+    return rate if rate > 0.0 else 1.0
+
+
+def optimizer_of(
+    optimizer: paddle.optimizer.Optimizer, *, rate: float, decay: bool = True
+) -> tables.Optimizer:
+    """Return the server's twin of a Paddle optimizer.
+
+    Args:
+        optimizer: One of SGD, Momentum, Adagrad, Adam, AdamW, RMSProp.
+        rate: The learning rate to write into it.
+        decay: False: without AdamW's weight decay.
+
+    Raises:
+        ConfigError: Another optimizer, or a setting that the servers do not have.
+    """
+    of = paddle.optimizer
+    if getattr(optimizer, "_amsgrad", False):
+        raise ConfigError(f"{_name(optimizer)}(amsgrad=True) is not supported; use amsgrad=False")
+    if getattr(optimizer, "_lr_ratio", None) is not None:
+        raise ConfigError("AdamW(lr_ratio=...) is not supported; use ParamAttr(learning_rate=...)")
+    # By exact class: a subclass may compute something else.
+    kind = type(optimizer)
+    if kind is of.SGD:
+        return tables.SGD(rate)
+    if kind is of.Momentum:
+        if optimizer._rescale_grad != 1.0:
+            raise ConfigError("Momentum(rescale_grad=...) is not supported; scale the loss")
+        return tables.Momentum(rate, momentum=optimizer._momentum, nesterov=optimizer._use_nesterov)
+    if kind is of.Adagrad:
+        return tables.Adagrad(
+            rate,
+            epsilon=optimizer._epsilon,
+            initial_accumulator=optimizer.initial_accumulator_value,
+        )
+    if kind in (of.Adam, of.AdamW):
+        adam = {
+            "beta1": _number(optimizer, "beta1"),
+            "beta2": _number(optimizer, "beta2"),
+            "epsilon": _number(optimizer, "epsilon"),
+        }
+        if kind is of.AdamW and decay:
+            return tables.AdamW(rate, **adam, weight_decay=optimizer._weight_decay)
+        return tables.Adam(rate, **adam)
+    if kind is of.RMSProp:
+        return tables.RMSProp(
+            rate,
+            rho=optimizer._rho,
+            epsilon=optimizer._epsilon,
+            momentum=optimizer._momentum,
+            centered=optimizer._centered,
+            epsilon_inside_sqrt=True,  # Paddle's form; PyTorch adds it outside
+        )
+    raise ConfigError(f"{_name(optimizer)} does not run on the servers; {SUPPORTED_OPTIMIZERS} do")
+
+
+def initializer_of(weight_attr: Any, num_embeddings: int | None, dim: int) -> tables.Initializer:
+    """Return the server's twin of the initializer in ``weight_attr``.
+
+    None stands for Paddle's default, XavierUniform over [num_embeddings, dim]; where
+    ``num_embeddings`` is None too, for uniform within +-0.05.
+
+    Raises:
+        ConfigError: Another initializer, or a Xavier form without the number of rows.
+    """
+    initializer = None
+    if weight_attr is not None:
+        initializer = paddle.ParamAttr._to_attr(weight_attr).initializer
+    known = paddle.nn.initializer
+    if initializer is None:
+        if num_embeddings is None:
+            return tables.Uniform(-0.05, 0.05)
+        return tables.Xavier(fan_in=num_embeddings, fan_out=dim)
+    if isinstance(initializer, known.Constant):
+        return tables.Constant(float(initializer._value))
+    if isinstance(initializer, known.Uniform):
+        return tables.Uniform(float(initializer._low), float(initializer._high))
+    if isinstance(initializer, known.Normal):
+        return tables.Normal(float(initializer._mean), float(initializer._std_dev))
+    if isinstance(initializer, known.TruncatedNormal):
+        return _truncated(initializer)
+    if isinstance(initializer, known.XavierUniform | known.XavierNormal):
+        return _xavier(initializer, num_embeddings, dim)
+    raise ConfigError(
+        f"weight_attr asks for {_name(initializer)}, which the servers do not have; they have "
+        f"{SUPPORTED_INITIALIZERS}"
+    )
+
+
+def _truncated(initializer: Any) -> tables.Initializer:
+    """Paddle cuts at the absolute values a and b (-2 and 2), the servers at two deviations."""
+    mean, std = float(initializer._mean), float(initializer._std_dev)
+    below, above = mean - initializer._a, initializer._b - mean
+    if min(below, above) >= UNCUT_STD * std:
+        return tables.Normal(mean, std)
+    if math.isclose(below, 2 * std, rel_tol=1e-6) and math.isclose(above, 2 * std, rel_tol=1e-6):
+        return tables.TruncatedNormal(mean, std)
+    raise ConfigError(
+        f"TruncatedNormal(mean={mean}, std={std}) cut at {initializer._a} and {initializer._b}: "
+        f"the servers cut at two deviations; pass a={mean - 2 * std:g}, b={mean + 2 * std:g}"
+    )
+
+
+def _xavier(initializer: Any, num_embeddings: int | None, dim: int) -> tables.Initializer:
+    fan_in = num_embeddings if initializer._fan_in is None else initializer._fan_in
+    fan_out = dim if initializer._fan_out is None else initializer._fan_out
+    if fan_in is None:
+        raise ConfigError(
+            f"{_name(initializer)} depends on the number of rows: give num_embeddings, or "
+            "fan_in= in the initializer"
+        )
+    return tables.Xavier(
+        fan_in=int(fan_in),
+        fan_out=int(fan_out),
+        gain=float(initializer._gain),
+        distribution="uniform" if initializer._uniform else "normal",
+    )
+
+
+def _number(optimizer: Any, field: str) -> float:
+    value = getattr(optimizer, f"_{field}")
+    if not isinstance(value, int | float):
+        raise ConfigError(f"{_name(optimizer)}: {field} is a tensor; pass a number")
+    return float(value)
+
+
+def _name(thing: Any) -> str:
+    return f"paddle {type(thing).__name__}"
