@@ -1,0 +1,103 @@
+"""Train Wide & Deep on census income: here alone, or as one trainer of a cluster.
+
+    python -m examples.census.train --local
+    backstay local --servers 3 -- python -m examples.census.train
+
+The second form finds the servers in PADDLE_PSERVERS_IP_PORT_LIST. With PADDLE_TRAINERS_NUM
+trainers, each takes every so-manieth example. ``demo.py`` starts servers and trainers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import paddle
+
+from backstay.trainer import paddle as distributed
+from examples.census.model import WideDeep
+from examples.census.reader import load
+from examples.common.dataset import renumber
+from examples.common.training import RunningScore, fit, print_report, score
+
+JOB = "census"
+PASSES = 10
+BATCH_SIZE = 256
+LEARNING_RATE = 1e-3
+# The rate of each pass over that of the pass before.
+DECAY = 0.8
+STEPS_IN_FLIGHT = 4
+
+
+def make_optimizer(
+    model: WideDeep,
+) -> tuple[paddle.optimizer.Adam, paddle.optimizer.lr.LRScheduler]:
+    """Return Adam that touches only the rows of the batch, and its schedule."""
+    scheduler = paddle.optimizer.lr.ExponentialDecay(LEARNING_RATE, gamma=DECAY)
+    optimizer = paddle.optimizer.Adam(scheduler, parameters=model.parameters(), lazy_mode=True)
+    return optimizer, scheduler
+
+
+def train_here(passes: int, seed: int) -> dict[str, float]:
+    """Train in this process with plain Paddle; return AUC and logloss on the test split."""
+    rows, (training, _, test) = renumber(*load())
+    paddle.seed(seed)
+    model = WideDeep(paddle.nn.Embedding, rows)
+    optimizer, scheduler = make_optimizer(model)
+    fit(
+        model, optimizer, training,
+        passes=passes, batch_size=BATCH_SIZE, seed=seed, scheduler=scheduler,
+    )  # fmt: skip
+    return score(model, test)
+
+
+def train_on_cluster(passes: int, seed: int) -> None:
+    """Train this trainer's share of the examples, and report on the way."""
+    training, _, _ = load()
+    with distributed.init(job=JOB) as session:
+        paddle.seed(seed)
+        model = WideDeep(distributed.Embedding, None)
+        optimizer, scheduler = make_optimizer(model)
+        updates = distributed.DistributedOptimizer(optimizer, steps_in_flight=STEPS_IN_FLIGHT)
+
+        def report(running: RunningScore) -> None:
+            pushes = session.client.stats().pushes_acknowledged
+            print_report(
+                trainer=session.trainer_id, pushes_acknowledged=pushes, **running.summary()
+            )
+
+        fit(
+            model, updates, training[session.trainer_id :: session.trainers_num],
+            passes=passes, batch_size=BATCH_SIZE, seed=seed + session.trainer_id,
+            scheduler=scheduler, prefetch=model.prefetch, report=report,
+        )  # fmt: skip
+        updates.synchronize()
+
+
+def score_on_cluster(endpoints: str) -> dict[str, float]:
+    """Return AUC and logloss on the test split of the model that a cluster holds."""
+    _, _, test = load()
+    with distributed.init(endpoints, trainer_id=0, trainers_num=1, job=JOB):
+        model = WideDeep(distributed.Embedding, None)
+        # Finds the tables that the trainers made, and loads the dense parameters.
+        distributed.DistributedOptimizer(make_optimizer(model)[0])
+        return score(model, test)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--local", action="store_true", help="plain Paddle, without servers")
+    parser.add_argument("--passes", type=int, default=PASSES)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if not arguments.local:
+        train_on_cluster(arguments.passes, arguments.seed)
+        return
+    begin = time.perf_counter()
+    scores = train_here(arguments.passes, arguments.seed)
+    seconds = time.perf_counter() - begin
+    print(f"test AUC {scores['auc']:.4f}, logloss {scores['logloss']:.4f}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

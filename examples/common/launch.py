@@ -1,0 +1,147 @@
+"""Run trainer processes side by side and listen to what they report.
+
+May import the standard library only. It leaves no process behind, whichever way it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["REPORT", "TrainerFailed", "run_trainers"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# Begins the lines by which a trainer tells the program that started it how it does.
+REPORT = "REPORT "
+STDERR_LINES_KEPT = 30
+STOP_SECONDS = 5.0
+# How often the servers are looked at while no trainer says anything.
+CHECK_SECONDS = 0.5
+
+
+class TrainerFailed(RuntimeError):
+    """A trainer ended with an error; the message holds the end of what it wrote."""
+
+
+class _Trainer:
+    """One process; its lines go to ``lines`` as (trainer, line), its end as (trainer, None)."""
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        lines: queue.Queue[tuple[int, str | None]],
+    ) -> None:
+        self.number = number
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **environment, "PADDLE_TRAINER_ID": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.last_errors: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.process.stdout, lines), daemon=True),
+            threading.Thread(target=self._keep, args=(self.process.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: IO[str], lines: queue.Queue[tuple[int, str | None]]) -> None:
+        with stream:
+            for line in stream:
+                lines.put((self.number, line))
+        lines.put((self.number, None))
+
+    def _keep(self, stream: IO[str]) -> None:
+        with stream:
+            self.last_errors.extend(stream)
+
+    def check_result(self) -> None:
+        """Wait for the end; raise if it is not a good one."""
+        code = self._wait()
+        if code != 0:
+            how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
+            raise TrainerFailed(
+                f"trainer {self.number} failed ({how}); it wrote last:\n"
+                + "".join(self.last_errors)
+            )
+
+    def stop(self) -> None:
+        """End the process if it still runs."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self._wait()
+
+    def _wait(self) -> int:
+        code = self.process.wait()
+        for reader in self._readers:
+            reader.join()
+        return code
+
+
+def run_trainers(
+    command: Sequence[str],
+    *,
+    trainers: int,
+    endpoints: Sequence[str],
+    on_report: Callable[[dict[str, Any]], None],
+    check_servers: Callable[[], None] = lambda: None,
+) -> None:
+    """Run ``python *command`` once for each trainer, and return when all have ended well.
+
+    Each finds its place under the names PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM and
+    PADDLE_PSERVERS_IP_PORT_LIST.
+
+    Args:
+        command: Arguments of Python, e.g. ["-m", "examples.census.train"].
+        trainers: How many processes.
+        endpoints: Control addresses of the servers.
+        on_report: Called with what each ``REPORT {json}`` line says.
+        check_servers: Called now and then; raises if a server has died.
+
+    Raises:
+        TrainerFailed: One ended with an error; the others are stopped.
+    """
+    environment = {
+        "TRAINING_ROLE": "TRAINER",
+        "PADDLE_TRAINERS_NUM": str(trainers),
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
+        # Small matrices: two trainers on two cores only disturb each other with more.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
+    running: dict[int, _Trainer] = {}
+    try:
+        for number in range(trainers):
+            running[number] = _Trainer(number, command, environment, lines)
+        while running:
+            try:
+                number, line = lines.get(timeout=CHECK_SECONDS)
+            except queue.Empty:
+                check_servers()
+                continue
+            if line is None:
+                running[number].check_result()
+                del running[number]
+            elif line.startswith(REPORT):
+                on_report(json.loads(line[len(REPORT) :]))
+    finally:
+        for trainer in running.values():
+            trainer.stop()
