@@ -1,0 +1,58 @@
+"""The guide's ten-line change is the difference of two programs that run."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from backstay.pserver.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.paddle
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "examples" / "quickstart"
+# As many clicks are left to chance that no model gets far below.
+LOSS_MAX = 0.65
+
+
+def run(script: str, **environment: str) -> float:
+    done = subprocess.run(
+        [sys.executable, str(QUICKSTART / script)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.rsplit(":", 1)[1])
+
+
+def test_the_diff_in_the_guide() -> None:
+    before, after = (
+        (QUICKSTART / name).read_text(encoding="utf-8").splitlines()
+        for name in ("single.py", "cluster.py")
+    )
+    guide = (ROOT / "docs" / "guide" / "paddle.md").read_text(encoding="utf-8")
+    shown = re.search(r"```diff\n(.*?)\n```", guide, re.DOTALL)
+    assert shown
+    expected = difflib.unified_diff(before, after, "single.py", "cluster.py", lineterm="")
+    assert shown[1].splitlines() == list(expected)
+    added = [line for line in shown[1].splitlines()[2:] if line.startswith("+") and line != "+"]
+    assert len(added) <= 10
+
+
+def test_both_programs_learn_the_same() -> None:
+    alone = run("single.py")
+    with LocalCluster(servers=3) as cluster:
+        servers = ",".join(cluster.endpoints)
+        on_cluster = run("cluster.py", PADDLE_PSERVERS_IP_PORT_LIST=servers)
+    assert alone < LOSS_MAX
+    assert on_cluster == pytest.approx(alone, abs=0.03)
