@@ -60,6 +60,8 @@ class _ServerRows(paddle.nn.Layer):  # type: ignore[misc]
         if padding_idx is not None and padding_idx < 0 and num_embeddings is not None:
             padding_idx += num_embeddings  # Paddle counts from the end, too
         attributes = paddle.ParamAttr._to_attr(weight_attr)
+        if attributes.regularizer is not None:
+            raise ConfigError("weight_attr has a regularizer: the servers decay rows by AdamW only")
         table_name = name or attributes.name or self.full_name()
         if client is None and session is not None:
             client, table_name = session.client, session.table_name(table_name)
