@@ -24,8 +24,10 @@ struct Slot {
     position: u64,
     /// Prepared and not applied, in order; the front would take position + 1.
     staged: VecDeque<Arc<Transaction>>,
-    streams: StreamMemory,
 }
+
+/// The keys of one slot in a transaction: the slot's number within the engine, and where.
+type Run = (usize, Range<usize>);
 
 /// How a transaction met the slots of this engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,7 +52,10 @@ pub struct Engine {
     first_slot: u32,
     slots: Vec<Slot>,
     tables: BTreeMap<u64, Table>,
+    streams: StreamMemory,
     routing_version: u64,
+    /// Kept between calls for its memory.
+    scratch: Vec<Run>,
 }
 
 impl Engine {
@@ -59,9 +64,11 @@ impl Engine {
         Self {
             space,
             first_slot: slots.start,
+            streams: StreamMemory::new(slots.len()),
             slots: slots.map(|_| Slot::default()).collect(),
             tables: BTreeMap::new(),
             routing_version: 0,
+            scratch: Vec::new(),
         }
     }
 
@@ -140,34 +147,16 @@ impl Engine {
         transaction: &Arc<Transaction>,
         keys: Range<usize>,
     ) -> Result<StageReport, Refusal> {
-        let table = self.table(transaction.table)?;
-        table.check_shape(&transaction.batch)?;
-        let mut report = StageReport::default();
-        let mut slots = Vec::with_capacity(keys.len().min(self.slots.len()));
-        for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
-            let slot = slot?;
-            self.check_served(slot)?;
-            let state = &self.slots[(slot - self.first_slot) as usize];
-            if state
-                .staged
-                .iter()
-                .any(|staged| staged.id == transaction.id)
-            {
-                return Err(Refusal::InFlight);
-            }
-            if state.streams.check(transaction.id, transaction.floor)? {
-                report.skipped += 1;
-            } else {
-                table.check_room(slot, keys.len())?;
-                report.staged += 1;
-                slots.push(slot);
+        let mut runs = std::mem::take(&mut self.scratch);
+        let report = self.admit(transaction, keys, &mut runs);
+        if report.is_ok() {
+            for (slot, _) in &runs {
+                let staged = &mut self.slots[*slot].staged;
+                staged.push_back(Arc::clone(transaction));
             }
         }
-        for slot in slots {
-            let state = &mut self.slots[(slot - self.first_slot) as usize];
-            state.staged.push_back(Arc::clone(transaction));
-        }
-        Ok(report)
+        self.scratch = runs;
+        report
     }
 
     /// Apply the part `keys` of a staged transaction. Slots in which it is not staged (skipped
@@ -178,39 +167,102 @@ impl Engine {
         transaction: &Arc<Transaction>,
         keys: Range<usize>,
     ) -> Result<(), Refusal> {
-        let id = transaction.id;
-        let mut staged = Vec::with_capacity(keys.len().min(self.slots.len()));
+        let mut runs = Vec::new();
         for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
-            let slot = (slot? - self.first_slot) as usize;
+            let slot = slot?;
             let mut waiting = self.slots[slot].staged.iter();
-            match waiting.position(|staged| staged.id == id) {
-                Some(0) => staged.push((slot, keys)),
+            match waiting.position(|staged| staged.id == transaction.id) {
+                Some(0) => runs.push((slot, keys)),
                 Some(_) => return Err(Refusal::InFlight),
                 None => {}
             }
         }
+        for (slot, _) in &runs {
+            self.slots[*slot].staged.pop_front();
+        }
+        self.apply_runs(transaction, &runs)
+    }
+
+    /// Stage and commit in one step, for a slot without backups to wait for. Refuses, and
+    /// changes nothing, if in any slot something is staged.
+    pub fn apply(
+        &mut self,
+        transaction: &Transaction,
+        keys: Range<usize>,
+    ) -> Result<StageReport, Refusal> {
+        let mut runs = std::mem::take(&mut self.scratch);
+        let report = self.admit(transaction, keys, &mut runs);
+        let busy = runs
+            .iter()
+            .any(|(slot, _)| !self.slots[*slot].staged.is_empty());
+        let outcome = report.and_then(|report| {
+            if busy {
+                return Err(Refusal::InFlight);
+            }
+            self.apply_runs(transaction, &runs).map(|()| report)
+        });
+        self.scratch = runs;
+        outcome
+    }
+
+    /// Find the slots that still need a transaction; an error if any of its slots refuses it.
+    fn admit(
+        &self,
+        transaction: &Transaction,
+        keys: Range<usize>,
+        runs: &mut Vec<Run>,
+    ) -> Result<StageReport, Refusal> {
+        runs.clear();
+        let table = self.table(transaction.table)?;
+        table.check_shape(&transaction.batch)?;
+        self.streams.check(transaction.id, transaction.floor)?;
+        let windows = self.streams.windows(transaction.id.stream);
+        let mut report = StageReport::default();
+        for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
+            let slot = slot?;
+            self.check_served(slot)?;
+            let mut staged = self.slots[slot].staged.iter();
+            if staged.any(|staged| staged.id == transaction.id) {
+                return Err(Refusal::InFlight);
+            }
+            if windows.is_some_and(|windows| windows[slot].is_settled(transaction.id.sequence)) {
+                report.skipped += 1;
+            } else {
+                table.check_room(slot, keys.len())?;
+                report.staged += 1;
+                runs.push((slot, keys));
+            }
+        }
+        Ok(report)
+    }
+
+    /// Apply a transaction to slots that were found to need it.
+    fn apply_runs(&mut self, transaction: &Transaction, runs: &[Run]) -> Result<(), Refusal> {
         let unknown_table = || unknown(transaction.table);
         let table = self
             .tables
             .get_mut(&transaction.table)
             .ok_or_else(unknown_table)?;
-        // Neighbouring slots' runs join into one, so that the kernel sees long batches.
-        let mut joined: Vec<Range<usize>> = Vec::new();
-        for (slot, keys) in staged {
-            let state = &mut self.slots[slot];
-            state.staged.pop_front();
-            state.position += 1;
-            state.streams.record(id, transaction.floor);
-            match joined.last_mut() {
-                Some(last) if last.end == keys.start => last.end = keys.end,
-                _ => joined.push(keys),
-            }
+        if runs.is_empty() {
+            return Ok(());
         }
+        let windows = self.streams.windows_mut(transaction.id.stream);
         let elements = table.spec().row_elements();
-        for run in joined {
-            let values = &transaction.batch.values()[run.start * elements..run.end * elements];
-            table.write(&transaction.batch.keys()[run], values, transaction.change);
+        let mut write = |keys: Range<usize>| {
+            let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
+            table.write(&transaction.batch.keys()[keys], values, transaction.change);
+        };
+        // Neighbouring slots' runs join into one, so that the kernel sees long batches.
+        let mut joined = runs[0].1.start..runs[0].1.start;
+        for (slot, keys) in runs {
+            self.slots[*slot].position += 1;
+            windows[*slot].record(transaction.id.sequence, transaction.floor);
+            if joined.end != keys.start {
+                write(std::mem::replace(&mut joined, keys.clone()));
+            }
+            joined.end = keys.end;
         }
+        write(joined);
         Ok(())
     }
 
@@ -229,27 +281,19 @@ impl Engine {
         self.slots[(slot - self.first_slot) as usize].position
     }
 
-    /// What a slot remembers of its streams.
-    pub fn streams(&self, slot: u32) -> &StreamMemory {
-        &self.slots[(slot - self.first_slot) as usize].streams
-    }
-
     /// Forget a stream in every slot; returns in how many it was known.
     pub fn forget_stream(&mut self, stream: StreamId) -> u32 {
-        self.slots
-            .iter_mut()
-            .map(|slot| u32::from(slot.streams.forget(stream)))
-            .sum()
+        self.streams.forget(stream)
     }
 
     /// A hash of a slot's rows and stream memory; equal replicas have equal digests,
     /// whatever the order in which their rows were created.
     pub fn digest(&self, slot: u32) -> u64 {
-        let state = &self.slots[(slot - self.first_slot) as usize];
         let rows = self.tables.values().fold(0u64, |sum, table| {
             sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
         });
-        state.streams.iter().fold(rows, |hash, (stream, window)| {
+        let streams = self.streams.of_slot((slot - self.first_slot) as usize);
+        streams.fold(rows, |hash, (stream, window)| {
             let words = [
                 stream.job,
                 u64::from(stream.pass) << 32 | u64::from(stream.task),
@@ -281,22 +325,22 @@ impl Engine {
         table.import_slot(slot, keys, weights, state)
     }
 
-    fn check_served(&self, slot: u32) -> Result<(), Refusal> {
-        if self.slots[(slot - self.first_slot) as usize].served {
+    fn check_served(&self, slot: usize) -> Result<(), Refusal> {
+        if self.slots[slot].served {
             return Ok(());
         }
         Err(Refusal::NotMaster {
-            slot,
+            slot: self.first_slot + slot as u32,
             version: self.routing_version,
         })
     }
 
-    /// Cut keys into runs of one slot each; an error for a key out of order or out of range.
+    /// Cut keys into runs of one slot each (its number within the engine); an error for a key out of order or out of range.
     fn runs<'a>(
         &self,
         keys: &'a [u64],
         part: Range<usize>,
-    ) -> impl Iterator<Item = (Result<u32, Refusal>, Range<usize>)> + 'a {
+    ) -> impl Iterator<Item = (Result<usize, Refusal>, Range<usize>)> + 'a {
         let (space, range) = (self.space, self.slots());
         let (mut at, end) = (part.start, part.end.min(keys.len()));
         let mut previous = None;
@@ -310,7 +354,7 @@ impl Engine {
             let ordered = range.contains(&slot) && previous.is_none_or(|previous| previous < slot);
             previous = Some(slot);
             let slot = if ordered {
-                Ok(slot)
+                Ok((slot - range.start) as usize)
             } else {
                 Err(Refusal::InvalidRequest(format!(
                     "key {first} of slot {slot} is out of order: keys must be sorted by slot"

@@ -69,6 +69,8 @@ impl RowMap {
     pub fn prefetch_index(&self, hash: u64) {
         if !self.index.is_empty() {
             prefetch(&self.index[hash as usize & (self.index.len() - 1)..]);
+            // The list of chunks is needed next, to find the row.
+            prefetch(&self.chunks);
         }
     }
 

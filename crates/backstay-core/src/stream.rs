@@ -49,77 +49,94 @@ impl StreamWindow {
         }
     }
 
-    /// Raise the floor; what falls below it is settled and forgotten.
-    pub fn raise_floor(&mut self, floor: u64) {
-        if let Some(by) = floor.checked_sub(self.floor) {
-            self.applied = if by < WINDOW { self.applied >> by } else { 0 };
-            self.floor = floor;
-        }
+    /// Whether any push of the stream has been applied.
+    pub fn is_known(&self) -> bool {
+        *self != Self::default()
     }
 
-    fn record(&mut self, sequence: u64) {
+    /// Remember that a push was applied, and what its client has settled.
+    pub fn record(&mut self, sequence: u64, floor: u64) {
+        self.raise_floor(floor);
         if let Some(ahead) = sequence.checked_sub(self.floor) {
             debug_assert!(ahead < WINDOW);
             self.applied |= 1 << (ahead % WINDOW);
         }
     }
+
+    /// Raise the floor; what falls below it is settled and forgotten.
+    fn raise_floor(&mut self, floor: u64) {
+        if let Some(by) = floor.checked_sub(self.floor) {
+            self.applied = if by < WINDOW { self.applied >> by } else { 0 };
+            self.floor = floor;
+        }
+    }
 }
 
-/// The streams a slot knows.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// The streams that a range of slots knows.
+///
+/// A push touches many slots with one stream, so windows lie side by side by stream: a slot
+/// costs a push one line of memory here, not a search in a map of its own.
+#[derive(Debug, Clone)]
 pub struct StreamMemory {
-    windows: BTreeMap<StreamId, StreamWindow>,
+    slots: usize,
+    windows: BTreeMap<StreamId, Box<[StreamWindow]>>,
 }
 
 impl StreamMemory {
-    /// The most streams one slot remembers.
+    /// The most streams that are remembered.
     pub const MAX_STREAMS: usize = 65_536;
 
-    /// Whether `id` is settled here; refuses a sequence that could not be remembered.
-    pub fn check(&self, id: TransactionId, floor: u64) -> Result<bool, Refusal> {
+    /// An empty memory of so many slots.
+    pub fn new(slots: usize) -> Self {
+        Self {
+            slots,
+            windows: BTreeMap::new(),
+        }
+    }
+
+    /// Refuse a push that could not be remembered.
+    pub fn check(&self, id: TransactionId, floor: u64) -> Result<(), Refusal> {
         if id.sequence < floor || id.sequence - floor >= WINDOW {
             return Err(Refusal::InvalidRequest(format!(
                 "sequence {} must lie within {WINDOW} above its floor {floor}: settle older pushes first",
                 id.sequence
             )));
         }
-        match self.windows.get(&id.stream) {
-            Some(window) => Ok(window.is_settled(id.sequence)),
-            None if self.windows.len() >= Self::MAX_STREAMS => {
-                Err(Refusal::LimitExceeded(format!(
-                "{} streams of pushes are open on one slot, the limit: close clients that are done",
-                Self::MAX_STREAMS
-            )))
-            }
-            None => Ok(false),
+        if self.windows.len() < Self::MAX_STREAMS || self.windows.contains_key(&id.stream) {
+            return Ok(());
         }
+        Err(Refusal::LimitExceeded(format!(
+            "{} streams of pushes are open, the limit: close clients that are done",
+            Self::MAX_STREAMS
+        )))
     }
 
-    /// Remember that a push was applied, and what its client has settled.
-    pub fn record(&mut self, id: TransactionId, floor: u64) {
-        let window = self.windows.entry(id.stream).or_default();
-        window.raise_floor(floor);
-        window.record(id.sequence);
+    /// The windows of a stream, one for each slot, if it is known.
+    pub fn windows(&self, stream: StreamId) -> Option<&[StreamWindow]> {
+        self.windows.get(&stream).map(|windows| &**windows)
     }
 
-    /// Forget a stream; true if it was known. Only for streams whose client is gone.
-    pub fn forget(&mut self, stream: StreamId) -> bool {
-        self.windows.remove(&stream).is_some()
+    /// The windows of a stream, one for each slot, to record pushes in.
+    pub fn windows_mut(&mut self, stream: StreamId) -> &mut [StreamWindow] {
+        let slots = self.slots;
+        let fresh = || vec![StreamWindow::default(); slots].into_boxed_slice();
+        self.windows.entry(stream).or_insert_with(fresh)
     }
 
-    /// Every stream with its window, in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&StreamId, &StreamWindow)> {
-        self.windows.iter()
+    /// Forget a stream; returns how many slots knew it. Only for streams whose client is gone.
+    pub fn forget(&mut self, stream: StreamId) -> u32 {
+        let windows = self.windows.remove(&stream).unwrap_or_default();
+        let known = windows.iter().filter(|window| window.is_known());
+        known.count() as u32
     }
 
-    /// The number of streams.
-    pub fn len(&self) -> usize {
-        self.windows.len()
-    }
-
-    /// Whether no stream is known.
-    pub fn is_empty(&self) -> bool {
-        self.windows.is_empty()
+    /// The streams that one slot knows, in order.
+    pub fn of_slot(&self, slot: usize) -> impl Iterator<Item = (StreamId, StreamWindow)> + '_ {
+        let pairs = self
+            .windows
+            .iter()
+            .map(move |(id, slots)| (*id, slots[slot]));
+        pairs.filter(|(_, window)| window.is_known())
     }
 }
 
@@ -144,19 +161,31 @@ mod tests {
 
     #[test]
     fn a_push_whose_successor_got_through_is_not_swallowed() {
-        let mut memory = StreamMemory::default();
-        memory.record(id(5), 4);
-        assert_eq!(memory.check(id(4), 4), Ok(false));
-        assert_eq!(memory.check(id(5), 4), Ok(true));
+        let mut window = StreamWindow::default();
+        window.record(5, 4);
+        assert!(!window.is_settled(4));
+        assert!(window.is_settled(5));
     }
 
     #[test]
     fn a_late_copy_below_the_floor_is_settled() {
-        let mut memory = StreamMemory::default();
-        memory.record(id(200), 190);
-        assert_eq!(memory.check(id(3), 3), Ok(true));
+        let mut memory = StreamMemory::new(2);
+        memory.windows_mut(STREAM)[1].record(200, 190);
+        assert!(memory.windows(STREAM).unwrap()[1].is_settled(3));
+        assert!(!memory.windows(STREAM).unwrap()[0].is_settled(3));
+        assert!(memory.check(id(3), 3).is_ok());
         assert!(memory.check(id(3), 4).is_err());
         assert!(memory.check(id(500), 3).is_err());
+    }
+
+    #[test]
+    fn a_slot_lists_the_streams_it_has_met() {
+        let mut memory = StreamMemory::new(2);
+        memory.windows_mut(STREAM)[1].record(0, 0);
+        assert_eq!(memory.of_slot(0).count(), 0);
+        assert_eq!(memory.of_slot(1).count(), 1);
+        assert_eq!(memory.forget(STREAM), 1);
+        assert_eq!(memory.of_slot(1).count(), 0);
     }
 
     proptest! {
@@ -164,17 +193,17 @@ mod tests {
         /// none that the client still cares about is reported as applied when it is not.
         #[test]
         fn agrees_with_a_perfect_memory(steps in prop::collection::vec((0u64..40, 0u64..3), 1..400)) {
-            let mut memory = StreamMemory::default();
+            let mut window = StreamWindow::default();
             let mut perfect = BTreeSet::new();
             let mut floor = 0u64;
             for (ahead, advance) in steps {
                 floor += advance;
-                let push = id(floor + ahead);
-                let settled = memory.check(push, floor).unwrap();
-                prop_assert_eq!(settled, perfect.contains(&push.sequence));
+                let push = floor + ahead;
+                let settled = window.is_settled(push);
+                prop_assert_eq!(settled, perfect.contains(&push));
                 if !settled {
-                    memory.record(push, floor);
-                    perfect.insert(push.sequence);
+                    window.record(push, floor);
+                    perfect.insert(push);
                 }
             }
         }

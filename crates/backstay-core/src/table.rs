@@ -106,9 +106,10 @@ impl Table {
         )))
     }
 
-    /// Refuse to hold `more` rows in a slot if they might exceed the limit.
-    pub fn check_room(&self, slot: u32, more: usize) -> Result<(), Refusal> {
-        let map = self.maps.get((slot - self.first_slot) as usize);
+    /// Refuse to hold `more` rows in a slot (its number within the range) if they might
+    /// exceed the limit.
+    pub fn check_room(&self, slot: usize, more: usize) -> Result<(), Refusal> {
+        let map = self.maps.get(slot);
         map.map_or(Ok(()), |map| map.check_room(more))
     }
 

@@ -5,6 +5,7 @@
 //! [`tls`] wraps sockets. Decisions about membership are made elsewhere and arrive here as a
 //! routing table.
 
+mod buffers;
 pub mod client;
 pub mod frame_io;
 pub mod server;

@@ -218,7 +218,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             change: meta.change,
             batch: Batch::from_words(frame.body, count, count * elements)?,
         };
-        let report = self.shared.store.push(transaction)?;
+        let (report, buffer) = self.shared.store.push(transaction)?;
+        self.request = buffer;
         let counters = &self.shared.counters;
         let repeated = report.staged == 0 && report.skipped > 0;
         add(

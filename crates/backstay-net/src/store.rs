@@ -160,7 +160,9 @@ impl Store {
     /// Everything that a malformed push could be refused for is checked before the first slot
     /// changes. What is left (a slot that has just moved away) is safe to retry: the slots
     /// that have the push skip it then.
-    pub fn push(&self, mut transaction: Transaction) -> Result<StageReport, Refusal> {
+    ///
+    /// Returns the batch's buffer, too, for reuse.
+    pub fn push(&self, mut transaction: Transaction) -> Result<(StageReport, Vec<u64>), Refusal> {
         let spec = self.spec(transaction.table)?;
         let policy = match transaction.change {
             Change::Update { .. } => &spec.non_finite,
@@ -170,10 +172,9 @@ impl Store {
             .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
         let parts = self.parts(transaction.batch.keys())?;
         let reserved = self.reserve(&transaction, &parts)?;
-        let transaction = Arc::new(transaction);
         let outcome = self.apply(&transaction, parts);
         self.reserved_bytes.fetch_sub(reserved, Ordering::AcqRel);
-        outcome
+        Ok((outcome?, transaction.batch.into_words()))
     }
 
     /// Forget a stream in every slot; returns in how many it was known.
@@ -213,15 +214,14 @@ impl Store {
 
     fn apply(
         &self,
-        transaction: &Arc<Transaction>,
+        transaction: &Transaction,
         parts: Vec<(usize, Range<usize>)>,
     ) -> Result<StageReport, Refusal> {
         let mut report = StageReport::default();
         for (stripe, part) in parts {
             let mut engine = self.stripes[stripe].write();
             let before = engine.table(transaction.table)?.allocated_bytes();
-            report += engine.stage(transaction, part.clone())?;
-            engine.commit(transaction, part)?;
+            report += engine.apply(transaction, part)?;
             self.account(before, engine.table(transaction.table)?.allocated_bytes());
         }
         Ok(report)

@@ -16,13 +16,11 @@ use tracing::debug;
 
 use super::error::ClientError;
 use super::ClientOptions;
+use crate::buffers::BufferPool;
 use crate::frame_io::{write_frame, Frame, FrameReader, ReadError};
 
 type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
 type Writer = Box<dyn AsyncWrite + Send + Unpin>;
-
-/// Reply buffers kept for reuse on each connection.
-const SPARE_BUFFERS: usize = 8;
 
 /// Why a request got no answer.
 #[derive(Debug, Clone)]
@@ -43,7 +41,7 @@ struct Pending {
 /// What the reader task and the callers share.
 struct Shared {
     pending: Mutex<Pending>,
-    spare: Mutex<Vec<Vec<u64>>>,
+    buffers: Arc<BufferPool>,
 }
 
 pub(crate) struct Connection {
@@ -58,7 +56,11 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connect and shake hands once, without retries.
-    pub(crate) async fn open(address: &str, options: &ClientOptions) -> Result<Self, OpenError> {
+    pub(crate) async fn open(
+        address: &str,
+        options: &ClientOptions,
+        buffers: &Arc<BufferPool>,
+    ) -> Result<Self, OpenError> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let (reader, mut writer): (Box<dyn AsyncRead + Send + Unpin>, Writer) = match &options.tls {
@@ -101,7 +103,7 @@ impl Connection {
         let hello = HelloReply::decode(&frame.meta)?;
         let shared = Arc::new(Shared {
             pending: Mutex::default(),
-            spare: Mutex::default(),
+            buffers: Arc::clone(buffers),
         });
         let task = tokio::spawn(read_replies(reader, limits, Arc::clone(&shared)));
         Ok(Self {
@@ -144,14 +146,6 @@ impl Connection {
         }
         *slot = Some(writer);
         Ok(receiver)
-    }
-
-    /// Keep a reply's buffer for the next one.
-    pub(crate) fn recycle(&self, buffer: Vec<u64>) {
-        let mut spare = self.shared.spare.lock();
-        if spare.len() < SPARE_BUFFERS {
-            spare.push(buffer);
-        }
     }
 
     fn register(&self, request_id: u64) -> Result<oneshot::Receiver<Reply>, Lost> {
@@ -199,7 +193,7 @@ impl Shared {
 
 async fn read_replies(mut reader: Reader, limits: Limits, shared: Arc<Shared>) {
     loop {
-        let spare = shared.spare.lock().pop().unwrap_or_default();
+        let spare = shared.buffers.take();
         let lost = match reader.next(&limits, spare).await {
             Ok(Some(frame)) if frame.header.opcode == Opcode::GoAway => Lost {
                 reason: "the server is shutting down".into(),

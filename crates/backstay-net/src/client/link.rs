@@ -15,6 +15,7 @@ use super::error::ClientError;
 use super::out_frame::OutFrame;
 use super::routing::ServerAddress;
 use super::ClientOptions;
+use crate::buffers::BufferPool;
 use crate::frame_io::Frame;
 use backstay_core::wire::Opcode;
 
@@ -73,25 +74,28 @@ impl Retry {
 }
 
 /// A request under way: its answer will come here.
-pub(crate) struct Ticket {
-    pub(crate) connection: Arc<Connection>,
-    pub(crate) reply: oneshot::Receiver<Reply>,
-}
+pub(crate) type Ticket = oneshot::Receiver<Reply>;
 
 pub(crate) struct Link {
     pub(crate) address: String,
     /// The instance whose rows the caller relies on; 0 until the first handshake.
     instance: AtomicU64,
     options: Arc<ClientOptions>,
+    buffers: Arc<BufferPool>,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
 impl Link {
-    pub(crate) fn new(server: &ServerAddress, options: Arc<ClientOptions>) -> Self {
+    pub(crate) fn new(
+        server: &ServerAddress,
+        options: Arc<ClientOptions>,
+        buffers: Arc<BufferPool>,
+    ) -> Self {
         Self {
             address: server.address.clone(),
             instance: AtomicU64::new(server.instance),
             options,
+            buffers,
             connection: tokio::sync::Mutex::default(),
         }
     }
@@ -151,11 +155,8 @@ impl Link {
         let request_id = connection.next_request_id();
         frame.set_request_id(request_id);
         match timeout_at(deadline.at, connection.send(request_id, frame.bytes())).await {
-            Ok(Ok(reply)) => Ok(Ticket { connection, reply }),
-            Ok(Err(lost)) => Ok(Ticket {
-                connection,
-                reply: already_lost(lost),
-            }),
+            Ok(Ok(ticket)) => Ok(ticket),
+            Ok(Err(lost)) => Ok(already_lost(lost)),
             Err(_) => Err(ClientError::Deadline {
                 address: self.address.clone(),
                 waited_ms: deadline.waited_ms(),
@@ -168,7 +169,7 @@ impl Link {
         if let Some(connection) = slot.as_ref().filter(|connection| connection.is_open()) {
             return Ok(Arc::clone(connection));
         }
-        let opening = Connection::open(&self.address, &self.options);
+        let opening = Connection::open(&self.address, &self.options, &self.buffers);
         let connection = tokio::time::timeout(self.options.connect_timeout, opening)
             .await
             .map_err(|_| {
@@ -255,7 +256,7 @@ fn passes_by_itself(code: u16) -> bool {
         .any(|refusal| refusal.code() == code)
 }
 
-fn already_lost(lost: Lost) -> oneshot::Receiver<Reply> {
+fn already_lost(lost: Lost) -> Ticket {
     let (sender, receiver) = oneshot::channel();
     // The receiver is alive: it is returned.
     let _ = sender.send(Err(lost));

@@ -33,8 +33,10 @@ use plan::Plan;
 use push::PushQueue;
 use routing::Routing;
 
-/// Buffers of pushes kept for reuse.
-const SPARE_BUFFERS: usize = 32;
+use crate::buffers::BufferPool;
+
+/// Memory kept for reuse, for requests and replies.
+const SPARE_BYTES: usize = 128 * 1024 * 1024;
 
 /// What a client needs to know.
 #[derive(Clone)]
@@ -78,7 +80,7 @@ pub struct Client {
     links: Mutex<BTreeMap<String, Arc<Link>>>,
     stream: StreamId,
     pushes: PushQueue,
-    spare: Mutex<Vec<Vec<u64>>>,
+    buffers: Arc<BufferPool>,
     closed: AtomicBool,
     /// What it has done so far.
     pub counters: ClientCounters,
@@ -93,7 +95,7 @@ impl Client {
             routing: RwLock::default(),
             links: Mutex::default(),
             stream,
-            spare: Mutex::default(),
+            buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
             closed: AtomicBool::new(false),
             counters: ClientCounters::default(),
         })
@@ -143,7 +145,7 @@ impl Client {
         .encode();
         let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, Vec::new());
         let ticket = link.send(deadline, &mut frame).await?;
-        match deadline.wait(ticket.reply).await {
+        match deadline.wait(ticket).await {
             Some(Ok(reply)) => match link.judge(reply, Opcode::CloseStreamReply)? {
                 Answer::Frame(_) | Answer::Again { .. } => Ok(()),
             },
@@ -164,25 +166,18 @@ impl Client {
     fn link(&self, routing: &Routing, server: usize) -> Arc<Link> {
         let server = &routing.servers[server];
         let mut links = self.links.lock();
-        let link = links
-            .entry(server.address.clone())
-            .or_insert_with(|| Arc::new(Link::new(server, Arc::clone(&self.options))));
+        let link = links.entry(server.address.clone()).or_insert_with(|| {
+            Arc::new(Link::new(
+                server,
+                Arc::clone(&self.options),
+                Arc::clone(&self.buffers),
+            ))
+        });
         Arc::clone(link)
     }
 
     /// Unique keys of a part whose body takes about `part_bytes`.
     fn keys_per_part(&self, row_elements: usize) -> usize {
         (self.options.part_bytes / (8 + row_elements * 4)).max(1)
-    }
-
-    fn take_buffer(&self) -> Vec<u64> {
-        self.spare.lock().pop().unwrap_or_default()
-    }
-
-    fn give_buffer(&self, buffer: Vec<u64>) {
-        let mut spare = self.spare.lock();
-        if spare.len() < SPARE_BUFFERS {
-            spare.push(buffer);
-        }
     }
 }

@@ -53,7 +53,7 @@ impl Client {
                 Opcode::Pull,
                 &meta.encode(),
                 keys.len() * 8,
-                self.take_buffer(),
+                self.buffers.take(),
             );
             frame.body_mut()[..keys.len()].copy_from_slice(keys);
             let ticket = Some(link.send(deadline, &mut frame).await?);
@@ -82,11 +82,7 @@ impl Pull {
 
     /// Whether every answer has come.
     pub fn is_ready(&self) -> bool {
-        let ready = |part: &PartPull| {
-            part.ticket
-                .as_ref()
-                .is_none_or(|ticket| !ticket.reply.is_empty())
-        };
+        let ready = |part: &PartPull| part.ticket.as_ref().is_none_or(|ticket| !ticket.is_empty());
         self.parts.iter().all(ready)
     }
 
@@ -101,7 +97,7 @@ impl Pull {
             )));
         }
         for mut part in std::mem::take(&mut self.parts) {
-            let (frame, connection) = part.answer(self.deadline, &self.client).await?;
+            let frame = part.answer(self.deadline, &self.client).await?;
             let count = part.part.keys.len() * self.elements;
             let reply = PullReply::decode(&frame.meta);
             let fits = reply.is_ok_and(|reply| {
@@ -117,8 +113,8 @@ impl Pull {
             let values = &bytemuck::cast_slice::<u64, f32>(&frame.body)[..count];
             let entries = &self.plan.entries()[part.part.entries.clone()];
             rows::spread(entries, part.part.keys.start, values, out, self.elements);
-            connection.recycle(frame.body);
-            self.client.give_buffer(part.frame.into_buffer());
+            self.client.buffers.give(frame.body);
+            self.client.buffers.give(part.frame.into_buffer());
         }
         let counters = &self.client.counters;
         counters.pulls.fetch_add(1, Ordering::Relaxed);
@@ -131,11 +127,7 @@ impl Pull {
 
 impl PartPull {
     /// The answer, asking again as long as that can help.
-    async fn answer(
-        &mut self,
-        deadline: Deadline,
-        client: &Client,
-    ) -> Result<(Frame, Arc<super::connection::Connection>), ClientError> {
+    async fn answer(&mut self, deadline: Deadline, client: &Client) -> Result<Frame, ClientError> {
         let mut last_reason = None;
         let mut retry = Retry::new(deadline);
         loop {
@@ -143,13 +135,13 @@ impl PartPull {
                 Some(ticket) => ticket,
                 None => self.link.send(deadline, &mut self.frame).await?,
             };
-            let Some(reply) = deadline.wait(ticket.reply).await else {
+            let Some(reply) = deadline.wait(ticket).await else {
                 break;
             };
             // The sender is dropped only with the connection.
             let Ok(reply) = reply else { continue };
             match self.link.judge(reply, Opcode::PullReply)? {
-                Answer::Frame(frame) => return Ok((frame, ticket.connection)),
+                Answer::Frame(frame) => return Ok(frame),
                 Answer::Again { reason, .. } => {
                     tracing::debug!(address = self.link.address, reason, "pulling again");
                     last_reason = Some(reason);

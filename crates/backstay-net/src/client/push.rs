@@ -186,7 +186,12 @@ impl Client {
             change: request.change,
         };
         let body_bytes = keys.len() * (8 + elements * 4);
-        let mut frame = OutFrame::new(Opcode::Push, &meta.encode(), body_bytes, self.take_buffer());
+        let mut frame = OutFrame::new(
+            Opcode::Push,
+            &meta.encode(),
+            body_bytes,
+            self.buffers.take(),
+        );
         let (key_words, value_words) = frame.body_mut().split_at_mut(keys.len());
         key_words.copy_from_slice(keys);
         let merged = &mut bytemuck::cast_slice_mut(value_words)[..keys.len() * elements];
@@ -225,11 +230,7 @@ impl Push {
         let Ok(state) = self.state.try_lock() else {
             return false;
         };
-        let ready = |part: &PartPush| {
-            part.ticket
-                .as_ref()
-                .is_none_or(|ticket| !ticket.reply.is_empty())
-        };
+        let ready = |part: &PartPush| part.ticket.as_ref().is_none_or(|ticket| !ticket.is_empty());
         state.outcome.is_some() || state.parts.iter().all(ready)
     }
 
@@ -255,7 +256,7 @@ impl Push {
         };
         state.outcome = Some(outcome.clone());
         for part in std::mem::take(&mut state.parts) {
-            client.give_buffer(part.frame.into_buffer());
+            client.buffers.give(part.frame.into_buffer());
         }
         client.pushes.in_flight.lock().remove(&self.sequence);
         outcome
@@ -342,7 +343,7 @@ impl PartPush {
             let Some(ticket) = self.ticket.take() else {
                 continue;
             };
-            let Some(reply) = deadline.wait(ticket.reply).await else {
+            let Some(reply) = deadline.wait(ticket).await else {
                 break;
             };
             // The sender is dropped only with the connection.

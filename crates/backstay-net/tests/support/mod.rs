@@ -64,7 +64,10 @@ pub fn start_with_memory(options: ServerOptions, memory_limit_bytes: u64) -> Ser
     let space = SlotSpace::new(SLOTS).unwrap();
     let store = Arc::new(Store::new(space, memory_limit_bytes));
     store.set_routing(1, &[true; SLOTS as usize]);
-    for (name, policy) in [("t", r#""refuse""#), ("clipped", r#"{"clip":{"limit":1.0}}"#)] {
+    for (name, policy) in [
+        ("t", r#""refuse""#),
+        ("clipped", r#"{"clip":{"limit":1.0}}"#),
+    ] {
         let spec = format!(
             r#"{{"name":"{name}","kind":{{"sparse":{{"dim":{DIM}}}}},"initializer":{{"zeros":{{}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"non_finite":{policy}}}"#
         );
