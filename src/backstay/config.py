@@ -105,10 +105,11 @@ class SecurityConfig:
         *,
         file: str | Path | None = None,
         environment: Mapping[str, str] | None = None,
-        **explicit: object,
+        explicit: Mapping[str, object] | None = None,
     ) -> ConfigT:
         """Return a configuration; see ``load_with_sources``."""
-        return cls.load_with_sources(file=file, environment=environment, **explicit).config
+        loaded = cls.load_with_sources(file=file, environment=environment, explicit=explicit)
+        return loaded.config
 
     @classmethod
     def load_with_sources(
@@ -116,7 +117,7 @@ class SecurityConfig:
         *,
         file: str | Path | None = None,
         environment: Mapping[str, str] | None = None,
-        **explicit: object,
+        explicit: Mapping[str, object] | None = None,
     ) -> Loaded[ConfigT]:
         """Return a configuration and where each value came from.
 
@@ -137,7 +138,7 @@ class SecurityConfig:
                 for kind in (ServerConfig, ClientConfig)
             }
             section = read_section(Path(path), cls.file_section, known_keys)
-        return load(cls, section, environment, explicit, file=str(path))
+        return load(cls, section, environment, explicit or {}, file=str(path))
 
     @property
     def security(self) -> SecurityConfig:

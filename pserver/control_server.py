@@ -1,0 +1,192 @@
+"""The gRPC server of a node: where it listens, who may call, how errors leave.
+
+Services are added to it from outside; it knows none of them. Health checks need no token, so
+that Kubernetes and load balancers can probe a node; they reveal nothing but whether it serves.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from backstay import rpc
+from backstay.addresses import split_address
+from backstay.config import ServerConfig
+from backstay.errors import BackstayError, ConfigError, Unauthenticated
+
+__all__ = ["ControlServer", "ListenError"]
+
+CONCURRENT_CALLS_MAX = 1000
+PING_INTERVAL_MIN_MS = 10_000
+HEALTH_METHODS = f"/{health.SERVICE_NAME}/"
+
+_OPTIONS = (
+    *rpc.CHANNEL_OPTIONS,
+    # Two servers on one port would each get some of the calls; the second must fail instead.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+)
+
+
+class ListenError(ConfigError):
+    """An address cannot be listened on: mostly, another process has the port."""
+
+
+class ControlServer:
+    """A gRPC server with health, reflection, token check and error mapping."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Bind the control address; call it while the event loop runs.
+
+        Raises:
+            ListenError: The address cannot be listened on.
+            ConfigError: A certificate file cannot be read or used.
+        """
+        interceptors: list[aio.ServerInterceptor] = [_RaisedErrors()]
+        if config.token is not None:
+            interceptors.insert(0, _TokenCheck(config.token))
+        self._server = aio.server(
+            interceptors=interceptors,
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
+        )
+        self._health = health.aio.HealthServicer()
+        self._service_names: list[str] = []
+        host = split_address("listen_control", config.listen_control)[0]
+        self.address = f"{host}:{self._bind(config)}"
+
+    @property
+    def server(self) -> aio.Server:
+        """The server, to add services to."""
+        return self._server
+
+    async def start(self, service_names: list[str]) -> None:
+        """Answer calls. Health says NOT_SERVING until ``set_serving``.
+
+        Args:
+            service_names: The full names of the services that were added.
+        """
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+        # The empty name stands for the node as a whole.
+        self._service_names = ["", *service_names]
+        for name in self._service_names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def set_serving(self) -> None:
+        """Let the health checks say SERVING."""
+        for name in self._service_names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def set_not_serving(self) -> None:
+        """Let the health checks say NOT_SERVING for good."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, let those under way finish for ``grace_s``, close."""
+        await self._server.stop(grace_s)
+
+    def _bind(self, config: ServerConfig) -> int:
+        pems = config.read_pems()
+        try:
+            if pems.cert is None or pems.key is None:
+                return self._server.add_insecure_port(config.listen_control)
+            credentials = grpc.ssl_server_credentials(
+                [(pems.key, pems.cert)],
+                root_certificates=pems.ca if config.tls_require_client_cert else None,
+                require_client_auth=config.tls_require_client_cert,
+            )
+            return self._server.add_secure_port(config.listen_control, credentials)
+        except RuntimeError as error:
+            raise ListenError(
+                f"listen_control: cannot listen on {config.listen_control}: the port is in use by "
+                "another process, or the address is not one of this machine"
+                + ("" if pems.cert is None else ", or certificate and key do not fit")
+            ) from error
+
+
+class _TokenCheck(aio.ServerInterceptor):
+    """Refuses calls that do not show the token, before any service sees them."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = rpc.bearer(token).encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(HEALTH_METHODS):
+            return handler
+        shown = b""
+        for key, value in handler_call_details.invocation_metadata or ():
+            if key == rpc.AUTHORIZATION_KEY:
+                shown = value.encode() if isinstance(value, str) else value
+        if hmac.compare_digest(shown, self._expected):
+            return handler
+        what = "wrong token" if shown else "no token"
+        return _refusing(
+            handler, Unauthenticated(f"{what}; set BACKSTAY_TOKEN or the config's token")
+        )
+
+
+class _RaisedErrors(aio.ServerInterceptor):
+    """Sends an error of this package that a service raises to the caller."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+        serve: Any = handler.unary_unary
+
+        async def guarded(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                return await serve(request, context)
+            except BackstayError as error:
+                code, text, metadata = rpc.status_of(error)
+                return await context.abort(code, text, metadata)
+
+        return grpc.unary_unary_rpc_method_handler(
+            guarded,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _refusing(handler: grpc.RpcMethodHandler[Any, Any], error: BackstayError) -> Any:
+    """Return a handler of the same shape as ``handler`` that refuses every call."""
+    code, text, metadata = rpc.status_of(error)
+
+    async def refuse(_request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        await context.abort(code, text, metadata)
+
+    shapes: dict[tuple[bool, bool], Callable[..., Any]] = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = shapes[(bool(handler.request_streaming), bool(handler.response_streaming))]
+    return make(
+        refuse,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )

@@ -1,0 +1,78 @@
+"""``TablesService``: creating, listing and describing tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from grpc import aio
+
+from backstay._native import DataServer
+from backstay._proto.v1 import tables_pb2, tables_pb2_grpc
+from backstay.errors import UnknownTable
+from backstay.pserver.table_creation import TableCreation
+from backstay.pserver.table_registry import KnownTable, TableRegistry
+
+__all__ = ["TablesService"]
+
+
+class TablesService(tables_pb2_grpc.TablesServiceServicer):
+    """Creates through ``TableCreation``; the rest it answers from what this node has."""
+
+    def __init__(
+        self, *, registry: TableRegistry, creation: TableCreation, data_server: DataServer
+    ) -> None:
+        """Prepare."""
+        self._registry = registry
+        self._creation = creation
+        self._data_server = data_server
+
+    async def CreateTable(  # noqa: N802 (the name is the service's)
+        self,
+        request: tables_pb2.CreateTableRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> tables_pb2.CreateTableResponse:
+        """Answer when every node has the table."""
+        spec_json = await self._creation.create(request.spec_json, forwarded=request.forwarded)
+        # Created on every node, so on this one, too.
+        table = self._registry.check(spec_json)
+        return tables_pb2.CreateTableResponse(table=self._message(table, self._usage()))
+
+    async def ListTables(  # noqa: N802
+        self,
+        request: tables_pb2.ListTablesRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> tables_pb2.ListTablesResponse:
+        """Return all tables, sorted by name."""
+        usage = self._usage()
+        return tables_pb2.ListTablesResponse(
+            tables=[self._message(table, usage) for table in self._registry]
+        )
+
+    async def GetTable(  # noqa: N802
+        self,
+        request: tables_pb2.GetTableRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> tables_pb2.GetTableResponse:
+        """Return one table."""
+        table = self._registry.get(request.name)
+        return tables_pb2.GetTableResponse(table=self._message(table, self._usage()))
+
+    def _usage(self) -> dict[int, tuple[int, int]]:
+        """Return rows and bytes on this node, by table id."""
+        return {
+            entry["id"]: (entry["rows"], entry["bytes"])
+            for entry in json.loads(self._data_server.tables_json())
+        }
+
+    def _message(self, table: KnownTable, usage: dict[int, tuple[int, int]]) -> tables_pb2.Table:
+        if table.id not in usage:
+            raise UnknownTable(f"table {table.name!r} is known here, but not to the data plane")
+        rows, size_bytes = usage[table.id]
+        return tables_pb2.Table(
+            name=table.name,
+            id=table.id,
+            spec_json=table.spec_json,
+            rows=rows,
+            bytes=size_bytes,
+        )
