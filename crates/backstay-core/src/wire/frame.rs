@@ -10,6 +10,8 @@ pub const PROTOCOL_VERSION: u8 = 1;
 pub const HEADER_BYTES: usize = 32;
 /// The most bytes a meta part may have.
 pub const MAX_META_BYTES: u32 = 4096;
+/// The most bytes of one text field of a meta part.
+pub const MAX_TEXT_BYTES: usize = 1024;
 /// Header flag: the checksum field holds the CRC-32C of meta and body.
 pub const FLAG_CHECKSUM: u16 = 1;
 
@@ -150,10 +152,11 @@ impl Header {
                 self.meta_bytes
             )));
         }
-        if self.body_bytes.saturating_add(u64::from(self.meta_bytes)) > limits.max_frame_bytes {
+        let bytes = self.body_bytes.saturating_add(u64::from(self.meta_bytes));
+        if bytes > limits.max_frame_bytes {
             return Err(Refusal::LimitExceeded(format!(
-                "a frame of {} bytes announced, the limit is {} (max_frame_bytes): send smaller batches or raise it",
-                self.body_bytes, limits.max_frame_bytes
+                "a frame of {bytes} bytes announced, the limit is {} (max_frame_bytes): send smaller batches or raise it",
+                limits.max_frame_bytes
             )));
         }
         Ok(())
@@ -168,6 +171,15 @@ impl Header {
             "the frame's checksum does not fit its bytes: it was damaged on its way".into(),
         ))
     }
+}
+
+/// The longest start of `text` that has at most `most` bytes and ends with a whole character.
+pub fn cut_text(text: &str, most: usize) -> &str {
+    let mut length = text.len().min(most);
+    while !text.is_char_boundary(length) {
+        length -= 1;
+    }
+    &text[..length]
 }
 
 /// CRC-32C (Castagnoli) of meta followed by body.
@@ -224,8 +236,13 @@ impl<'a> Reader<'a> {
 
     /// A string: its length in bytes as u16, then UTF-8.
     pub(super) fn text(&mut self) -> Result<String, Refusal> {
-        let length = self.u16()?;
-        String::from_utf8(self.take(length as usize)?.to_vec())
+        let length = self.u16()? as usize;
+        if length > MAX_TEXT_BYTES {
+            return Err(Refusal::Protocol(format!(
+                "a text field of {length} bytes, at most {MAX_TEXT_BYTES} are allowed"
+            )));
+        }
+        String::from_utf8(self.take(length)?.to_vec())
             .map_err(|_| Refusal::Protocol("a text field is not UTF-8".into()))
     }
 

@@ -1,6 +1,6 @@
 //! The meta part of each kind of frame.
 
-use super::frame::Reader;
+use super::frame::{cut_text, Reader, MAX_TEXT_BYTES};
 use crate::error::Refusal;
 use crate::stream::{StreamId, TransactionId};
 use crate::transaction::Change;
@@ -362,13 +362,10 @@ impl ErrorMeta {
 }
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
-    // Longer texts are cut at a character: callers check lengths where it matters.
-    let mut length = text.len().min(1024);
-    while !text.is_char_boundary(length) {
-        length -= 1;
-    }
-    out.extend((length as u16).to_le_bytes());
-    out.extend(&text.as_bytes()[..length]);
+    // Longer texts are cut: callers check lengths where it matters.
+    let text = cut_text(text, MAX_TEXT_BYTES);
+    out.extend((text.len() as u16).to_le_bytes());
+    out.extend(text.as_bytes());
 }
 
 fn put_stream(out: &mut Vec<u8>, stream: StreamId) {

@@ -5,8 +5,8 @@ mod frame;
 mod message;
 
 pub use frame::{
-    checksum, Header, Limits, Opcode, FLAG_CHECKSUM, HEADER_BYTES, MAGIC, MAX_META_BYTES,
-    PROTOCOL_VERSION,
+    checksum, cut_text, Header, Limits, Opcode, FLAG_CHECKSUM, HEADER_BYTES, MAGIC, MAX_META_BYTES,
+    MAX_TEXT_BYTES, PROTOCOL_VERSION,
 };
 pub use message::{
     CloseStream, ErrorMeta, Hello, HelloReply, PullMeta, PullReply, PushKind, PushMeta, PushReply,
