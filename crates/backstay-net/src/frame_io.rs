@@ -14,12 +14,25 @@ const READ_AHEAD_BYTES: usize = 64 * 1024;
 /// Bytes of a body allocated before any of it has come: an announcement alone costs no more.
 const FIRST_ALLOCATION_BYTES: usize = 1024 * 1024;
 
+/// A peer that has sent nothing for so long after the last words has nothing more on its way.
+const DRAIN_SILENCE: Duration = Duration::from_millis(250);
+/// The longest time that a closing connection is kept for its peer's sake.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
+
 /// Why no frame came.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The bytes are not a frame that is accepted here.
     #[error("{0}")]
     Refused(#[from] Refusal),
+    /// A sound header announces a larger frame than is accepted here.
+    #[error("{refusal}")]
+    TooLarge {
+        /// The frame's number: its sender can be told which one it was.
+        request_id: u64,
+        /// How large, and the limit.
+        refusal: Refusal,
+    },
     /// The peer closed in the middle of a frame.
     #[error("the connection was closed in the middle of a frame")]
     Truncated,
@@ -91,7 +104,17 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     async fn rest(&mut self, limits: &Limits, mut body: Vec<u64>) -> Result<Frame, ReadError> {
         let mut head = [0; HEADER_BYTES];
         self.copy(&mut head).await?;
-        let header = Header::decode(&head, limits)?;
+        let header = Header::decode(&head, limits).map_err(|refusal| match refusal {
+            // Magic and version were right, so the number is where it belongs.
+            Refusal::LimitExceeded(_) => ReadError::TooLarge {
+                request_id: head[8..16]
+                    .iter()
+                    .rev()
+                    .fold(0, |id, &byte| id << 8 | u64::from(byte)),
+                refusal,
+            },
+            refusal => refusal.into(),
+        })?;
         let mut meta = vec![0; header.meta_bytes as usize];
         self.copy(&mut meta).await?;
         let bytes = usize::try_from(header.body_bytes).map_err(|_| {
@@ -141,12 +164,33 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(())
     }
 
+    /// See [`drain`].
+    pub(crate) async fn drain(&mut self) {
+        drain(&mut self.inner).await;
+    }
+
     async fn fill(&mut self) -> io::Result<usize> {
         self.start = 0;
         self.end = 0;
         self.end = self.inner.read(&mut self.ahead).await?;
         Ok(self.end)
     }
+}
+
+/// Read and drop what a peer still sends, until it closes or falls silent; limited in time.
+///
+/// To be done before a connection is closed on purpose: if it is closed over unread bytes, TCP
+/// takes back whatever is still on its way to the peer, the last words included.
+pub(crate) async fn drain<R: AsyncRead + Unpin>(reader: &mut R) {
+    let mut scratch = vec![0; READ_AHEAD_BYTES];
+    let draining = async {
+        while matches!(
+            timeout(DRAIN_SILENCE, reader.read(&mut scratch)).await,
+            Ok(Ok(1..))
+        ) {}
+    };
+    // Whoever is not done by then loses what he has not read.
+    let _ = timeout(DRAIN_TIME, draining).await;
 }
 
 /// Lay out and write a frame of few bytes.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use backstay_core::error::Refusal;
 use backstay_core::wire::{ErrorMeta, Limits, Opcode};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-use crate::frame_io::write_frame;
+use crate::frame_io::{drain, write_frame};
 use crate::session::Session;
 use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
@@ -207,7 +208,7 @@ async fn serve_counted(
     mut stream: TcpStream,
     peer: SocketAddr,
     open: u64,
-    stopping: watch::Receiver<bool>,
+    mut stopping: watch::Receiver<bool>,
 ) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let peer = peer.to_string();
@@ -225,8 +226,11 @@ async fn serve_counted(
         }
         Some(tls) => {
             let acceptor = TlsAcceptor::from(Arc::clone(tls));
-            let stream =
-                tokio::time::timeout(options.handshake_timeout, acceptor.accept(stream)).await??;
+            let accept = tokio::time::timeout(options.handshake_timeout, acceptor.accept(stream));
+            let stream = tokio::select! {
+                () = stop_signal(&mut stopping) => return Ok(()),
+                accepted = accept => accepted??,
+            };
             let (reader, writer) = tokio::io::split(stream);
             Session::new(Arc::clone(shared), reader, writer)
                 .run(&peer, stopping)
@@ -252,5 +256,8 @@ async fn refuse_connection(stream: &mut TcpStream, options: &ServerOptions) -> i
     };
     let (meta, text) = (meta.encode(), refusal.to_string());
     let write = write_frame(stream, Opcode::Error, 0, &meta, text.as_bytes());
-    tokio::time::timeout(options.handshake_timeout, write).await?
+    tokio::time::timeout(options.handshake_timeout, write).await??;
+    stream.shutdown().await?;
+    drain(stream).await;
+    Ok(())
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Batch, Transaction};
 use backstay_core::wire::{
-    CloseStream, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta, PullReply,
-    PushMeta, PushReply, HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
+    cut_text, CloseStream, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta,
+    PullReply, PushMeta, PushReply, HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
 };
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -57,10 +57,16 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     /// Serve until the client goes, breaks the protocol, or `stopping` turns true.
     pub(crate) async fn run(&mut self, peer: &str, mut stopping: watch::Receiver<bool>) {
         let allowed = self.shared.options.handshake_timeout;
-        match timeout(allowed, self.handshake()).await {
+        let greeted = tokio::select! {
+            biased;
+            // Without a word: a client that has not been greeted tries again elsewhere.
+            () = stop_signal(&mut stopping) => return,
+            greeted = timeout(allowed, self.handshake()) => greeted,
+        };
+        match greeted {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => return,
-            Ok(Err(error)) => return self.close_broken(peer, 0, &error).await,
+            Ok(Err(error)) => return self.close_broken(peer, &error).await,
             Err(_) => {
                 debug!(peer, "no handshake within {allowed:?}");
                 return;
@@ -71,13 +77,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             let spare = std::mem::take(&mut self.request);
             let frame = tokio::select! {
                 biased;
-                () = stop_signal(&mut stopping) => {
-                    // What was not answered was not taken: the client may repeat it elsewhere.
-                    let stall = self.shared.options.stall_timeout;
-                    let _ = timeout(stall, write_frame(&mut self.writer, Opcode::GoAway, 0, &[], &[])).await;
-                    let _ = self.writer.shutdown().await;
-                    return;
-                }
+                () = stop_signal(&mut stopping) => return self.say_goodbye().await,
                 frame = self.reader.next(&limits, spare) => frame,
             };
             match frame {
@@ -90,9 +90,24 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                     }
                 }
                 Ok(None) => return,
-                Err(error) => return self.close_broken(peer, 0, &error).await,
+                Err(error) => return self.close_broken(peer, &error).await,
             }
         }
+    }
+
+    /// What was not answered was not taken: the client may repeat it elsewhere.
+    async fn say_goodbye(&mut self) {
+        let stall = self.shared.options.stall_timeout;
+        let goodbye = write_frame(&mut self.writer, Opcode::GoAway, 0, &[], &[]);
+        if let Ok(Ok(())) = timeout(stall, goodbye).await {
+            self.close().await;
+        }
+    }
+
+    /// Close so that the peer can still read what was sent before.
+    async fn close(&mut self) {
+        let _ = self.writer.shutdown().await;
+        self.reader.drain().await;
     }
 
     /// Whether the client may go on.
@@ -103,6 +118,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         if frame.header.opcode != Opcode::Hello {
             return Err(Refusal::Protocol("the first frame must be a Hello".into()).into());
         }
+        check_no_body(&frame)?;
         let hello = Hello::decode(&frame.meta)?;
         let options = &self.shared.options;
         if hello.cluster_id != options.cluster_id {
@@ -150,10 +166,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             Opcode::Pull => self.pull(frame),
             Opcode::Push => self.push(frame),
             Opcode::CloseStream => self.close_stream(&frame),
-            Opcode::Ping => {
-                self.small_reply(Opcode::Pong, id, &[], &[]);
-                Ok(())
-            }
+            Opcode::Ping => self.ping(&frame),
             opcode => Err(Refusal::Protocol(format!("{opcode:?} is not a request"))),
         };
         if let Err(refusal) = outcome {
@@ -245,7 +258,18 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         Ok(())
     }
 
+    fn ping(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        check_no_body(frame)?;
+        if !frame.meta.is_empty() {
+            let reason = format!("{} bytes too many in meta", frame.meta.len());
+            return Err(Refusal::Protocol(reason));
+        }
+        self.small_reply(Opcode::Pong, frame.header.request_id, &[], &[]);
+        Ok(())
+    }
+
     fn close_stream(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        check_no_body(frame)?;
         self.shared
             .store
             .forget_stream(CloseStream::decode(&frame.meta)?.stream);
@@ -312,9 +336,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             retry_safe: refusal.retry_safe(),
             routing_version: self.shared.store.routing_version(),
         };
-        let mut text = refusal.to_string().into_bytes();
-        text.truncate(MAX_ERROR_TEXT_BYTES);
-        self.small_reply(Opcode::Error, request_id, &meta.encode(), &text);
+        let text = refusal.to_string();
+        let text = cut_text(&text, MAX_ERROR_TEXT_BYTES);
+        self.small_reply(Opcode::Error, request_id, &meta.encode(), text.as_bytes());
     }
 
     async fn flush_reply(&mut self) -> std::io::Result<()> {
@@ -329,15 +353,31 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     }
 
     /// Say why, as far as the peer still listens, and close: the stream of frames is lost.
-    async fn close_broken(&mut self, peer: &str, request_id: u64, error: &ReadError) {
+    async fn close_broken(&mut self, peer: &str, error: &ReadError) {
         add(&self.shared.counters.frames_broken, 1);
         warn!(peer, %error, "closing a connection");
-        if let ReadError::Refused(refusal) = error {
-            self.error_reply(request_id, refusal);
-            if let Err(error) = self.flush_reply().await {
-                debug!(peer, %error, "the reason could not be delivered");
-            }
-            let _ = self.writer.shutdown().await;
+        match error {
+            ReadError::Refused(refusal) => self.error_reply(0, refusal),
+            ReadError::TooLarge {
+                request_id,
+                refusal,
+            } => self.error_reply(*request_id, refusal),
+            ReadError::Truncated | ReadError::Stalled(_) | ReadError::Io(_) => return,
+        }
+        match self.flush_reply().await {
+            Ok(()) => self.close().await,
+            Err(error) => debug!(peer, %error, "the reason could not be delivered"),
         }
     }
+}
+
+/// Refuse a body where the kind of frame has none.
+fn check_no_body(frame: &Frame) -> Result<(), Refusal> {
+    if frame.header.body_bytes == 0 {
+        return Ok(());
+    }
+    Err(Refusal::Protocol(format!(
+        "a {:?} has no body, {} bytes came",
+        frame.header.opcode, frame.header.body_bytes
+    )))
 }

@@ -2,13 +2,18 @@
 //! that must be served all the same.
 
 // Each test program uses a part of it. A helper that fails is a test that fails.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::float_cmp
+)]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::spec::TableSpec;
@@ -94,6 +99,15 @@ pub fn client_options() -> ClientOptions {
 
 /// A good client connects to `address`, pushes to a key of its own and pulls it back.
 pub fn use_well(address: &str, options: ClientOptions) -> Result<(), ClientError> {
+    use_well_within(address, options, PATIENCE)
+}
+
+/// The same with so much time for it.
+pub fn use_well_within(
+    address: &str,
+    options: ClientOptions,
+    time: Duration,
+) -> Result<(), ClientError> {
     let job = NEXT_STREAM.fetch_add(1, Ordering::Relaxed) << 32;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -121,7 +135,7 @@ pub fn use_well(address: &str, options: ClientOptions) -> Result<(), ClientError
             values: &[-1.0, -2.0],
             require_finite: true,
         };
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(time);
         let push = client.push(&request, &plan, deadline).await?;
         push.settle(&client).await?;
         let mut rows = [0.0; DIM];
@@ -130,6 +144,15 @@ pub fn use_well(address: &str, options: ClientOptions) -> Result<(), ClientError
         assert_eq!(rows, [1.0, 2.0], "a good client's push is there");
         client.close(deadline).await
     })
+}
+
+/// Wait until `condition` holds; a server notices some things without telling anybody.
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "{what} did not happen");
+        std::thread::yield_now();
+    }
 }
 
 /// After a hostile act: a good client is still served.
