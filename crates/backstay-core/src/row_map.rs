@@ -74,53 +74,51 @@ impl RowMap {
         }
     }
 
-    /// Ask for the row number that the index suggests for `hash`, without comparing keys.
+    /// The first row that the index suggests for `hash`; asks for its memory, but compares no
+    /// key, for that would wait for it.
     #[inline]
-    pub fn prefetch_row(&self, hash: u64) {
-        if self.index.is_empty() {
-            return;
-        }
-        let mask = self.index.len() - 1;
-        let tag = Self::tag(hash);
-        let mut at = hash as usize & mask;
-        loop {
-            let entry = self.index[at];
-            if entry == 0 {
-                return;
-            }
-            if entry & !ROW_MASK == tag {
-                let row = self.row_words((entry & ROW_MASK) as usize - 1);
-                prefetch(row);
-                // A row of 16 floats straddles two lines.
-                prefetch(&row[row.len().min(16) - 1..]);
-                return;
-            }
-            at = (at + 1) & mask;
-        }
+    pub fn suggest(&self, hash: u64) -> Option<usize> {
+        let row = self.suggestions(hash).next()?;
+        let words = self.row_words(row);
+        prefetch(words);
+        // A row of 16 floats straddles two lines.
+        prefetch(&words[words.len().min(16) - 1..]);
+        Some(row)
     }
 
     /// The number of the row of `key`, whose [`mix64`] is `hash`.
     #[inline]
     pub fn find(&self, key: u64, hash: u64) -> Option<usize> {
-        if self.index.is_empty() {
-            return None;
+        self.suggestions(hash).find(|&row| self.key(row) == key)
+    }
+
+    /// The number of the row of `key`, which is nearly always the one suggested.
+    #[inline]
+    pub fn confirm(&self, suggested: Option<usize>, key: u64, hash: u64) -> Option<usize> {
+        match suggested {
+            Some(row) if self.key(row) == key => Some(row),
+            // Another key with the same tag, or a row made since.
+            _ => self.find(key, hash),
         }
-        let mask = self.index.len() - 1;
+    }
+
+    /// The rows whose tag fits, in the order of probing.
+    #[inline]
+    fn suggestions(&self, hash: u64) -> impl Iterator<Item = usize> + '_ {
+        let mask = self.index.len().wrapping_sub(1);
         let tag = Self::tag(hash);
         let mut at = hash as usize & mask;
-        loop {
-            let entry = self.index[at];
+        std::iter::from_fn(move || loop {
+            // An empty index is a run of its own: nothing is found there.
+            let entry = *self.index.get(at & mask)?;
+            at = at.wrapping_add(1);
             if entry == 0 {
                 return None;
             }
             if entry & !ROW_MASK == tag {
-                let row = (entry & ROW_MASK) as usize - 1;
-                if self.key(row) == key {
-                    return Some(row);
-                }
+                return Some((entry & ROW_MASK) as usize - 1);
             }
-            at = (at + 1) & mask;
-        }
+        })
     }
 
     /// Add a row for a key that is not there; its words start as zero.

@@ -18,6 +18,13 @@ use crate::transaction::{Batch, Change};
 /// Keys that are looked up together.
 const BLOCK: usize = 32;
 
+/// Where a key of a block was looked up: its hash, and the row that the index suggests.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    hash: u64,
+    suggested: Option<usize>,
+}
+
 /// One row of a slot as plain values: key, weights, optimizer state.
 pub type PlainRows = (Vec<u64>, Vec<f32>, Vec<f32>);
 
@@ -128,21 +135,19 @@ impl Table {
     /// A key without a row reads as its initial value; no row is created, so a pull never
     /// changes state and replicas need not hear of it.
     pub fn read(&self, keys: &[u64], out: &mut [f32]) {
-        let mut hashes = [0u64; BLOCK];
+        let mut places = [Place::default(); BLOCK];
         for (block, out) in keys
             .chunks(BLOCK)
             .zip(out.chunks_mut(BLOCK * self.elements))
         {
-            self.prefetch_block(block, &mut hashes);
-            for ((&key, &hash), row_out) in block
+            self.look_up(block, &mut places);
+            for ((&key, &Place { hash, suggested }), row_out) in block
                 .iter()
-                .zip(&hashes)
+                .zip(&places)
                 .zip(out.chunks_exact_mut(self.elements))
             {
-                match self
-                    .map(hash)
-                    .and_then(|map| map.find(key, hash).map(|row| (map, row)))
-                {
+                let map = self.map(hash);
+                match map.and_then(|map| Some((map, map.confirm(suggested, key, hash)?))) {
                     Some((map, row)) => {
                         let words = &map.values(row)[..self.weight_words];
                         storage::decode(self.spec.storage, words, row_out);
@@ -281,7 +286,7 @@ impl Table {
         self.ensure_maps();
         for (&key, value) in keys.iter().zip(values.chunks_exact(self.elements)) {
             let hash = mix64(key);
-            let (slot, row, created) = self.find_or_create(key, hash);
+            let (slot, row, created) = self.find_or_create(key, hash, None);
             if created || !only_if_absent {
                 let words = self.maps[slot].values_mut(row);
                 let (weights, state) = words.split_at_mut(self.weight_words);
@@ -306,25 +311,28 @@ impl Table {
     }
 
     #[inline]
-    fn prefetch_block(&self, block: &[u64], hashes: &mut [u64; BLOCK]) {
-        for (&key, hash) in block.iter().zip(hashes.iter_mut()) {
-            *hash = mix64(key);
-            if let Some(map) = self.map(*hash) {
-                map.prefetch_index(*hash);
+    fn look_up(&self, block: &[u64], places: &mut [Place; BLOCK]) {
+        for (&key, place) in block.iter().zip(places.iter_mut()) {
+            place.hash = mix64(key);
+            if let Some(map) = self.map(place.hash) {
+                map.prefetch_index(place.hash);
             }
         }
-        for &hash in &hashes[..block.len()] {
-            if let Some(map) = self.map(hash) {
-                map.prefetch_row(hash);
-            }
+        for place in &mut places[..block.len()] {
+            place.suggested = self.map(place.hash).and_then(|map| map.suggest(place.hash));
         }
     }
 
     /// The slot (within the range) and number of the key's row, and whether it is new.
     #[inline]
-    fn find_or_create(&mut self, key: u64, hash: u64) -> (usize, usize, bool) {
+    fn find_or_create(
+        &mut self,
+        key: u64,
+        hash: u64,
+        suggested: Option<usize>,
+    ) -> (usize, usize, bool) {
         let slot = (self.space.slot_of_hash(hash) - self.first_slot) as usize;
-        match self.maps[slot].find(key, hash) {
+        match self.maps[slot].confirm(suggested, key, hash) {
             Some(row) => (slot, row, false),
             None => (slot, self.create(slot, key, hash), true),
         }
@@ -370,15 +378,15 @@ impl OptimizerVisitor for Update<'_> {
             (table.elements, table.weight_words, table.spec.storage);
         let in_place = storage::is_plain(storage);
         let mut scratch = vec![0f32; if in_place { 0 } else { elements }];
-        let mut hashes = [0u64; BLOCK];
+        let mut places = [Place::default(); BLOCK];
         for (block, gradients) in keys.chunks(BLOCK).zip(values.chunks(BLOCK * elements)) {
-            table.prefetch_block(block, &mut hashes);
-            for ((&key, &hash), gradient) in block
+            table.look_up(block, &mut places);
+            for ((&key, &Place { hash, suggested }), gradient) in block
                 .iter()
-                .zip(&hashes)
+                .zip(&places)
                 .zip(gradients.chunks_exact(elements))
             {
-                let (slot, row, created) = table.find_or_create(key, hash);
+                let (slot, row, created) = table.find_or_create(key, hash, suggested);
                 let words = table.maps[slot].values_mut(row);
                 let (weights, state) = words.split_at_mut(weight_words);
                 let state: &mut [f32] = bytemuck::cast_slice_mut(state);
