@@ -1,0 +1,180 @@
+"""``pserverctl``: asks a running cluster how it is and what it holds.
+
+Exit codes: 0 all is well; 1 the cluster answers, but a node of it does not serve; 2 wrong
+arguments or settings; 3 no node answers, or the call was refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from backstay._version import __version__
+from backstay.config import ClientConfig
+from backstay.errors import BackstayError, ConfigError
+from backstay.pserver.inspection import ClusterInspection
+
+__all__ = ["main"]
+
+EXIT_UNHEALTHY = 1
+EXIT_WRONG_ARGUMENTS = 2
+EXIT_NO_ANSWER = 3
+
+ENDPOINT_VARIABLES = ("BACKSTAY_ENDPOINT", "PADDLE_PSERVERS_IP_PORT_LIST")
+
+EXAMPLES = """
+\b
+Examples:
+  pserverctl --endpoint 127.0.0.1:7000 status
+  pserverctl --endpoint 127.0.0.1:7000 tables --json
+  BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 pserverctl status
+\b
+Exit codes: 0 all is well; 1 the cluster answers, but a node of it does not serve;
+2 wrong arguments or settings; 3 no node answers, or the call was refused.
+"""
+
+
+@click.group(epilog=EXAMPLES)
+@click.version_option(__version__, prog_name="pserverctl")
+@click.option(
+    "--endpoint",
+    metavar="HOST:PORT[,...]",
+    help="Control address of any node, or several to try in turn. "
+    f"[{', '.join(ENDPOINT_VARIABLES)}]",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with the settings, section [client]. [BACKSTAY_CONFIG]",
+)
+@click.pass_context
+def main(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
+    """Ask a running cluster. Token and certificates come from the file or from BACKSTAY_*."""
+    context.obj = (endpoint, config_file)
+
+
+@main.command(epilog=EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def status(given: tuple[str | None, Path | None], as_json: bool) -> None:
+    """Show the nodes, their slots and their figures."""
+    report = _ask(given, ClusterInspection.status)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show_status(report)
+    sys.exit(0 if report["healthy"] else EXIT_UNHEALTHY)
+
+
+@main.command(epilog=EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def tables(given: tuple[str | None, Path | None], as_json: bool) -> None:
+    """Show the tables, with rows and memory over all nodes."""
+    report = _ask(given, ClusterInspection.tables)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _show_tables(report)
+    sys.exit(EXIT_UNHEALTHY if report["silent_nodes"] else 0)
+
+
+def _ask(
+    given: tuple[str | None, Path | None],
+    question: Callable[[ClusterInspection], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return the answer to a question, or end the process with the code for the failure."""
+    endpoint, config_file = given
+    candidates = [endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
+    chosen = next((text for text in candidates if text), None)
+    try:
+        if chosen is None:
+            raise ConfigError(
+                f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
+            )
+        config = ClientConfig.load(file=config_file)
+        with ClusterInspection(chosen, config) as inspection:
+            return question(inspection)
+    except ConfigError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_WRONG_ARGUMENTS)
+    except BackstayError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_NO_ANSWER)
+
+
+def _show_status(report: dict[str, Any]) -> None:
+    console = Console()
+    state = "[green]healthy[/green]" if report["healthy"] else "[red]not healthy[/red]"
+    console.print(
+        f"cluster [bold]{report['cluster']}[/bold]: {state}, {len(report['nodes'])} nodes, "
+        f"{report['slot_count']} slots, routing version {report['routing_version']}"
+    )
+    grid = Table(box=box.SIMPLE)
+    for title in ("node", "status", "control", "data", "slots", "tables", "rows", "memory", "up"):
+        grid.add_column(title, overflow="fold")
+    for node in report["nodes"]:
+        colour = "green" if node["status"] == "serving" else "red"
+        known = node["stats"] is not None
+        grid.add_row(
+            node["node_id"],
+            f"[{colour}]{node['status']}[/{colour}]",
+            node["control_address"],
+            node["data_address"],
+            str(node["master_slots"]),
+            str(node["tables"]) if known else "-",
+            f"{node['rows']:,}" if known else "-",
+            _size(node["bytes"]) if known else "-",
+            f"{node['uptime_ms'] / 1000:,.0f} s" if known else "-",
+        )
+    console.print(grid)
+    for node in report["nodes"]:
+        if node["error"] is not None:
+            console.print(f"[red]{node['node_id']}[/red]: {node['error']}")
+
+
+def _show_tables(report: dict[str, Any]) -> None:
+    console = Console()
+    grid = Table(box=box.SIMPLE)
+    for title in ("table", "kind", "storage", "optimizer", "rows", "memory"):
+        grid.add_column(title, overflow="fold")
+    for table in report["tables"]:
+        spec = table["spec"]
+        kind, shape = next(iter(spec["kind"].items()))
+        size = shape.get("dim") or "x".join(map(str, shape.get("shape", [])))
+        grid.add_row(
+            table["name"],
+            f"{kind} {size}",
+            spec["storage"],
+            next(iter(spec["optimizer"])),
+            f"{table['rows']:,}",
+            _size(table["bytes"]),
+        )
+    console.print(grid)
+    if report["silent_nodes"]:
+        silent = ", ".join(report["silent_nodes"])
+        console.print(f"[red]rows of nodes that do not answer are missing: {silent}[/red]")
+
+
+def _size(size_bytes: int) -> str:
+    """Return a number of bytes for people."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+if __name__ == "__main__":
+    main()

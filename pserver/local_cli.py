@@ -1,0 +1,171 @@
+"""``backstay local``: a cluster on this machine, and a command run against it.
+
+Exit codes: the command's own (128 + n if signal n ended it); 0 after Ctrl-C without a command;
+1 the servers did not start; 2 wrong arguments; 127 there is no such command.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from backstay._version import __version__
+from backstay.errors import ConfigError
+from backstay.pserver.local_cluster import (
+    SERVERS_MAX,
+    LocalCluster,
+    ServerEndedError,
+    ServerStartError,
+)
+
+__all__ = ["main"]
+
+EXIT_NOT_STARTED = 1
+EXIT_WRONG_ARGUMENTS = 2
+EXIT_NO_SUCH_COMMAND = 127
+EXIT_SIGNAL_BASE = 128
+
+EXAMPLES = """
+\b
+Examples:
+  Train against three servers:
+    backstay local -n 3 -- python train.py
+\b
+  Keep two servers running until Ctrl-C, and their logs:
+    backstay local -n 2 --log-dir ./logs
+\b
+The command finds the servers in PADDLE_PSERVERS_IP_PORT_LIST and BACKSTAY_ENDPOINT.
+\b
+Exit codes: the command's own (128 + n if signal n ended it); 0 after Ctrl-C without a
+command; 1 the servers did not start; 2 wrong arguments; 127 there is no such command.
+"""
+
+
+@click.group()
+@click.version_option(__version__, prog_name="backstay")
+def main() -> None:
+    """Tools for clusters of parameter servers."""
+
+
+@main.command(
+    epilog=EXAMPLES,
+    # What follows the first argument belongs to the command, options included.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "-n",
+    "--servers",
+    type=click.IntRange(1, SERVERS_MAX),
+    default=3,
+    show_default=True,
+    help="How many servers.",
+)
+@click.option("--slot-count", type=int, default=None, help="Slots of the cluster; a power of two.")
+@click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Keep settings and logs of the servers here. Default: a temporary folder.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def local(
+    servers: int, slot_count: int | None, log_dir: Path | None, command: tuple[str, ...]
+) -> None:
+    """Start servers on free loopback ports, run COMMAND against them, and stop them.
+
+    Without COMMAND, print the addresses and run until Ctrl-C.
+    """
+    settings: dict[str, object] = {} if slot_count is None else {"slot_count": slot_count}
+    try:
+        cluster = LocalCluster(servers, directory=log_dir, settings=settings)
+        with _stop_signals() as stops, cluster:
+            exit_code = _run(cluster, command, stops) if command else _wait(cluster)
+            _warn_if_dead(cluster)
+    except _Stopped:
+        sys.exit(0)
+    except ConfigError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_WRONG_ARGUMENTS)
+    except ServerStartError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(EXIT_NOT_STARTED)
+    sys.exit(exit_code)
+
+
+class _Stopped(BaseException):
+    """A signal told this process to stop; not an Exception, so that nothing swallows it."""
+
+
+class _Stops:
+    """What a stop signal does: ends this process, or goes to the command once it runs."""
+
+    def __init__(self) -> None:
+        self.command: subprocess.Popen[bytes] | None = None
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.command is None:
+            raise _Stopped
+        # Ctrl-C has reached the command through the terminal already.
+        if number != signal.SIGINT:
+            self.command.send_signal(number)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stops]:
+    stops = _Stops()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stops.on_signal) for number in numbers]
+    try:
+        yield stops
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _run(cluster: LocalCluster, command: Sequence[str], stops: _Stops) -> int:
+    """Run the command and return the exit code that stands for its end."""
+    try:
+        process = subprocess.Popen(command, env={**os.environ, **cluster.environment()})
+    except OSError as error:
+        click.echo(f"Error: cannot run {command[0]!r}: {error.strerror}", err=True)
+        return EXIT_NO_SUCH_COMMAND
+    stops.command = process
+    code = process.wait()
+    stops.command = None
+    return EXIT_SIGNAL_BASE - code if code < 0 else code
+
+
+def _wait(cluster: LocalCluster) -> int:
+    """Print the addresses and wait for a signal, which ends this by an exception."""
+    console = Console()
+    for server in cluster.servers:
+        console.print(
+            f"[bold]{server.node_id}[/bold]  control {server.control_address}  "
+            f"data {server.data_address}  pid {server.pid}"
+        )
+    for name, value in cluster.environment().items():
+        console.print(f"export {name}={value}", highlight=False, soft_wrap=True)
+    console.print("Ctrl-C stops the servers.")
+    while True:
+        signal.pause()
+
+
+def _warn_if_dead(cluster: LocalCluster) -> None:
+    """Say if a server ended while the command ran: the command's failure may come from there."""
+    try:
+        cluster.check()
+    except ServerEndedError as error:
+        click.echo(f"Warning: {error}", err=True)
+
+
+if __name__ == "__main__":
+    main()

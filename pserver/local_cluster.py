@@ -1,0 +1,335 @@
+"""A cluster of nodes on this machine, for tests, demos and benchmarks.
+
+Each node is a process of its own, ``pserver serve``, on free loopback ports, with its settings
+in a file and its output in a log. A line to each (see ``supervision``) tells when it is ready,
+and ends it when this process ends, however that happens. It imports no gRPC and no native code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from backstay.config import ServerConfig
+from backstay.errors import BackstayError, ClosedError, ConfigError
+from backstay.pserver.supervision import Ready
+
+__all__ = ["LocalCluster", "LocalServer", "ServerEndedError", "ServerStartError"]
+
+SERVERS_MAX = 64
+# Between the choice of a free port and its use another process may take it.
+PORT_ATTEMPTS_MAX = 5
+LOG_TAIL_LINES = 20
+LOG_TAIL_BYTES = 16_384
+KILL_WAIT_S = 5.0
+READY_LINE_BYTES_MAX = 4096
+EXIT_CANNOT_LISTEN = 3
+
+
+class ServerStartError(BackstayError):
+    """A server did not start; the message holds the end of its log."""
+
+
+class ServerEndedError(BackstayError):
+    """A server that should be running is not; the message holds the end of its log."""
+
+
+class _PortTaken(ServerStartError):
+    """It did not start because another process took its port first."""
+
+
+@dataclass
+class LocalServer:
+    """One server of the cluster.
+
+    Attributes:
+        node_id: Its name.
+        control_address: ``host:port`` of its gRPC services; the same after a restart.
+        data_address: ``host:port`` of its data plane, empty while it does not run.
+        config_path: Its settings.
+        log_path: What it wrote, over all restarts.
+        process: The process, running or not.
+    """
+
+    node_id: str
+    control_address: str
+    config_path: Path
+    log_path: Path
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    data_address: str = ""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there."""
+        return self.process.poll() is None
+
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+class LocalCluster:
+    """Servers on this machine, from ``with`` to its end.
+
+    Example:
+        >>> with LocalCluster(servers=3) as cluster:
+        ...     client = Client(cluster.endpoints)
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        *,
+        directory: str | Path | None = None,
+        settings: Mapping[str, object] | None = None,
+        startup_timeout_s: float = 60.0,
+    ) -> None:
+        """Prepare; nothing starts before ``start`` or ``with``.
+
+        Args:
+            servers: How many, 1 to 64.
+            directory: Where settings and logs go; default: a temporary one, removed at the end.
+            settings: Values for fields of ``ServerConfig``, the same for every server. What is
+                not given here comes from the environment, as for any server.
+            startup_timeout_s: How long all of them together may take to be ready.
+
+        Raises:
+            ConfigError: ``servers`` is out of range, or a setting is one that differs by server.
+        """
+        if not 1 <= servers <= SERVERS_MAX:
+            raise ConfigError(f"servers: {servers} is out of range; allowed is 1 to {SERVERS_MAX}")
+        self._settings = {"cluster": "local", **(settings or {})}
+        fixed = {"node_id", "peers", "listen_control", "listen_data"} & self._settings.keys()
+        if fixed:
+            raise ConfigError(f"{min(fixed)}: each server of a local cluster gets its own")
+        self._count = servers
+        self._given_directory = directory
+        self._startup_timeout_s = startup_timeout_s
+        self._stack = ExitStack()
+        self.servers: list[LocalServer] = []
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The control addresses, in the order of the servers."""
+        return [server.control_address for server in self.servers]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, in the order of the servers."""
+        return [server.pid for server in self.servers]
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that tell a trainer, or a command, where the cluster is."""
+        endpoints = ",".join(self.endpoints)
+        return {"PADDLE_PSERVERS_IP_PORT_LIST": endpoints, "BACKSTAY_ENDPOINT": endpoints}
+
+    def start(self) -> None:
+        """Start all servers and wait until they serve.
+
+        Raises:
+            ServerStartError: One did not start in time; the message holds the end of its log.
+        """
+        if self.servers:
+            raise ConfigError("this cluster has been started before; make another one")
+        if self._given_directory is None:
+            temporary = tempfile.TemporaryDirectory(prefix="backstay-")
+            directory = Path(self._stack.enter_context(temporary))
+        else:
+            directory = Path(self._given_directory)
+            directory.mkdir(parents=True, exist_ok=True)
+        for attempt in range(PORT_ATTEMPTS_MAX):
+            try:
+                self._start_all(directory)
+                return
+            except _PortTaken:
+                self._kill_all()
+                if attempt == PORT_ATTEMPTS_MAX - 1:
+                    self.stop()
+                    raise
+            except BaseException:
+                self._kill_all()
+                self.stop()
+                raise
+
+    def stop(self) -> list[int]:
+        """Stop all servers gracefully and return their exit codes; harmless if repeated.
+
+        One that takes longer than its own grace is killed.
+        """
+        for server in self.servers:
+            server.process.terminate()
+        grace_ms = self._settings.get("stop_grace_ms", ServerConfig.stop_grace_ms)
+        deadline_s = time.monotonic() + float(str(grace_ms)) / 1000 + KILL_WAIT_S
+        codes = []
+        for server in self.servers:
+            try:
+                server.process.wait(max(0.0, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                server.process.kill()
+            codes.append(server.process.wait())
+            server.line.close()
+        self._stack.close()
+        return codes
+
+    def check(self) -> None:
+        """Make sure that all servers still run.
+
+        Raises:
+            ServerEndedError: One has ended; the message holds the end of its log.
+        """
+        for server in self.servers:
+            if not server.is_running:
+                raise ServerEndedError(
+                    f"{server.node_id} at {server.control_address} has ended with exit code "
+                    f"{server.process.returncode}; its log ends with:\n{server.log_tail()}"
+                )
+
+    def kill(self, index: int) -> None:
+        """End one server at once, as a crash would."""
+        server = self._server(index)
+        server.process.kill()
+        server.process.wait()
+        server.line.close()
+        server.data_address = ""
+
+    def restart(self, index: int) -> None:
+        """Start one server again after ``kill``, empty, and wait until it serves.
+
+        Raises:
+            ServerStartError: It did not start in time.
+        """
+        server = self._server(index)
+        if server.is_running:
+            raise ConfigError(f"{server.node_id} is running; kill it first")
+        server.process, server.line = _spawn(server.config_path, server.log_path)
+        self._wait_until_ready([server])
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _server(self, index: int) -> LocalServer:
+        if not self.servers:
+            raise ClosedError("the cluster was not started")
+        return self.servers[index]
+
+    def _start_all(self, directory: Path) -> None:
+        addresses = _free_addresses(self._count)
+        peers = [f"ps-{index}={address}" for index, address in enumerate(addresses)]
+        for index, address in enumerate(addresses):
+            node_id = f"ps-{index}"
+            config_path, log_path = directory / f"{node_id}.toml", directory / f"{node_id}.log"
+            settings: dict[str, object] = {
+                **self._settings,
+                "node_id": node_id,
+                "listen_control": address,
+                "listen_data": "127.0.0.1:0",
+                "peers": peers,
+            }
+            _write_settings(config_path, settings)
+            process, line = _spawn(config_path, log_path)
+            self.servers.append(LocalServer(node_id, address, config_path, log_path, process, line))
+        self._wait_until_ready(self.servers)
+
+    def _wait_until_ready(self, servers: list[LocalServer]) -> None:
+        """Wait for the line that each server writes, or for its end."""
+        deadline_s = time.monotonic() + self._startup_timeout_s
+        with selectors.DefaultSelector() as selector:
+            for server in servers:
+                selector.register(server.line, selectors.EVENT_READ, server)
+            while selector.get_map():
+                events = selector.select(max(0.0, deadline_s - time.monotonic()))
+                if not events:
+                    late = next(iter(selector.get_map().values())).data
+                    raise ServerStartError(
+                        f"{late.node_id} at {late.control_address} was not ready within "
+                        f"{self._startup_timeout_s:g} s; its log ends with:\n{late.log_tail()}"
+                    )
+                for key, _ in events:
+                    _take_ready_line(key.data)
+                    selector.unregister(key.fileobj)
+
+    def _kill_all(self) -> None:
+        for server in self.servers:
+            server.process.kill()
+            server.process.wait()
+            server.line.close()
+        self.servers.clear()
+
+
+def _take_ready_line(server: LocalServer) -> None:
+    line = server.line.recv(READY_LINE_BYTES_MAX)
+    if line:
+        server.data_address = Ready.from_line(line).data_address
+        return
+    # The line is closed: the process has ended or is about to.
+    exit_code = server.process.wait()
+    kind = _PortTaken if exit_code == EXIT_CANNOT_LISTEN else ServerStartError
+    raise kind(
+        f"{server.node_id} at {server.control_address} did not start (exit code {exit_code}); "
+        f"its log ends with:\n{server.log_tail()}"
+    )
+
+
+def _free_addresses(count: int) -> list[str]:
+    """Return loopback addresses whose ports were free a moment ago, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
+
+
+def _spawn(config_path: Path, log_path: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a server; return the process and our end of the line to it."""
+    ours, theirs = socket.socketpair()
+    with theirs, log_path.open("ab") as log:
+        command = [sys.executable, "-m", "backstay.pserver.serve_cli", "serve"]
+        command += ["--config", str(config_path), "--supervisor-fd", str(theirs.fileno())]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            # Ctrl-C reaches every process of the terminal's group; these stop when told to.
+            start_new_session=True,
+        )
+    return process, ours
+
+
+def _write_settings(path: Path, settings: Mapping[str, object]) -> None:
+    """Write a configuration file that only this user can read: it may hold the token."""
+    # A JSON text, number, truth value or list of texts is the same in TOML.
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write("[server]\n" + "\n".join(lines) + "\n")
