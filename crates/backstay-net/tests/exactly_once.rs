@@ -149,7 +149,7 @@ async fn count(client: &Arc<Client>, keys: &[u64], patience: Duration) -> Result
     let push = client
         .push(&request(&values), &plan, Deadline::after(patience))
         .await?;
-    push.settle(client).await
+    push.wait(client).await
 }
 
 async fn counts(client: &Arc<Client>, keys: &[u64]) -> Vec<f32> {
@@ -229,8 +229,30 @@ fn a_push_left_alone_does_not_exhaust_the_window() {
         for _ in 0..400 {
             count(&client, &[1, 2, 3], PATIENT).await.unwrap();
         }
-        forgotten.settle(&client).await.unwrap();
+        forgotten.wait(&client).await.unwrap();
         assert_eq!(counts(&client, &[1, 2, 3]).await, vec![401.0; 3]);
+    });
+}
+
+#[test]
+fn a_failure_that_nobody_waited_for_is_reported_once_by_a_flush() {
+    let server = server("127.0.0.1:0", 1);
+    server.store().set_routing(1, &[false; SLOTS as usize]);
+    runtime().block_on(async {
+        let client = client(&[(server.address().to_string(), 1)]);
+        let plan = client.plan(&[1]).unwrap();
+        let values = [-1.0; DIM];
+        for _ in 0..20 {
+            let brief = Deadline::after(Duration::from_millis(1));
+            client.push(&request(&values), &plan, brief).await.unwrap();
+        }
+        assert!(client.flush().await.is_err());
+        assert!(client.flush().await.is_ok());
+        // One that is waited for is reported there, and not again.
+        assert!(count(&client, &[1], Duration::from_millis(1))
+            .await
+            .is_err());
+        assert!(client.flush().await.is_ok());
     });
 }
 

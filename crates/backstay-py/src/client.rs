@@ -81,7 +81,7 @@ impl PendingPush {
 
     /// Wait until it is applied; raises if it is not.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        block_on(py, self.push.settle(&self.client))?.map_err(|error| from_client(py, &error))
+        block_on(py, self.push.wait(&self.client))?.map_err(|error| from_client(py, &error))
     }
 }
 

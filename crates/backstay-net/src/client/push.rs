@@ -40,8 +40,13 @@ pub(super) struct PushQueue {
     order: tokio::sync::Mutex<()>,
     next_sequence: AtomicU64,
     in_flight: Mutex<BTreeMap<u64, Arc<Push>>>,
+    /// Failures that nobody has been told of, by number; the oldest few.
+    unreported: Mutex<BTreeMap<u64, ClientError>>,
     max_in_flight: usize,
 }
+
+/// Failures remembered until somebody asks.
+const MAX_UNREPORTED: usize = 64;
 
 impl PushQueue {
     pub(super) fn new(max_in_flight: usize) -> Self {
@@ -49,6 +54,7 @@ impl PushQueue {
             order: tokio::sync::Mutex::default(),
             next_sequence: AtomicU64::new(0),
             in_flight: Mutex::default(),
+            unreported: Mutex::default(),
             max_in_flight: max_in_flight.clamp(1, WINDOW as usize / 2),
         }
     }
@@ -70,11 +76,21 @@ impl PushQueue {
 
     pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
         let pushes: Vec<_> = self.in_flight.lock().values().cloned().collect();
-        let mut first_failure = Ok(());
         for push in pushes {
-            first_failure = first_failure.and(push.settle(client).await);
+            // A failure is kept until it is reported, just below.
+            let _ = push.settle(client).await;
         }
-        first_failure
+        let unreported = std::mem::take(&mut *self.unreported.lock());
+        unreported.into_values().next().map_or(Ok(()), Err)
+    }
+
+    /// A push will not be tried any more.
+    fn settled(&self, push: &Push, outcome: &Result<(), ClientError>) {
+        self.in_flight.lock().remove(&push.sequence);
+        let mut unreported = self.unreported.lock();
+        if let (Err(error), true) = (outcome, unreported.len() < MAX_UNREPORTED) {
+            unreported.insert(push.sequence, error.clone());
+        }
     }
 }
 
@@ -104,7 +120,7 @@ struct PartPush {
 }
 
 impl Client {
-    /// Number a push and send it. Settle it with [`Push::settle`]; [`Client::flush`] settles all.
+    /// Number a push and send it. Wait for it with [`Push::wait`]; [`Client::flush`] settles all.
     pub async fn push(
         &self,
         request: &PushRequest<'_>,
@@ -114,7 +130,7 @@ impl Client {
         self.check_open()?;
         check(request, plan)?;
         while let Some(oldest) = self.pushes.oldest_if_full() {
-            // Its own caller learns of a failure; here it only has to be out of the way.
+            // A failure is kept for its own caller or for a flush; here it is only in the way.
             let _ = oldest.settle(self).await;
         }
         let _order = self.pushes.order.lock().await;
@@ -153,8 +169,9 @@ impl Client {
                 continue;
             };
             if let Err(error) = part.send(deadline).await {
-                state.outcome = Some(Err(state.failure(&push, error)));
-                self.pushes.in_flight.lock().remove(&sequence);
+                let outcome = Err(state.failure(&push, error));
+                self.pushes.settled(&push, &outcome);
+                state.outcome = Some(outcome);
                 break;
             }
         }
@@ -235,7 +252,13 @@ impl Push {
     }
 
     /// Wait until it is applied everywhere or failed for good; the same answer each time.
-    pub async fn settle(&self, client: &Client) -> Result<(), ClientError> {
+    pub async fn wait(&self, client: &Client) -> Result<(), ClientError> {
+        let outcome = self.settle(client).await;
+        client.pushes.unreported.lock().remove(&self.sequence);
+        outcome
+    }
+
+    async fn settle(&self, client: &Client) -> Result<(), ClientError> {
         let mut state = self.state.lock().await;
         if let Some(outcome) = &state.outcome {
             return outcome.clone();
@@ -258,7 +281,7 @@ impl Push {
         for part in std::mem::take(&mut state.parts) {
             client.buffers.give(part.frame.into_buffer());
         }
-        client.pushes.in_flight.lock().remove(&self.sequence);
+        client.pushes.settled(self, &outcome);
         outcome
     }
 }
