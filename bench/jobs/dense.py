@@ -55,9 +55,9 @@ def main() -> None:
         )
         client.init_dense(table, values)
         repeats, warmup = arguments.repeats, arguments.warmup
-        pull = median_seconds(lambda: client.pull_dense(table, out=values), repeats, warmup)
+        pull = median_seconds(lambda: client.pull_dense(table), repeats, warmup)
         push = median_seconds(lambda: client.push_dense(table, gradient), repeats, warmup)
-        client.pull_dense(table, out=values)
+        values = client.pull_dense(table)
     expected = -LEARNING_RATE * (repeats + warmup)
     if not np.allclose(values, expected, rtol=1e-4):
         raise SystemExit(f"wrong weights after the pushes: {values.mean()}, expected {expected}")
