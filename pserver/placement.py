@@ -24,9 +24,9 @@ def place_masters(slot_count: int, node_count: int) -> NDArray[np.uint16]:
 
     The slots are shuffled by a fixed hash and dealt to the nodes in turn. Dealing balances
     masters to within one slot. The shuffle is there because a node spreads its slots over
-    worker threads by some simple rule on the slot's number: dealt in plain order, with two
+    locks or threads by some simple rule on the slot's number: dealt in plain order, with two
     nodes, one node would get the even slots only, and with ranges the lower half only, so
-    that for one rule or the other half of its threads had nothing to do.
+    that for one rule or the other half of its locks or threads had nothing to do.
 
     Raises:
         ConfigError: There are more nodes than slots, or no node.

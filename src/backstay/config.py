@@ -259,6 +259,9 @@ class ServerConfig(SecurityConfig):
             raise ConfigError("tls_require_client_cert: needs tls_ca_file to check clients against")
 
     def _check_peers(self) -> None:
+        given: object = self.peers
+        if not (isinstance(given, tuple) and all(isinstance(entry, Peer) for entry in given)):
+            raise ConfigError(f"peers: {given!r} is not a list of node-id=host:port")
         ids = [peer.node_id for peer in self.peers]
         addresses = [peer.control_address for peer in self.peers]
         for peer in self.peers:

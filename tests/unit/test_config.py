@@ -1,0 +1,187 @@
+"""Settings: what is refused, which source wins, what is never shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstay.config import ClientConfig, Peer, SecurityConfig, ServerConfig, parse_peers
+from backstay.errors import ConfigError
+
+TOKEN = "a-secret-of-many-characters"
+THREE = "ps-0=h:7000,ps-1=h:7001,ps-2=h:7002"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"slot_count": 1000}, "slot_count: 1000 is not a power of two"),
+        ({"slot_count": 131072}, "slot_count: 131072 is out of range; allowed is 1 to 65536"),
+        ({"slot_count": "1024"}, "slot_count: '1024' is not a whole number"),
+        ({"slot_count": True}, "slot_count: True is not a whole number"),
+        ({"insecure": 1}, "insecure: 1 is not true or false"),
+        ({"memory_limit_bytes": -1}, "memory_limit_bytes: -1 is out of range; allowed is at least"),
+        ({"node_id": "ps 0"}, "node_id: 'ps 0' is not a name"),
+        ({"cluster": ""}, "cluster: '' is not a name"),
+        ({"listen_control": "7000"}, "listen_control: '7000' is not of the form host:port"),
+        ({"listen_data": "127.0.0.1:99999"}, "listen_data: port 99999"),
+        ({"advertise_host": "a b"}, "advertise_host: 'a b:0'"),
+        ({"log_level": "loud"}, "log_level: 'loud' is not one of debug, info, warning, error"),
+        ({"token": "short"}, "token: must be 8 to 1024"),
+        ({"tls_cert_file": "c.pem"}, "give both or neither"),
+        ({"tls_require_client_cert": True}, "tls_require_client_cert: needs tls_ca_file"),
+        ({"peers": parse_peers(THREE), "node_id": "ps-9"}, "peers: this node, 'ps-9', is not in"),
+        ({"peers": parse_peers("ps-0=h:1,ps-0=h:2")}, "peers: node id 'ps-0' is in the list more"),
+        ({"peers": parse_peers("ps-0=h:1,ps-1=h:1")}, "peers: address 'h:1' is in the list more"),
+        ({"peers": parse_peers("ps-0=h:0")}, "peers: 'ps-0=h:0' needs a port other than 0"),
+        ({"peers": parse_peers(THREE), "slot_count": 2}, "peers: 3 nodes, but only 2 slots"),
+        (
+            {"peers": parse_peers(THREE), "tls_cert_file": "c.pem", "tls_key_file": "k.pem"},
+            "tls_ca_file: must be set so that this node can trust its peers",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ServerConfig(**values)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.9.10"])
+def test_loopback_needs_neither_token_nor_tls(host: str) -> None:
+    ServerConfig(listen_control=f"{host}:0", listen_data=f"{host}:0")
+
+
+@pytest.mark.parametrize("name", ["listen_control", "listen_data"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "ps-0.example"])
+def test_listening_elsewhere_is_refused_unless_guarded(name: str, host: str) -> None:
+    values: dict[str, Any] = {name: f"{host}:7000", "advertise_host": "ps-0.example"}
+    with pytest.raises(ConfigError, match=rf"^{name}: .*Set token .*--insecure"):
+        ServerConfig(**values)
+    ServerConfig(**values, insecure=True)
+    ServerConfig(**values, token=TOKEN)
+    ServerConfig(**values, tls_cert_file="c.pem", tls_key_file="k.pem")
+
+
+def test_a_wildcard_address_needs_a_host_to_be_reached_under() -> None:
+    with pytest.raises(ConfigError, match="advertise_host: must be set"):
+        ServerConfig(listen_data="0.0.0.0:7100", token=TOKEN)
+    listed = ServerConfig(
+        listen_control="0.0.0.0:7001",
+        listen_data="0.0.0.0:7100",
+        token=TOKEN,
+        node_id="ps-1",
+        peers=parse_peers(THREE),
+    )
+    assert listed.control_address == "h:7001"
+    assert listed.data_host == "h"
+
+
+def test_peers_keep_the_order_of_the_list() -> None:
+    assert parse_peers("b=h:1, a=h:2,") == (Peer("b", "h:1"), Peer("a", "h:2"))
+    with pytest.raises(ConfigError, match="'h:1' is not of the form node-id=host:port"):
+        parse_peers("h:1")
+
+
+def test_the_token_is_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "backstay.toml"
+    file.write_text(f'[client]\ntoken = "{TOKEN}"\n')
+    loaded = ClientConfig.load_with_sources(file=file, environment={})
+    assert loaded.config.token == TOKEN
+    for shown in (repr(loaded), repr(loaded.config.security), loaded.describe()):
+        assert TOKEN not in shown
+    assert f"token = (not shown)  [file {file}]" in loaded.describe()
+    with pytest.raises(ConfigError) as refused:
+        ClientConfig(token="pass word")
+    assert "pass word" not in str(refused.value)
+
+
+def test_argument_wins_over_file_over_environment_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "backstay.toml"
+    file.write_text("[server]\nslot_count = 64\nio_threads = 3\n[client]\ndeadline_ms = 7\n")
+    environment = {
+        "BACKSTAY_SLOT_COUNT": "32",
+        "BACKSTAY_IO_THREADS": "4",
+        "BACKSTAY_INSECURE": "yes",
+        "BACKSTAY_PEERS": "ps-0=h:1",
+        "BACKSTAY_LOG_LEVEL": "",
+        "BACKSTAY_OF_ANOTHER_PROGRAM": "x",
+    }
+    loaded = ServerConfig.load_with_sources(
+        file=file, environment=environment, explicit={"slot_count": 128, "node_id": None}
+    )
+    config = loaded.config
+    assert (config.slot_count, config.io_threads, config.insecure) == (128, 3, True)
+    assert config.peers == (Peer("ps-0", "h:1"),)
+    assert config.log_level == "info"
+    assert loaded.sources["slot_count"] == "argument"
+    assert loaded.sources["io_threads"] == f"file {file}"
+    assert loaded.sources["insecure"] == "environment BACKSTAY_INSECURE"
+    assert loaded.sources["log_level"] == loaded.sources["node_id"] == "default"
+    assert loaded.sources.keys() == {item.name for item in dataclasses.fields(ServerConfig)}
+
+
+def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "backstay.toml"
+    file.write_text('[server]\npeers = ["ps-0=h:1", "ps-1=h:2"]\n')
+    config = ServerConfig.load(environment={"BACKSTAY_CONFIG": str(file)})
+    assert config.peers == (Peer("ps-0", "h:1"), Peer("ps-1", "h:2"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("slot_count = 8", "unknown section 'slot_count'"),
+        ("[servers]\nslot_count = 8", "unknown section 'servers'"),
+        ("[server]\nslots = 8", "unknown key 'slots' in [server]"),
+        ("[client]\nnode_id = 'x'", "unknown key 'node_id' in [client]"),
+        ("[server", "is not TOML"),
+        ("[server]\nslot_count = '8'", "slot_count: '8' is not a whole number (from file"),
+        ("[server]\nslot_count = 8.0", "slot_count: 8.0 is not a whole number (from file"),
+        ("[server]\npeers = 8", "peers"),
+        ("[server]\npeers = ['x']", "'x' is not of the form"),
+    ],
+)
+def test_a_wrong_file_is_refused_whole(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "backstay.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        ServerConfig.load(file=file, environment={})
+    assert says in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml': No such file"):
+        ServerConfig.load(file=tmp_path / "nowhere.toml", environment={})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("BACKSTAY_IO_THREADS", "two", "io_threads: 'two' is not a whole number"),
+        ("BACKSTAY_IO_THREADS", "0", "(from environment BACKSTAY_IO_THREADS)"),
+        ("BACKSTAY_INSECURE", "maybe", "insecure: 'maybe' is not true or false"),
+    ],
+)
+def test_a_wrong_environment_value_is_refused(variable: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ServerConfig.load(environment={variable: value})
+    assert says in str(refused.value)
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(ConfigError, match="slots: no such setting"):
+        ServerConfig.load(environment={}, explicit={"slots": 8})
+
+
+def test_certificate_files_are_checked_when_they_are_read(tmp_path: Path) -> None:
+    no_pem = tmp_path / "ca.pem"
+    no_pem.write_text("hello")
+    with pytest.raises(ConfigError, match=r"tls_ca_file: .* is not a PEM file"):
+        SecurityConfig(tls_ca_file=str(no_pem)).read_pems()
+    with pytest.raises(ConfigError, match=r"tls_ca_file: cannot read .*No such file"):
+        SecurityConfig(tls_ca_file=str(tmp_path / "none.pem")).read_pems()
+    assert SecurityConfig().read_pems().cert is None

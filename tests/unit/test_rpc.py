@@ -1,0 +1,81 @@
+"""Errors of this package survive the trip through a gRPC status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from backstay import errors, rpc
+from backstay.errors import BackstayError
+
+
+class FailedCall(grpc.RpcError):
+    """What grpcio raises, as far as the mapping looks at it."""
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        details: str | None = "details",
+        metadata: tuple[tuple[str, str], ...] | None = None,
+    ) -> None:
+        self._status = (code, details, metadata)
+
+    def code(self) -> grpc.StatusCode:
+        return self._status[0]
+
+    def details(self) -> str | None:
+        return self._status[1]
+
+    def trailing_metadata(self) -> Any:
+        return self._status[2]
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_comes_out_as_it_went_in(name: str) -> None:
+    kind: type[BackstayError] = getattr(errors, name)
+    code, text, metadata = rpc.status_of(kind("table 'x' is wrong"))
+    assert code is not grpc.StatusCode.OK
+    failed = FailedCall(code, text, metadata)
+    with pytest.raises(kind) as raised, rpc.mapped_errors("h:1"):
+        raise failed
+    assert type(raised.value) is kind
+    assert str(raised.value) == "h:1: table 'x' is wrong"
+    assert raised.value.__cause__ is failed
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.ServerUnavailable),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceeded),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.ProtocolError),
+        (grpc.StatusCode.UNKNOWN, errors.ProtocolError),
+    ],
+)
+def test_a_status_of_another_program_is_told_by_its_code(
+    code: grpc.StatusCode, kind: type[BackstayError]
+) -> None:
+    for details in ("details", None):
+        with pytest.raises(kind, match="h:1"), rpc.mapped_errors("h:1"):
+            raise FailedCall(code, details)
+
+
+def test_a_class_name_that_is_not_ours_is_not_trusted() -> None:
+    metadata = ((rpc.ERROR_KEY, "SystemExit"),)
+    with pytest.raises(errors.ServerUnavailable), rpc.mapped_errors("h:1"):
+        raise FailedCall(grpc.StatusCode.UNAVAILABLE, "x", metadata)
+
+
+def test_a_long_message_is_cut() -> None:
+    text = rpc.status_of(errors.TableConflict("x" * 10_000))[1]
+    assert len(text) == rpc.ERROR_TEXT_MAX
+    assert text.endswith(" ...")
+
+
+def test_other_errors_pass_unchanged() -> None:
+    with pytest.raises(ZeroDivisionError), rpc.mapped_errors("h:1"):
+        raise ZeroDivisionError

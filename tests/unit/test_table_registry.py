@@ -1,0 +1,101 @@
+"""Which tables a node takes in, and what it says about those that it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from backstay import _native
+from backstay.errors import ConfigError, LimitExceeded, TableConflict, UnknownTable
+from backstay.pserver.table_registry import SPEC_BYTES_MAX, TableRegistry, differences
+from backstay.tables import SGD, Adagrad, TableSpec
+
+
+def registry(max_tables: int = 10) -> TableRegistry:
+    return TableRegistry(
+        canonical=_native.canonical_table, id_of=_native.table_id, max_tables=max_tables
+    )
+
+
+def sparse(name: str = "emb", dim: int = 4, rate: float = 0.1) -> str:
+    return TableSpec.sparse(name, dim, optimizer=Adagrad(rate)).to_json()
+
+
+def test_a_table_is_known_after_it_was_added_not_after_it_was_checked() -> None:
+    tables = registry()
+    table = tables.check(sparse())
+    assert len(tables) == 0
+    tables.add(table)
+    assert tables.get("emb") == table
+    assert table.id == _native.table_id("emb")
+
+
+def test_the_same_settings_pass_again_however_they_are_written() -> None:
+    tables = registry()
+    tables.add(tables.check(sparse()))
+    spelled_otherwise = json.dumps(dict(reversed(json.loads(sparse()).items())), indent=3)
+    assert tables.check(spelled_otherwise) == tables.get("emb")
+
+
+def test_a_conflict_shows_each_difference() -> None:
+    tables = registry()
+    tables.add(tables.check(sparse()))
+    with pytest.raises(TableConflict) as refused:
+        tables.check(sparse(dim=8, rate=0.2))
+    message = str(refused.value)
+    assert "table 'emb' exists with other settings" in message
+    assert "kind.sparse.dim: 4 there, 8 asked for" in message
+    assert "optimizer.adagrad.learning_rate: 0.1 there, 0.2 asked for" in message
+    with pytest.raises(TableConflict, match=r"optimizer\.adagrad: .* there, nothing asked for"):
+        tables.check(TableSpec.sparse("emb", 4, optimizer=SGD(0.1)).to_json())
+
+
+def test_a_twin_of_another_tables_id_is_refused() -> None:
+    tables = TableRegistry(canonical=_native.canonical_table, id_of=lambda _: 7, max_tables=10)
+    tables.add(tables.check(sparse("a")))
+    with pytest.raises(TableConflict, match="'b' would have the same id as 'a'; rename it"):
+        tables.check(sparse("b"))
+
+
+def test_there_is_a_limit_to_tables_and_to_a_description() -> None:
+    tables = registry(max_tables=1)
+    tables.add(tables.check(sparse("a")))
+    assert tables.check(sparse("a")) == tables.get("a")
+    with pytest.raises(LimitExceeded, match="max_tables is 1"):
+        tables.check(sparse("b"))
+    with pytest.raises(LimitExceeded, match=f"at most {SPEC_BYTES_MAX}"):
+        tables.check(" " * (SPEC_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "naïve", "x" * 201, "a\n", "a:b"])
+def test_a_name_outside_the_rules_is_refused(name: str) -> None:
+    spec = {**json.loads(sparse()), "name": name}
+    with pytest.raises(ConfigError, match="name"):
+        registry().check(json.dumps(spec))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"name": "a"}', "\ud7ff"])
+def test_what_is_no_description_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        registry().check(text)
+
+
+def test_an_unknown_table_is_named() -> None:
+    with pytest.raises(UnknownTable, match="no table 'nope'"):
+        registry().get("nope")
+
+
+def test_tables_come_sorted_by_name() -> None:
+    tables = registry()
+    for name in ("b", "a/z", "a"):
+        tables.add(tables.check(sparse(name)))
+    assert [table.name for table in tables] == ["a", "a/z", "b"]
+
+
+def test_differences_are_found_at_any_depth() -> None:
+    assert differences({"a": {"b": [1]}}, {"a": {"b": [1]}}) == []
+    assert differences({"a": 1}, {"b": 2}) == [
+        "a: 1 there, nothing asked for",
+        "b: nothing there, 2 asked for",
+    ]
