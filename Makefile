@@ -1,10 +1,11 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
-# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES, DIST.
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES, FUZZ_SECONDS, DIST.
 
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
-FUZZ_CASES ?= 200000
+FUZZ_CASES ?= 2000000
+FUZZ_SECONDS ?= 60
 DIST ?= dist
 
 VENV := .venv
@@ -78,8 +79,11 @@ fmt: install  ## format Python and Rust
 bench: install  ## measure, beside the bare ceiling and the peers that are installed
 	$(BIN)/python -m bench
 
-fuzz: install  ## throw FUZZ_CASES random and damaged frames at the parser
-	PROPTEST_CASES=$(FUZZ_CASES) $(CARGO) test --release -p backstay-core fuzz
+fuzz: check-tools  ## throw FUZZ_CASES damaged frames at the parser; see fuzz/README.md
+	BACKSTAY_FUZZ_CASES=$(FUZZ_CASES) $(CARGO) test --release -p backstay-net --test fuzz_frame
+	@if $(CARGO) fuzz --version >/dev/null 2>&1; then \
+	  $(CARGO) fuzz run --sanitizer none frame -- -max_total_time=$(FUZZ_SECONDS); \
+	else echo "cargo-fuzz is not installed: the run guided by coverage is left out."; fi
 
 docs: install  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,12 +2,7 @@
 //! that must be served all the same.
 
 // Each test program uses a part of it. A helper that fails is a test that fails.
-#![allow(
-    dead_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::float_cmp
-)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::float_cmp)]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
