@@ -1,0 +1,85 @@
+"""What the integration tests share: waiting for something with a limit, and single servers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+WAIT_LIMIT_S = 30.0
+POLL_PAUSE_S = 0.02
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+StartServer = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Wait until a condition holds; fail if it does not within the limit."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(POLL_PAUSE_S)
+
+    return wait
+
+
+@pytest.fixture
+def plain_environment() -> dict[str, str]:
+    """The environment without any setting of ours."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("BACKSTAY_", "PADDLE_", "TRAINING_"))
+    }
+
+
+@pytest.fixture
+def command(plain_environment: dict[str, str]) -> Command:
+    """Run one of our commands, ``command("pserver", "serve", ...)``, to its end."""
+    modules = {
+        "pserver": "backstay.pserver.serve_cli",
+        "pserverctl": "backstay.pserver.ctl_cli",
+        "backstay": "backstay.pserver.local_cli",
+    }
+
+    def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", modules[program], *arguments],
+            env=plain_environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_LIMIT_S,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start_server(tmp_path: Path, plain_environment: dict[str, str]) -> Iterator[StartServer]:
+    """Start ``pserver serve`` with some arguments; it is killed at the end of the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"server-{len(started)}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "backstay.pserver.serve_cli", "serve", *arguments],
+                env=plain_environment | variables,
+                stdout=log,
+                stderr=log,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

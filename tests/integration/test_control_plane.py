@@ -1,0 +1,313 @@
+"""The control plane of real nodes: who is there, which tables, what when one is not."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from backstay import rpc
+from backstay._proto.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    tables_pb2,
+    tables_pb2_grpc,
+)
+from backstay.config import SecurityConfig
+from backstay.consensus import RoutingTable
+from backstay.consensus.messages import routing_from_message
+from backstay.errors import (
+    ConfigError,
+    LimitExceeded,
+    NotMaster,
+    ServerUnavailable,
+    TableConflict,
+    UnknownTable,
+)
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.pserver.placement import place_masters
+from backstay.tables import TableSpec
+
+Eventually = Callable[[Callable[[], bool]], None]
+# Short, so that a test sees soon what a node learns about its peers.
+SETTINGS = {"peer_refresh_ms": 50, "control_deadline_ms": 1000}
+CALL_TIMEOUT_S = 10.0
+
+
+class Control:
+    """The control plane at one address."""
+
+    def __init__(self, address: str, channel: grpc.Channel) -> None:
+        self.address = address
+        self.channel = channel
+
+    def routing(self) -> RoutingTable:
+        stub = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        with rpc.mapped_errors(self.address):
+            return routing_from_message(
+                stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=CALL_TIMEOUT_S)
+            )
+
+    def create(self, spec_json: str, *, forwarded: bool = False) -> tables_pb2.Table:
+        stub = tables_pb2_grpc.TablesServiceStub(self.channel)
+        request = tables_pb2.CreateTableRequest(spec_json=spec_json, forwarded=forwarded)
+        with rpc.mapped_errors(self.address):
+            return stub.CreateTable(request, timeout=CALL_TIMEOUT_S).table
+
+    def table(self, name: str) -> tables_pb2.Table:
+        stub = tables_pb2_grpc.TablesServiceStub(self.channel)
+        with rpc.mapped_errors(self.address):
+            return stub.GetTable(
+                tables_pb2.GetTableRequest(name=name), timeout=CALL_TIMEOUT_S
+            ).table
+
+    def table_names(self) -> list[str]:
+        stub = tables_pb2_grpc.TablesServiceStub(self.channel)
+        with rpc.mapped_errors(self.address):
+            # The channel may still be waiting before it connects again to a node that was away.
+            answer = stub.ListTables(
+                tables_pb2.ListTablesRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True
+            )
+        return [table.name for table in answer.tables]
+
+    def health(self) -> str:
+        # The types of these two packages know only grpcio's older stubs.
+        stub: Any = health_pb2_grpc.HealthStub(self.channel)
+        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_TIMEOUT_S)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    def describe(self) -> node_pb2.DescribeResponse:
+        stub = node_pb2_grpc.NodeServiceStub(self.channel)
+        return stub.Describe(
+            node_pb2.DescribeRequest(), timeout=CALL_TIMEOUT_S, wait_for_ready=True
+        )
+
+
+@contextmanager
+def control(address: str) -> Iterator[Control]:
+    with rpc.open_channel(address, SecurityConfig()) as channel:
+        yield Control(address, channel)
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(servers=3, settings=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def nodes(cluster: LocalCluster) -> Iterator[list[Control]]:
+    channels = [rpc.open_channel(address, SecurityConfig()) for address in cluster.endpoints]
+    yield [
+        Control(address, channel)
+        for address, channel in zip(cluster.endpoints, channels, strict=True)
+    ]
+    for channel in channels:
+        channel.close()
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+def sparse(name: str, dim: int = 4) -> str:
+    return TableSpec.sparse(name, dim).to_json()
+
+
+def test_every_node_tells_the_same_cluster(cluster: LocalCluster, nodes: list[Control]) -> None:
+    tables = [node.routing() for node in nodes]
+    assert len({table.version for table in tables}) == 1
+    for table in tables:
+        assert [node.node_id for node in table.nodes] == ["ps-0", "ps-1", "ps-2"]
+        assert [node.data_address for node in table.nodes] == [
+            server.data_address for server in cluster.servers
+        ]
+        assert np.array_equal(table.master_of_slot, place_masters(1024, 3))
+        assert table.nodes[0].instance == tables[0].nodes[0].instance
+    assert len({node.instance for node in tables[0].nodes}) == 3
+
+
+def test_health_and_reflection_answer(nodes: list[Control]) -> None:
+    assert [node.health() for node in nodes] == ["SERVING"] * 3
+    make_stub: Any = reflection_pb2_grpc.ServerReflectionStub
+    stub = make_stub(nodes[0].channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    (answer,) = stub.ServerReflectionInfo(iter([request]), timeout=CALL_TIMEOUT_S)
+    names = {service.name for service in answer.list_services_response.service}
+    assert {
+        "backstay.v1.ClusterService",
+        "backstay.v1.TablesService",
+        "grpc.health.v1.Health",
+    } <= names
+
+
+def test_a_table_created_anywhere_is_everywhere(nodes: list[Control]) -> None:
+    for index, node in enumerate(nodes):
+        created = node.create(sparse(f"emb/{index}"))
+        # The answer is canonical: it has the defaults that the caller left out.
+        assert json.loads(created.spec_json)["non_finite"] == "refuse"
+        for other in nodes:
+            assert other.table(f"emb/{index}").id == created.id
+    assert nodes[2].table_names() == ["emb/0", "emb/1", "emb/2"]
+    assert nodes[1].create(sparse("emb/0")).id == nodes[0].table("emb/0").id
+
+
+def test_a_conflict_is_told_by_every_node(nodes: list[Control]) -> None:
+    nodes[1].create(sparse("emb", 4))
+    for node in nodes:
+        with pytest.raises(TableConflict, match=r"kind\.sparse\.dim: 4 there, 8 asked for"):
+            node.create(sparse("emb", 8))
+    with pytest.raises(ConfigError, match="dim"):
+        nodes[2].create(json.dumps({**json.loads(sparse("x")), "kind": {"sparse": {"dim": 0}}}))
+    with pytest.raises(UnknownTable, match="no table 'x'"):
+        nodes[2].table("x")
+    with pytest.raises(LimitExceeded, match="at most 65536"):
+        nodes[2].create("x" * 100_000)
+
+
+def test_concurrent_creations_of_one_name_agree(nodes: list[Control]) -> None:
+    stubs = [tables_pb2_grpc.TablesServiceStub(node.channel) for node in nodes]
+    calls = [
+        stub.CreateTable.future(
+            tables_pb2.CreateTableRequest(spec_json=sparse("race", dim)), timeout=CALL_TIMEOUT_S
+        )
+        for dim in (4, 8)
+        for stub in stubs
+    ]
+    created = {
+        json.loads(call.result().table.spec_json)["kind"]["sparse"]["dim"]
+        for call in calls
+        if call.exception() is None
+    }
+    refused = [call for call in calls if call.exception() is not None]
+    assert len(created) == 1
+    assert len(refused) == 3
+    assert {call.code() for call in refused} == {grpc.StatusCode.ALREADY_EXISTS}
+    assert {node.table("race").spec_json for node in nodes} == {nodes[0].table("race").spec_json}
+
+
+def test_a_creation_cut_short_is_completed_by_the_same_call(
+    cluster: LocalCluster, nodes: list[Control]
+) -> None:
+    cluster.kill(2)
+    for node in nodes[:2]:
+        with pytest.raises(ServerUnavailable, match=r"not on every node yet.*ps-2: no pserver"):
+            node.create(sparse("emb"))
+    with pytest.raises(ServerUnavailable, match=cluster.endpoints[2]):
+        nodes[2].create(sparse("emb"))
+    cluster.restart(2)
+    # The node has learned the table at its start; the call finds nothing left to do.
+    assert nodes[2].table_names() == ["emb"]
+    nodes[1].create(sparse("emb"))
+
+
+def test_a_first_node_that_comes_back_empty_refuses_what_its_peers_know_otherwise(
+    cluster: LocalCluster, nodes: list[Control]
+) -> None:
+    nodes[0].create(sparse("emb", 4))
+    cluster.kill(0)
+    with pytest.raises(ServerUnavailable, match="no pserver answers at"):
+        nodes[1].create(sparse("other"))
+    cluster.restart(0)
+    with pytest.raises(TableConflict, match="4 there, 8 asked for"):
+        nodes[0].create(sparse("emb", 8))
+
+
+def test_a_node_that_restarts_is_told_by_its_instance(
+    cluster: LocalCluster, nodes: list[Control], eventually: Eventually
+) -> None:
+    nodes[0].create(sparse("emb"))
+    before = nodes[0].routing().nodes[1]
+    cluster.kill(1)
+    eventually(lambda: nodes[0].routing().nodes[1].status == "unreachable")
+    cluster.restart(1)
+    eventually(lambda: nodes[0].routing().nodes[1].status == "serving")
+    after = nodes[0].routing().nodes[1]
+    assert after.instance != before.instance
+    assert after.data_address == cluster.servers[1].data_address
+    assert nodes[1].table_names() == ["emb"]
+    assert nodes[0].routing().version == 1
+
+
+def test_a_node_without_its_peers_says_who_is_missing(
+    start_server: Callable[..., object],
+) -> None:
+    own, peer = free_port(), free_port()
+    peers = f"ps-0=127.0.0.1:{own},ps-1=127.0.0.1:{peer}"
+    start_server(
+        *("--node-id", "ps-0", "--peers", peers, "--control-deadline-ms", "500"),
+        *("--listen-control", f"127.0.0.1:{own}", "--listen-data", "127.0.0.1:0"),
+    )
+    with control(f"127.0.0.1:{own}") as node:
+        assert node.describe().node.status == cluster_pb2.NODE_STATUS_STARTING
+        assert node.health() == "NOT_SERVING"
+        with pytest.raises(ServerUnavailable, match=rf"ps-1 \(127\.0\.0\.1:{peer}\): "):
+            node.routing()
+        with pytest.raises(ServerUnavailable, match="before all nodes are met: ps-1"):
+            node.create(sparse("emb"))
+        assert node.table_names() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (("--cluster", "other"), "has cluster 'other', here it is 'default'"),
+        (("--slot-count", "64"), "has slot_count 64, here it is 1024"),
+    ],
+)
+def test_nodes_with_different_settings_do_not_come_together(
+    start_server: Callable[..., object],
+    eventually: Eventually,
+    changed: tuple[str, str],
+    says: str,
+) -> None:
+    ports = [free_port(), free_port()]
+    peers = ",".join(f"ps-{index}=127.0.0.1:{port}" for index, port in enumerate(ports))
+    for index, port in enumerate(ports):
+        start_server(
+            *("--node-id", f"ps-{index}", "--peers", peers, "--listen-data", "127.0.0.1:0"),
+            *("--listen-control", f"127.0.0.1:{port}"),
+            *(changed if index == 1 else ()),
+        )
+    with control(f"127.0.0.1:{ports[0]}") as node:
+        node.describe()
+
+        def is_told() -> bool:
+            with pytest.raises(ServerUnavailable) as refused:
+                node.routing()
+            return says in str(refused.value)
+
+        eventually(is_told)
+
+
+def test_a_call_passed_on_to_a_node_that_is_not_the_first_goes_no_further(
+    nodes: list[Control],
+) -> None:
+    with pytest.raises(NotMaster, match="different lists"):
+        nodes[1].create(sparse("emb"), forwarded=True)
+
+
+def test_a_peer_that_hangs_does_not_hang_a_creation(
+    cluster: LocalCluster, nodes: list[Control]
+) -> None:
+    cluster.servers[2].process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(ServerUnavailable, match="not on every node yet"):
+            nodes[1].create(sparse("emb"))
+    finally:
+        cluster.servers[2].process.send_signal(signal.SIGCONT)
+    nodes[1].create(sparse("emb"))
