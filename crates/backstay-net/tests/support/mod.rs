@@ -132,7 +132,7 @@ pub fn use_well_within(
         };
         let deadline = Deadline::after(time);
         let push = client.push(&request, &plan, deadline).await?;
-        push.settle(&client).await?;
+        push.wait(&client).await?;
         let mut rows = [0.0; DIM];
         let mut pull = client.pull(table_id("t"), DIM, &plan, deadline).await?;
         pull.finish(&mut rows).await?;
