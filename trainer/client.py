@@ -7,10 +7,13 @@ the server's.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import secrets
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,12 +23,27 @@ import numpy as np
 
 from backstay._native import DataClient, KeyPlan, PendingPush
 from backstay.config import ClientConfig
-from backstay.errors import ClosedError, InvalidRequest
+from backstay.errors import BackstayError, ClosedError, InvalidRequest
 from backstay.tables import Sparse, TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
 from backstay.trainer.directory import ClusterInfo, Directory
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
+
+_LOG = logging.getLogger(__name__)
+
+# How long the control plane is asked when a server does not answer, before the next try.
+_TROUBLE_DEADLINE_MS = 2000
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_watchers() -> None:
+    """End the threads of clients that were not closed: they may not outlive the interpreter."""
+    for client in list(_open_clients):
+        client._end_watcher()
+
 
 PushKind = Literal["update", "assign", "assign_if_absent"]
 
@@ -85,6 +103,10 @@ class Client:
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
         self._closed = False
+        # A daemon: a program that forgets to close its client must still end.
+        self._watcher = threading.Thread(target=self._watch, name="backstay-watch", daemon=True)
+        self._watcher.start()
+        _open_clients.add(self)
 
     # -- tables ---------------------------------------------------------------------------
 
@@ -301,8 +323,11 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-        self._directory.close()
-        self._native.close(self._config.deadline_ms)
+        try:
+            self._native.close(self._config.deadline_ms)
+        finally:
+            self._end_watcher()
+            self._directory.close()
 
     def __enter__(self) -> Client:
         return self
@@ -341,6 +366,24 @@ class Client:
             np.ascontiguousarray(info.routing.master_of_slot, dtype=np.uint32),
         )
         return native
+
+    def _watch(self) -> None:
+        """Look at the cluster whenever a server does not answer, until the client is closed."""
+        while self._native.wait_for_trouble():
+            try:
+                nodes = self._directory.cluster(deadline_ms=_TROUBLE_DEADLINE_MS).nodes
+            except BackstayError as error:
+                _LOG.info("a pserver does not answer, nor does the control plane: %s", error)
+                continue
+            instances = {node.node_id: node.instance for node in nodes}
+            for known in self._info.nodes:
+                if instances.get(known.node_id, 0) not in (known.instance, 0):
+                    _LOG.error("pserver %s was restarted and lost its rows", known.node_id)
+                    self._native.mark_lost(known.data_address)
+
+    def _end_watcher(self) -> None:
+        self._native.unwatch()
+        self._watcher.join(timeout=_TROUBLE_DEADLINE_MS / 1000)
 
     def _check_open(self) -> None:
         if self._closed:

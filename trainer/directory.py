@@ -5,6 +5,7 @@ Imports :mod:`backstay.rpc` and the records of :mod:`backstay.consensus`. Never 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,16 +52,21 @@ class Directory:
         self._endpoints = parse_endpoints(endpoint)
         self._config = config
         self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
         self._preferred = 0
 
-    def cluster(self) -> ClusterInfo:
-        """Fetch nodes and routing."""
+    def cluster(self, *, deadline_ms: int | None = None) -> ClusterInfo:
+        """Fetch nodes and routing, and remember the nodes as further endpoints."""
         response = self._call(
             lambda channel, timeout_s: cluster_pb2_grpc.ClusterServiceStub(channel).GetCluster(
                 cluster_pb2.GetClusterRequest(), timeout=timeout_s
-            )
+            ),
+            deadline_ms,
         )
         routing = routing_from_message(response)
+        for node in routing.nodes:
+            if node.control_address not in self._endpoints:
+                self._endpoints.append(node.control_address)
         return ClusterInfo(response.cluster_id, routing)
 
     def create_table(self, spec: TableSpec) -> TableSpec:
@@ -94,14 +100,15 @@ class Directory:
 
     def close(self) -> None:
         """Close every channel."""
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
 
-    def _call(self, call: Callable[[grpc.Channel, float], T]) -> T:
+    def _call(self, call: Callable[[grpc.Channel, float], T], deadline_ms: int | None = None) -> T:
         """Make a call at one endpoint after the other until one answers or time is up."""
         started = time.monotonic()
-        deadline = started + self._config.deadline_ms / 1000
+        deadline = started + (deadline_ms or self._config.deadline_ms) / 1000
         backoff = _FIRST_BACKOFF_S
         reasons: dict[str, str] = {}
         while True:
@@ -130,9 +137,10 @@ class Directory:
             backoff = min(backoff * 2, _MAX_BACKOFF_S)
 
     def _channel(self, endpoint: str) -> grpc.Channel:
-        if endpoint not in self._channels:
-            self._channels[endpoint] = rpc.open_channel(endpoint, self._config.security)
-        return self._channels[endpoint]
+        with self._lock:
+            if endpoint not in self._channels:
+                self._channels[endpoint] = rpc.open_channel(endpoint, self._config.security)
+            return self._channels[endpoint]
 
 
 def parse_endpoints(endpoint: str | Sequence[str]) -> list[str]:

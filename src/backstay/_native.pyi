@@ -157,6 +157,12 @@ class DataClient:
         master_of_slot: NDArray[np.uint32],
     ) -> None:
         """Go by this routing table: for each slot the index of its master."""
+    def wait_for_trouble(self) -> bool:
+        """Wait until a server does not answer; False after ``unwatch`` or ``close``."""
+    def unwatch(self) -> None:
+        """End ``wait_for_trouble``."""
+    def mark_lost(self, address: str) -> None:
+        """The process at this data address has lost its rows: fail what needs it."""
     def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:
         """Make a batch of keys [n] ready."""
     def pull_begin(

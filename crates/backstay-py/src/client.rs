@@ -180,6 +180,21 @@ impl DataClient {
         Ok(())
     }
 
+    /// Wait until a server does not answer; false after `unwatch` or `close`.
+    fn wait_for_trouble(&self, py: Python<'_>) -> PyResult<bool> {
+        block_on(py, self.client.trouble())
+    }
+
+    /// End `wait_for_trouble`.
+    fn unwatch(&self) {
+        self.client.unwatch();
+    }
+
+    /// The process at this data address is known to have lost its rows.
+    fn mark_lost(&self, address: &str) {
+        self.client.mark_lost(address);
+    }
+
     /// Make a batch of keys ready.
     fn plan(&self, py: Python<'_>, keys: PyReadonlyArray1<'_, u64>) -> PyResult<KeyPlan> {
         let keys = keys.as_slice()?;

@@ -2,12 +2,12 @@
 //! comes or the deadline has passed.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, Notify};
 use tokio::time::{sleep_until, timeout_at, Instant};
 
 use super::connection::{refusal_of, Connection, Lost, OpenError, Reply};
@@ -80,8 +80,11 @@ pub(crate) struct Link {
     pub(crate) address: String,
     /// The instance whose rows the caller relies on; 0 until the first handshake.
     instance: AtomicU64,
+    /// Set once it is known that the process with those rows is gone.
+    lost: AtomicBool,
     options: Arc<ClientOptions>,
     buffers: Arc<BufferPool>,
+    trouble: Arc<Notify>,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
@@ -90,12 +93,15 @@ impl Link {
         server: &ServerAddress,
         options: Arc<ClientOptions>,
         buffers: Arc<BufferPool>,
+        trouble: Arc<Notify>,
     ) -> Self {
         Self {
             address: server.address.clone(),
             instance: AtomicU64::new(server.instance),
+            lost: AtomicBool::new(false),
             options,
             buffers,
+            trouble,
             connection: tokio::sync::Mutex::default(),
         }
     }
@@ -108,6 +114,9 @@ impl Link {
         let mut retry = Retry::new(deadline);
         let mut reason = String::from("no connection could be opened in time");
         loop {
+            if self.lost.load(Ordering::Acquire) {
+                return Err(self.state_lost());
+            }
             match timeout_at(deadline.at, self.connect_once()).await {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(OpenError::Refused(error))) => return Err(self.named(error)),
@@ -115,9 +124,21 @@ impl Link {
                 Err(_) => return Err(self.unavailable(reason, deadline)),
             }
             tracing::debug!(address = self.address, reason, "waiting for the server");
+            self.trouble.notify_one();
             if !retry.pause().await {
                 return Err(self.unavailable(reason, deadline));
             }
+        }
+    }
+
+    /// The process whose rows the caller relies on is known to be gone.
+    pub(crate) fn mark_lost(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
+    fn state_lost(&self) -> ClientError {
+        ClientError::StateLost {
+            address: self.address.clone(),
         }
     }
 
@@ -183,9 +204,7 @@ impl Link {
         if expected == 0 {
             self.instance.store(instance, Ordering::Release);
         } else if expected != instance {
-            return Err(OpenError::Refused(ClientError::StateLost {
-                address: self.address.clone(),
-            }));
+            return Err(OpenError::Refused(self.state_lost()));
         }
         let connection = Arc::new(connection);
         *slot = Some(Arc::clone(&connection));

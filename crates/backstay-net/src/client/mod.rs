@@ -21,6 +21,7 @@ use std::time::Duration;
 use backstay_core::stream::StreamId;
 use backstay_core::wire::{CloseStream, Opcode};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
 
 pub use error::ClientError;
 pub use link::Deadline;
@@ -81,6 +82,9 @@ pub struct Client {
     stream: StreamId,
     pushes: PushQueue,
     buffers: Arc<BufferPool>,
+    /// Rung when a server does not answer: the routing may have changed.
+    trouble: Arc<Notify>,
+    unwatched: AtomicBool,
     closed: AtomicBool,
     /// What it has done so far.
     pub counters: ClientCounters,
@@ -96,6 +100,8 @@ impl Client {
             links: Mutex::default(),
             stream,
             buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
+            trouble: Arc::default(),
+            unwatched: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             counters: ClientCounters::default(),
         })
@@ -104,6 +110,27 @@ impl Client {
     /// Go by this routing table from now on.
     pub fn set_routing(&self, routing: Routing) {
         *self.routing.write() = Some(Arc::new(routing));
+    }
+
+    /// Wait until a server does not answer; false once nobody is to wait any more.
+    ///
+    /// Whoever knows the control plane should then look whether nodes or routing changed.
+    pub async fn trouble(&self) -> bool {
+        self.trouble.notified().await;
+        !self.unwatched.load(Ordering::Acquire)
+    }
+
+    /// End [`Self::trouble`].
+    pub fn unwatch(&self) {
+        self.unwatched.store(true, Ordering::Release);
+        self.trouble.notify_one();
+    }
+
+    /// The process at this address is known to have lost its rows: fail what needs it.
+    pub fn mark_lost(&self, address: &str) {
+        if let Some(link) = self.links.lock().get(address) {
+            link.mark_lost();
+        }
     }
 
     /// Make a batch of keys ready for this cluster.
@@ -125,6 +152,7 @@ impl Client {
         if self.closed.swap(true, Ordering::AcqRel) {
             return flushed;
         }
+        self.unwatch();
         let links: Vec<_> = self.links.lock().values().cloned().collect();
         for link in links {
             // Best effort: a server that is gone has forgotten the stream anyway.
@@ -171,6 +199,7 @@ impl Client {
                 server,
                 Arc::clone(&self.options),
                 Arc::clone(&self.buffers),
+                Arc::clone(&self.trouble),
             ))
         });
         Arc::clone(link)
