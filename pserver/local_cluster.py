@@ -119,7 +119,8 @@ class LocalCluster:
         if not 1 <= servers <= SERVERS_MAX:
             raise ConfigError(f"servers: {servers} is out of range; allowed is 1 to {SERVERS_MAX}")
         self._settings = {"cluster": "local", **(settings or {})}
-        fixed = {"node_id", "peers", "listen_control", "listen_data"} & self._settings.keys()
+        own = {"node_id", "peers", "listen_control", "listen_data", "advertise_host"}
+        fixed = own & self._settings.keys()
         if fixed:
             raise ConfigError(f"{min(fixed)}: each server of a local cluster gets its own")
         self._count = servers
@@ -252,6 +253,8 @@ class LocalCluster:
                 "node_id": node_id,
                 "listen_control": address,
                 "listen_data": "127.0.0.1:0",
+                # The environment may say how a real server of this machine is reached.
+                "advertise_host": "127.0.0.1",
                 "peers": peers,
             }
             _write_settings(config_path, settings)

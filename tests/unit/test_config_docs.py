@@ -1,0 +1,80 @@
+"""docs/reference/configuration.md and cli.md tell every setting, with its default and bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from backstay import _native
+from backstay.config import ClientConfig, SecurityConfig, ServerConfig
+from backstay.pserver import ctl_cli, local_cli, serve_cli
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+PAGE = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
+COMMANDS_PAGE = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+SHARED = {item.name for item in dataclasses.fields(SecurityConfig)}
+
+
+def row_of(item: dataclasses.Field[object]) -> str:
+    """The line of a table that a setting must have, as its field says it."""
+    default = f"`{item.default}`"
+    if item.default is None or item.default == ():
+        default = "not set"
+    elif item.default is False:
+        default = "false"
+    low, high = item.metadata["minimum"], item.metadata["maximum"]
+    allowed = "" if low is None else f"{low} or more" if high is None else f"{low} to {high}"
+    return f"| `{item.name}` | {default} | {allowed} | {item.metadata['doc']} |"
+
+
+@pytest.mark.parametrize("kind", [SecurityConfig, ServerConfig, ClientConfig])
+def test_every_setting_has_its_row(kind: type[SecurityConfig]) -> None:
+    rows = set(PAGE.splitlines())
+    for item in dataclasses.fields(kind):
+        assert row_of(item) in rows, f"docs/reference/configuration.md lacks: {row_of(item)}"
+
+
+def test_the_page_has_no_setting_that_is_not_there() -> None:
+    sections = PAGE.partition("## Server")[2].partition("## Names")[0]
+    server, _, client = sections.partition("## Client")
+    for kind, text in ((ServerConfig, server), (ClientConfig, client)):
+        rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+        assert rows == [item.name for item in dataclasses.fields(kind) if item.name not in SHARED]
+
+
+def test_every_setting_that_may_be_shown_has_an_option() -> None:
+    context = click.Context(serve_cli.serve)
+    options = {name for parameter in serve_cli.serve.get_params(context) for name in parameter.opts}
+    expected = {
+        "--" + item.name.replace("_", "-") for item in dataclasses.fields(ServerConfig) if item.repr
+    }
+    assert expected <= options
+    assert "--token" not in options
+
+
+@pytest.mark.parametrize(
+    "command",
+    [serve_cli.serve, ctl_cli.main, ctl_cli.status, ctl_cli.tables, local_cli.local],
+)
+def test_every_other_option_is_on_the_page_of_commands(command: click.Command) -> None:
+    settings = {"--" + item.name.replace("_", "-") for item in dataclasses.fields(ServerConfig)}
+    for parameter in command.params:
+        if not isinstance(parameter, click.Option) or parameter.hidden:
+            continue
+        for name in set(parameter.opts) - settings - {"--help", "--version"}:
+            assert f"`{name}" in COMMANDS_PAGE, f"docs/reference/cli.md does not tell {name}"
+
+
+def test_every_figure_of_the_data_plane_is_explained() -> None:
+    server = _native.DataServer(
+        listen="127.0.0.1:0", cluster_id="docs", node_id="ps-0", instance=1, slot_count=1
+    )
+    try:
+        for name in json.loads(server.stats_json()):
+            assert f"`{name}`" in COMMANDS_PAGE, f"docs/reference/cli.md does not tell {name}"
+    finally:
+        server.stop(grace_ms=0)
