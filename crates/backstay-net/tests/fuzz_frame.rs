@@ -15,12 +15,7 @@ use std::fmt::Write;
 use std::panic::catch_unwind;
 
 use backstay_core::hash::mix64;
-use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::transaction::Change;
-use backstay_core::wire::{
-    checksum, CloseStream, ErrorMeta, Header, Hello, HelloReply, Opcode, PullMeta, PullReply,
-    PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
-};
+use backstay_core::wire::HEADER_BYTES;
 
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
@@ -43,95 +38,16 @@ impl Dice {
     }
 }
 
-fn frame(opcode: Opcode, meta: &[u8], body: &[u8], flags: u16) -> Vec<u8> {
-    let header = Header {
-        opcode,
-        flags,
-        request_id: 0x0102_0304_0506_0708,
-        meta_bytes: meta.len() as u32,
-        checksum: if flags == FLAG_CHECKSUM {
-            checksum(meta, body)
-        } else {
-            0
-        },
-        body_bytes: body.len() as u64,
-    };
-    [&header.encode(), meta, body].concat()
-}
-
-/// One good frame of each kind, without and with a checksum.
+/// One good frame of each kind and more: the vectors of the specification.
 fn good_frames() -> Vec<Vec<u8>> {
-    let stream = StreamId {
-        job: 3,
-        pass: 1,
-        task: 2,
+    let vectors = include_str!("../../../proto/vectors/frames.json");
+    let vectors: Vec<serde_json::Value> = serde_json::from_str(vectors).unwrap();
+    let bytes = |vector: &serde_json::Value| {
+        let hex = vector["hex"].as_str().unwrap();
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        (0..hex.len()).step_by(2).map(byte).collect()
     };
-    let hello = Hello {
-        cluster_id: "c".into(),
-        token: "secret".into(),
-        client_name: "fuzz".into(),
-    };
-    let hello_reply = HelloReply {
-        instance: 7,
-        max_frame_bytes: 1 << 28,
-        max_keys: 1 << 22,
-        slot_count: 1024,
-        routing_version: 5,
-        node_id: "n".into(),
-    };
-    let pull = PullMeta {
-        table: 11,
-        routing_version: 5,
-        key_count: 3,
-        row_elements: 2,
-    };
-    let pull_reply = PullReply {
-        routing_version: 5,
-        row_count: 3,
-        row_elements: 2,
-    };
-    let push = PushMeta {
-        table: 11,
-        routing_version: 5,
-        id: TransactionId {
-            stream,
-            sequence: 9,
-        },
-        floor: 4,
-        key_count: 3,
-        row_elements: 2,
-        change: Change::Update {
-            learning_rate_scale: 0.5,
-        },
-    };
-    let push_reply = PushReply {
-        routing_version: 5,
-        applied_slots: 3,
-        skipped_slots: 0,
-    };
-    let error = ErrorMeta {
-        code: 7,
-        retry_safe: true,
-        routing_version: 5,
-    };
-    let kinds: [(Opcode, Vec<u8>, usize); 12] = [
-        (Opcode::Hello, hello.encode(), 0),
-        (Opcode::HelloReply, hello_reply.encode(), 0),
-        (Opcode::Ping, Vec::new(), 0),
-        (Opcode::Pong, Vec::new(), 0),
-        (Opcode::Pull, pull.encode(), 24),
-        (Opcode::PullReply, pull_reply.encode().to_vec(), 24),
-        (Opcode::Push, push.encode(), 48),
-        (Opcode::PushReply, push_reply.encode(), 0),
-        (Opcode::CloseStream, CloseStream { stream }.encode(), 0),
-        (Opcode::CloseStreamReply, Vec::new(), 0),
-        (Opcode::GoAway, Vec::new(), 0),
-        (Opcode::Error, error.encode(), 5),
-    ];
-    let both = |(opcode, meta, body): &(Opcode, Vec<u8>, usize)| {
-        [0, FLAG_CHECKSUM].map(|flags| frame(*opcode, meta, &vec![0x41; *body], flags))
-    };
-    kinds.iter().flat_map(both).collect()
+    vectors.iter().map(bytes).collect()
 }
 
 /// Damage in one place, of a kind that breaks parsers.
