@@ -11,6 +11,7 @@ so several trainers start together (see scaling.py).
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -58,6 +59,8 @@ class Trainer:
         self.batches = draw_batches(
             arguments.keys_per_step, arguments.keys, arguments.zipf, arguments.seed
         )
+        # Seconds of prepare, pull, combine and push of each sequential step.
+        self.phases: list[tuple[float, float, float, float]] = []
         shape = (arguments.keys_per_step, arguments.dim)
         # Buffers used again and again: a fresh 3 MB array costs a page fault for every 4 KiB.
         self.rows = [np.empty(shape, np.float32) for _ in range(2)]
@@ -76,13 +79,31 @@ class Trainer:
     def run(self, go_on: Callable[[int], bool]) -> list[float]:
         """Step by step while ``go_on(steps done)``; return the seconds of each step."""
         seconds: list[float] = []
+        self.phases.clear()
         while go_on(len(seconds)):
             begun = time.perf_counter()
             batch = self.client.prepare(self.batches[len(seconds) % BATCHES])
+            prepared = time.perf_counter()
             rows = self.client.pull(self.table, batch, out=self.rows[0])
-            self.client.push(self.table, batch, self.combine(rows))
-            seconds.append(time.perf_counter() - begun)
+            pulled = time.perf_counter()
+            gradients = self.combine(rows)
+            combined = time.perf_counter()
+            self.client.push(self.table, batch, gradients)
+            done = time.perf_counter()
+            seconds.append(done - begun)
+            self.phases.append(
+                (prepared - begun, pulled - prepared, combined - pulled, done - combined)
+            )
         return seconds
+
+    def phase_figures(self) -> dict[str, float]:
+        """Median milliseconds of each phase of a step; empty for overlapped steps."""
+        names = ("prepare_ms", "pull_ms", "combine_ms", "push_ms")
+        if not self.phases:
+            return {}
+        columns = zip(*self.phases, strict=True)
+        medians = (statistics.median(column) * 1e3 for column in columns)
+        return dict(zip(names, medians, strict=True))
 
     def run_overlapped(self, go_on: Callable[[int], bool]) -> list[float]:
         """The same with one pull ahead and one push behind; all pushes are done on return.
@@ -132,7 +153,8 @@ def train(arguments: argparse.Namespace) -> None:
         last_loss = trainer.loss()
     if not last_loss < first_loss:
         raise SystemExit(f"no work was done: loss {first_loss} before, {last_loss} after")
-    print_result(step_figures(arguments.keys_per_step, seconds, total))
+    figures = step_figures(arguments.keys_per_step, seconds, total)
+    print_result({**figures, **trainer.phase_figures()})
 
 
 def main() -> None:
