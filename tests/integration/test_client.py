@@ -11,6 +11,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,11 +119,11 @@ def test_tensors_by_dlpack(client: Client, counter: Table) -> None:
     class Tensor:
         """Not an ndarray, but it has DLPack, as tensors do."""
 
-        def __init__(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+        def __init__(self, array: np.ndarray[Any, Any]) -> None:
             self._array = array
 
-        def __dlpack__(self, **kwargs: object) -> object:
-            return self._array.__dlpack__(**kwargs)  # type: ignore[arg-type]
+        def __dlpack__(self, **kwargs: Any) -> object:
+            return self._array.__dlpack__(**kwargs)
 
         def __dlpack_device__(self) -> tuple[int, int]:
             return self._array.__dlpack_device__()
