@@ -232,10 +232,9 @@ mod tests {
             let mut model: BTreeMap<u64, u32> = BTreeMap::new();
             for (step, key) in keys.into_iter().enumerate() {
                 let hash = mix64(key);
-                let row = match map.find(key, hash) {
-                    Some(row) => { prop_assert!(model.contains_key(&key)); row }
-                    None => { prop_assert!(!model.contains_key(&key)); map.insert(key, hash) }
-                };
+                let found = map.find(key, hash);
+                prop_assert_eq!(found.is_some(), model.contains_key(&key));
+                let row = found.unwrap_or_else(|| map.insert(key, hash));
                 map.values_mut(row)[width - 1] = step as u32;
                 model.insert(key, step as u32);
             }

@@ -2,6 +2,9 @@
 //! different versions disagree, so a failure here is never fixed by new vectors.
 //! They were written by a second implementation, `tools/make_initializer_vectors.py`.
 
+// What fails in a helper is a failed test; exact numbers are the point.
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
 use backstay_core::initializer::RowInitializer;
 use backstay_core::spec::{Initializer, TableSpec};
 use serde::Deserialize;

@@ -6,13 +6,16 @@
 
 mod support;
 
+use std::time::Instant;
+
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{CloseStream, Opcode, PushMeta};
+use backstay_net::client::{ClientError, Deadline};
 use backstay_net::server::Server;
 use support::{
-    assert_still_serves, frame, keys, options, pull, pull_meta, push, push_frame, push_meta, start,
-    start_with_memory, Raw, DIM, SLOTS,
+    assert_still_serves, block_on, client, client_options, frame, keys, options, pull, pull_meta,
+    push, push_all, push_frame, push_meta, start, start_with_memory, Raw, DIM, PATIENCE, SLOTS,
 };
 
 const PROTOCOL: u16 = 1;
@@ -350,5 +353,48 @@ fn pipelined_requests_are_answered_in_order() {
         assert_eq!(raw.expect_rows(999 - 3 * n), [(n + 1) as f32; DIM]);
         raw.expect_error(998 - 3 * n, INVALID_REQUEST, "without keys");
     }
+    assert_still_serves(&server);
+}
+
+/// A push by a real client to so many keys of slot 0, which no client cuts into parts.
+fn push_to_one_slot(server: &Server, count: usize) -> Result<(), ClientError> {
+    let space = SlotSpace::new(SLOTS).unwrap();
+    let keys: Vec<u64> = (0..u64::MAX)
+        .filter(|&key| space.slot_of(key) == 0)
+        .take(count)
+        .collect();
+    let mut options = client_options();
+    options.max_frame_bytes = 1 << 30;
+    let address = server.address().to_string();
+    block_on(async {
+        let (client, _) = client(&address, options)?;
+        let plan = client.plan(&keys)?;
+        let values = vec![-1.0; count * DIM];
+        push_all(&client, &plan, &values, Deadline::after(PATIENCE)).await
+    })
+}
+
+#[test]
+fn a_client_whose_batch_is_over_a_limit_learns_it_at_once() {
+    let server = start(options());
+    for (count, words) in [
+        (20_000, "20000 keys in one request, the limit is 16384"),
+        (
+            80_000,
+            "a frame of 1280064 bytes announced, the limit is 1048576",
+        ),
+    ] {
+        let start = Instant::now();
+        let error = push_to_one_slot(&server, count).unwrap_err();
+        // Not tried again until the deadline: no later try would be smaller.
+        assert!(start.elapsed() < PATIENCE / 2);
+        assert!(error.to_string().contains(words), "{error}");
+        let code = match error {
+            ClientError::Refused { code, .. } => code,
+            other => panic!("{other}"),
+        };
+        assert_eq!(code, LIMIT_EXCEEDED);
+    }
+    assert_eq!(rows(&server), 0);
     assert_still_serves(&server);
 }

@@ -4,6 +4,7 @@
 // Each test program uses a part of it. A helper that fails is a test that fails.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::float_cmp)]
 
+use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use backstay_core::wire::{
     ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta, PullReply, PushMeta, PushReply,
     HEADER_BYTES,
 };
+use backstay_net::client::plan::Plan;
 use backstay_net::client::routing::{Routing, ServerAddress};
 use backstay_net::client::{Client, ClientError, ClientOptions, Deadline, PushRequest};
 use backstay_net::server::{Server, ServerOptions};
@@ -92,6 +94,52 @@ pub fn client_options() -> ClientOptions {
     }
 }
 
+/// Run a client's calls.
+pub fn block_on<T>(calls: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(calls)
+}
+
+/// A client of the one server at `address`, and a key that no other client here uses.
+pub fn client(address: &str, options: ClientOptions) -> Result<(Arc<Client>, u64), ClientError> {
+    let job = NEXT_STREAM.fetch_add(1, Ordering::Relaxed) << 32;
+    let stream = StreamId {
+        job,
+        pass: 0,
+        task: 0,
+    };
+    let client = Client::new(options, stream);
+    let server = ServerAddress {
+        address: address.into(),
+        instance: 0,
+    };
+    client.set_routing(Routing::new(1, vec![server], &[0; SLOTS as usize])?);
+    Ok((client, job))
+}
+
+/// Push gradients to table `t`, [n * DIM], and wait for the outcome.
+pub async fn push_all(
+    client: &Client,
+    plan: &Plan,
+    values: &[f32],
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    let request = PushRequest {
+        table: table_id("t"),
+        row_elements: DIM,
+        change: Change::Update {
+            learning_rate_scale: 1.0,
+        },
+        values,
+        require_finite: true,
+    };
+    let push = client.push(&request, plan, deadline).await?;
+    push.wait(client).await
+}
+
 /// A good client connects to `address`, pushes to a key of its own and pulls it back.
 pub fn use_well(address: &str, options: ClientOptions) -> Result<(), ClientError> {
     use_well_within(address, options, PATIENCE)
@@ -103,36 +151,11 @@ pub fn use_well_within(
     options: ClientOptions,
     time: Duration,
 ) -> Result<(), ClientError> {
-    let job = NEXT_STREAM.fetch_add(1, Ordering::Relaxed) << 32;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let stream = StreamId {
-            job,
-            pass: 0,
-            task: 0,
-        };
-        let client = Client::new(options, stream);
-        let server = ServerAddress {
-            address: address.into(),
-            instance: 0,
-        };
-        client.set_routing(Routing::new(1, vec![server], &[0; SLOTS as usize])?);
-        let plan = Arc::new(client.plan(&[job])?);
-        let request = PushRequest {
-            table: table_id("t"),
-            row_elements: DIM,
-            change: Change::Update {
-                learning_rate_scale: 1.0,
-            },
-            values: &[-1.0, -2.0],
-            require_finite: true,
-        };
-        let deadline = Deadline::after(time);
-        let push = client.push(&request, &plan, deadline).await?;
-        push.wait(&client).await?;
+    let deadline = Deadline::after(time);
+    block_on(async {
+        let (client, key) = client(address, options)?;
+        let plan = Arc::new(client.plan(&[key])?);
+        push_all(&client, &plan, &[-1.0, -2.0], deadline).await?;
         let mut rows = [0.0; DIM];
         let mut pull = client.pull(table_id("t"), DIM, &plan, deadline).await?;
         pull.finish(&mut rows).await?;
