@@ -68,9 +68,7 @@ def rewrite_imports(text: str) -> str:
     """Point the imports of other generated modules to where these modules live."""
     lines = text.splitlines(keepends=True)
     return "".join(
-        _IMPORT.sub("backstay._proto.v1", line)
-        if line.startswith(("import ", "from "))
-        else line
+        _IMPORT.sub("backstay._proto.v1", line) if line.startswith(("import ", "from ")) else line
         for line in lines
     )
 

@@ -201,7 +201,7 @@ def test_concurrent_creations_of_one_name_agree(nodes: list[Control]) -> None:
 
 
 def test_a_creation_cut_short_is_completed_by_the_same_call(
-    cluster: LocalCluster, nodes: list[Control]
+    cluster: LocalCluster, nodes: list[Control], eventually: Eventually
 ) -> None:
     cluster.kill(2)
     for node in nodes[:2]:
@@ -212,7 +212,15 @@ def test_a_creation_cut_short_is_completed_by_the_same_call(
     cluster.restart(2)
     # The node has learned the table at its start; the call finds nothing left to do.
     assert nodes[2].table_names() == ["emb"]
-    nodes[1].create(sparse("emb"))
+
+    def completes() -> bool:
+        # The first node may take a moment before it connects to the one that was away again.
+        try:
+            return nodes[1].create(sparse("emb")).name == "emb"
+        except ServerUnavailable:
+            return False
+
+    eventually(completes)
 
 
 def test_a_first_node_that_comes_back_empty_refuses_what_its_peers_know_otherwise(
