@@ -3,7 +3,7 @@
 
 use thiserror::Error;
 
-/// A request that was refused. Nothing of it was applied.
+/// A request that was refused. But for [`Refusal::Incomplete`], nothing of it was applied.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// No table has this id or name.
@@ -35,6 +35,9 @@ pub enum Refusal {
     /// The same transaction is still under way here.
     #[error("the same transaction is still under way: wait for its first answer")]
     InFlight,
+    /// Some slots have the push and others refused it: the same push again completes it.
+    #[error("applied in some slots only, send the same push again: {0}")]
+    Incomplete(String),
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Stopping,
@@ -61,6 +64,7 @@ impl Refusal {
             Self::NotMaster { .. } => 9,
             Self::Stopping => 10,
             Self::InFlight => 11,
+            Self::Incomplete(_) => 12,
         }
     }
 
@@ -68,7 +72,11 @@ impl Refusal {
     pub fn retry_safe(&self) -> bool {
         matches!(
             self,
-            Self::MemoryLimit(_) | Self::NotMaster { .. } | Self::Stopping | Self::InFlight
+            Self::MemoryLimit(_)
+                | Self::NotMaster { .. }
+                | Self::Stopping
+                | Self::InFlight
+                | Self::Incomplete(_)
         )
     }
 }

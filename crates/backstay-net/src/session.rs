@@ -121,23 +121,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         check_no_body(&frame)?;
         let hello = Hello::decode(&frame.meta)?;
         let options = &self.shared.options;
+        // Before anything is said about this cluster.
+        let token = options.token.as_deref().unwrap_or_default();
+        if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) {
+            let reason = if hello.token.is_empty() {
+                "a token is needed: set BACKSTAY_TOKEN or the setting token"
+            } else {
+                "the token is wrong: it is not the one of this cluster"
+            };
+            return Err(Refusal::Unauthenticated(reason.into()).into());
+        }
         if hello.cluster_id != options.cluster_id {
             return Err(Refusal::Unauthenticated(format!(
                 "this is cluster {:?}, not {:?}: check the endpoint",
                 options.cluster_id, hello.cluster_id
-            ))
-            .into());
-        }
-        let token = options.token.as_deref().unwrap_or_default();
-        if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) {
-            let reason = if hello.token.is_empty() {
-                "a token is needed"
-            } else {
-                "the token is wrong"
-            };
-            return Err(Refusal::Unauthenticated(format!(
-                "{reason} for cluster {:?}",
-                options.cluster_id
             ))
             .into());
         }

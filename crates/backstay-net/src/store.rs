@@ -158,8 +158,8 @@ impl Store {
     /// it already.
     ///
     /// Everything that a malformed push could be refused for is checked before the first slot
-    /// changes. What is left (a slot that has just moved away) is safe to retry: the slots
-    /// that have the push skip it then.
+    /// changes. What is left (a slot that moves away, a limit of one slot) may come when other
+    /// slots have it: that is [`Refusal::Incomplete`], and safe to retry, for they skip it.
     ///
     /// Returns the batch's buffer, too, for reuse.
     pub fn push(&self, mut transaction: Transaction) -> Result<(StageReport, Vec<u64>), Refusal> {
@@ -221,7 +221,14 @@ impl Store {
         for (stripe, part) in parts {
             let mut engine = self.stripes[stripe].write();
             let before = engine.table(transaction.table)?.allocated_bytes();
-            report += engine.apply(transaction, part)?;
+            match engine.apply(transaction, part) {
+                Ok(applied) => report += applied,
+                // The sender must not take it for a push of which nothing was applied.
+                Err(refusal) if report != StageReport::default() => {
+                    return Err(Refusal::Incomplete(refusal.to_string()));
+                }
+                Err(refusal) => return Err(refusal),
+            }
             self.account(before, engine.table(transaction.table)?.allocated_bytes());
         }
         Ok(report)
@@ -303,5 +310,83 @@ impl Store {
                     self.space.count()
                 ))
             })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backstay_core::stream::TransactionId;
+    use backstay_core::transaction::Batch;
+
+    /// 64 slots in 64 stripes, served but for those in `elsewhere`, and a push of a key in each.
+    fn store_and_push(elsewhere: &[usize]) -> (Store, Transaction) {
+        let space = SlotSpace::new(64).unwrap();
+        let store = Store::new(space, 0);
+        let mut owned = [true; 64];
+        for &slot in elsewhere {
+            owned[slot] = false;
+        }
+        store.set_routing(1, &owned);
+        let spec = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+        store
+            .create_table(&Arc::new(TableSpec::from_json(spec).unwrap()))
+            .unwrap();
+        let mut keys: Vec<u64> = (0..2000).collect();
+        keys.sort_by_key(|&key| space.slot_of(key));
+        keys.dedup_by_key(|key| space.slot_of(*key));
+        let stream = StreamId {
+            job: 1,
+            pass: 0,
+            task: 0,
+        };
+        let transaction = Transaction {
+            id: TransactionId {
+                stream,
+                sequence: 0,
+            },
+            floor: 0,
+            table: table_id("t"),
+            change: Change::Update {
+                learning_rate_scale: 1.0,
+            },
+            batch: Batch::new(&keys, &vec![-1.0; keys.len()]),
+        };
+        assert_eq!(keys.len(), 64);
+        (store, transaction)
+    }
+
+    fn values(store: &Store, transaction: &Transaction) -> Vec<f32> {
+        store.set_routing(2, &[true; 64]);
+        let mut out = vec![f32::NAN; 64];
+        store
+            .pull(transaction.table, transaction.batch.keys(), &mut out)
+            .unwrap();
+        out
+    }
+
+    #[test]
+    fn a_push_refused_by_the_first_slot_is_not_applied_anywhere() {
+        let (store, push) = store_and_push(&[0]);
+        let refused = store.push(push.clone()).unwrap_err();
+        assert_eq!(
+            refused,
+            Refusal::NotMaster {
+                slot: 0,
+                version: 1
+            }
+        );
+        assert_eq!(values(&store, &push), [0.0; 64]);
+    }
+
+    #[test]
+    fn a_push_refused_by_a_later_slot_is_incomplete_and_its_retry_completes_it() {
+        let (store, push) = store_and_push(&[40]);
+        let refused = store.push(push.clone()).unwrap_err();
+        assert!(matches!(refused, Refusal::Incomplete(_)), "{refused:?}");
+        let half: f32 = values(&store, &push).iter().sum();
+        assert!((half - 40.0).abs() < 0.5);
+        store.push(push.clone()).unwrap();
+        assert_eq!(values(&store, &push), [1.0; 64]);
     }
 }

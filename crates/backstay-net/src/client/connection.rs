@@ -41,15 +41,15 @@ struct Pending {
 /// What the reader task and the callers share.
 struct Shared {
     pending: Mutex<Pending>,
+    /// Taken while a frame is written: if that is broken off, it is not put back, for the
+    /// stream of frames is lost then.
+    writer: tokio::sync::Mutex<Option<Writer>>,
     buffers: Arc<BufferPool>,
 }
 
 pub(crate) struct Connection {
     pub(crate) hello: HelloReply,
     shared: Arc<Shared>,
-    /// Taken while a frame is written: if that is broken off, it is not put back, for the
-    /// stream of frames is lost then.
-    writer: tokio::sync::Mutex<Option<Writer>>,
     next_request: AtomicU64,
     reader: tokio::task::AbortHandle,
 }
@@ -93,7 +93,7 @@ impl Connection {
             .await?
             .ok_or(ReadError::Truncated)?;
         if frame.header.opcode == Opcode::Error {
-            return Err(OpenError::Refused(refusal_of(address, &frame)?));
+            return Err(OpenError::of(address, &frame)?);
         }
         if frame.header.opcode != Opcode::HelloReply {
             return Err(
@@ -103,13 +103,13 @@ impl Connection {
         let hello = HelloReply::decode(&frame.meta)?;
         let shared = Arc::new(Shared {
             pending: Mutex::default(),
+            writer: tokio::sync::Mutex::new(Some(writer)),
             buffers: Arc::clone(buffers),
         });
         let task = tokio::spawn(read_replies(reader, limits, Arc::clone(&shared)));
         Ok(Self {
             hello,
             shared,
-            writer: tokio::sync::Mutex::new(Some(writer)),
             next_request: AtomicU64::new(1),
             reader: task.abort_handle(),
         })
@@ -132,7 +132,7 @@ impl Connection {
         request_id: u64,
         frame: &[u8],
     ) -> Result<oneshot::Receiver<Reply>, Lost> {
-        let mut slot = self.writer.lock().await;
+        let mut slot = self.shared.writer.lock().await;
         let receiver = self.register(request_id)?;
         let Some(mut writer) = slot.take() else {
             return Err(self.lose("an earlier request was broken off"));
@@ -184,6 +184,11 @@ impl Shared {
             pending.lost.get_or_insert_with(|| lost.clone());
             std::mem::take(&mut pending.waiting)
         };
+        // Close our half, too, so that the server need not wait for it. A send under way
+        // finds out by itself.
+        if let Ok(mut writer) = self.writer.try_lock() {
+            writer.take();
+        }
         for (_, sender) in waiting {
             // A caller that gave up has dropped its receiver: nobody is left to tell.
             let _ = sender.send(Err(lost.clone()));
@@ -246,6 +251,20 @@ pub(crate) enum OpenError {
     Refused(ClientError),
 }
 
+impl OpenError {
+    /// What an error frame in answer to the handshake means.
+    fn of(address: &str, frame: &Frame) -> Result<Self, Refusal> {
+        let error = refusal_of(address, frame)?;
+        // A full house, say: there may be room later.
+        let later = ErrorMeta::decode(&frame.meta)?.retry_safe;
+        Ok(if later {
+            Self::Transient(error.to_string())
+        } else {
+            Self::Refused(error)
+        })
+    }
+}
+
 impl From<std::io::Error> for OpenError {
     fn from(error: std::io::Error) -> Self {
         // A wrong certificate does not become right by trying again.
@@ -263,6 +282,7 @@ impl From<ReadError> for OpenError {
     fn from(error: ReadError) -> Self {
         match error {
             ReadError::Refused(refusal) => refusal.into(),
+            ReadError::Io(error) => error.into(),
             other => Self::Transient(other.to_string()),
         }
     }

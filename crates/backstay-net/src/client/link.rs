@@ -173,6 +173,7 @@ impl Link {
         frame: &mut OutFrame,
     ) -> Result<Ticket, ClientError> {
         let connection = self.connection(deadline).await?;
+        frame.check(&connection.hello)?;
         let request_id = connection.next_request_id();
         frame.set_request_id(request_id);
         match timeout_at(deadline.at, connection.send(request_id, frame.bytes())).await {
@@ -251,7 +252,7 @@ impl Link {
             ClientError::Refused { code, message, .. } if passes_by_itself(code) => {
                 Ok(Answer::Again {
                     reason: message,
-                    not_applied: true,
+                    not_applied: code == not_master().code() || code == Refusal::Stopping.code(),
                 })
             }
             error => Err(error),
@@ -265,14 +266,21 @@ pub(crate) enum Answer {
     Again { reason: String, not_applied: bool },
 }
 
-fn passes_by_itself(code: u16) -> bool {
-    let probe = Refusal::NotMaster {
+fn not_master() -> Refusal {
+    Refusal::NotMaster {
         slot: 0,
         version: 0,
-    };
-    [probe, Refusal::InFlight, Refusal::Stopping]
-        .iter()
-        .any(|refusal| refusal.code() == code)
+    }
+}
+
+fn passes_by_itself(code: u16) -> bool {
+    let passing = [
+        not_master(),
+        Refusal::InFlight,
+        Refusal::Stopping,
+        Refusal::Incomplete(String::new()),
+    ];
+    passing.iter().any(|refusal| refusal.code() == code)
 }
 
 fn already_lost(lost: Lost) -> Ticket {

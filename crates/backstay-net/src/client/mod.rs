@@ -171,7 +171,7 @@ impl Client {
             stream: self.stream,
         }
         .encode();
-        let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, Vec::new());
+        let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, 0, Vec::new());
         let ticket = link.send(deadline, &mut frame).await?;
         match deadline.wait(ticket).await {
             Some(Ok(reply)) => match link.judge(reply, Opcode::CloseStreamReply)? {

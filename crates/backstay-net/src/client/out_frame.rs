@@ -1,6 +1,8 @@
 //! A request laid out for sending, kept until it is answered so that it can be sent again.
 
-use backstay_core::wire::{Header, Opcode, HEADER_BYTES};
+use backstay_core::wire::{Header, HelloReply, Opcode, HEADER_BYTES};
+
+use super::error::ClientError;
 
 /// See the module's documentation. Meta parts of requests are whole words, so the body is
 /// aligned.
@@ -9,13 +11,16 @@ pub(crate) struct OutFrame {
     words: Vec<u64>,
     bytes: usize,
     body_at: usize,
+    keys: usize,
 }
 
 impl OutFrame {
-    /// Lay out header and meta in `buffer`; the body's `body_bytes` are to be filled in.
+    /// Lay out header and meta in `buffer`; the body's `keys` keys and what follows them,
+    /// `body_bytes` in all, are to be filled in.
     pub(crate) fn new(
         opcode: Opcode,
         meta: &[u8],
+        keys: usize,
         body_bytes: usize,
         mut buffer: Vec<u64>,
     ) -> Self {
@@ -39,6 +44,7 @@ impl OutFrame {
             words: buffer,
             bytes,
             body_at: (HEADER_BYTES + meta.len()) / 8,
+            keys,
         }
     }
 
@@ -50,6 +56,28 @@ impl OutFrame {
     pub(crate) fn set_request_id(&mut self, request_id: u64) {
         // Bytes 8 to 16 of the header.
         self.words[1] = request_id.to_le();
+    }
+
+    /// Refuse what the server would not take, before it is sent.
+    pub(crate) fn check(&self, hello: &HelloReply) -> Result<(), ClientError> {
+        let body = (self.bytes - HEADER_BYTES) as u64;
+        let (what, size, limit, name) = if body > hello.max_frame_bytes {
+            ("bytes", body, hello.max_frame_bytes, "max_frame_bytes")
+        } else if self.keys as u64 > u64::from(hello.max_keys) {
+            (
+                "keys",
+                self.keys as u64,
+                u64::from(hello.max_keys),
+                "max_keys_per_request",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(ClientError::LimitExceeded(format!(
+            "{size} {what} for pserver {} in one request, its limit is {limit} ({name}): \
+             send smaller batches or raise it",
+            hello.node_id
+        )))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

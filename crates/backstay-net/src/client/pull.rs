@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use backstay_core::wire::{Opcode, PullMeta, PullReply};
+use backstay_core::wire::{Opcode, PullMeta, PullReply, MAX_META_BYTES};
 
 use super::error::ClientError;
 use super::link::{Answer, Deadline, Link, Retry, Ticket};
@@ -43,6 +43,7 @@ impl Client {
         for part in plan.parts(self.keys_per_part(row_elements)) {
             let link = self.link(routing, part.server);
             let keys = &plan.keys()[part.keys.clone()];
+            self.check_reply(keys.len() * row_elements * 4)?;
             let meta = PullMeta {
                 table,
                 routing_version: routing.version,
@@ -52,6 +53,7 @@ impl Client {
             let mut frame = OutFrame::new(
                 Opcode::Pull,
                 &meta.encode(),
+                keys.len(),
                 keys.len() * 8,
                 self.buffers.take(),
             );
@@ -71,6 +73,20 @@ impl Client {
             deadline,
             parts,
         })
+    }
+}
+
+impl Client {
+    /// Refuse to ask for more than is accepted as an answer.
+    fn check_reply(&self, bytes: usize) -> Result<(), ClientError> {
+        let limit = self.options.max_frame_bytes;
+        if bytes as u64 + MAX_META_BYTES as u64 <= limit {
+            return Ok(());
+        }
+        Err(ClientError::LimitExceeded(format!(
+            "the rows of one slot take {bytes} bytes, this client's limit is {limit} \
+             (max_frame_bytes): pull fewer keys or raise it"
+        )))
     }
 }
 

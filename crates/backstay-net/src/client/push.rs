@@ -206,6 +206,7 @@ impl Client {
         let mut frame = OutFrame::new(
             Opcode::Push,
             &meta.encode(),
+            keys.len(),
             body_bytes,
             self.buffers.take(),
         );
