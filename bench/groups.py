@@ -211,6 +211,12 @@ GROUPS: Mapping[str, Group] = {
         ratios=(
             Ratio("trainers_4_over_1", "trainers_4", "trainers_1", "mean_keys_per_s"),
             Ratio("servers_2_over_1", "servers_2", "trainers_1", "mean_keys_per_s"),
+            Ratio(
+                "servers_2_over_1_trainers_4",
+                "trainers_4_servers_2",
+                "trainers_4",
+                "mean_keys_per_s",
+            ),
         ),
         raw=(
             ("trainers_1", "mean_keys_per_s"),
