@@ -264,23 +264,29 @@ class Client:
         blocks = self._to_blocks(table, values, "values")
         self._push(table, self._dense_plan(table), blocks, "assign_if_absent", 1.0).result()
 
-    def pull_dense(self, table: Table | str) -> Rows:
+    def pull_dense(self, table: Table | str, *, out: Rows | None = None) -> Rows:
         """Read a dense tensor, float32 of the table's shape. Raises as :meth:`pull`."""
-        return self.pull_dense_async(table).result()
+        return self.pull_dense_async(table, out=out).result()
 
-    def pull_dense_async(self, table: Table | str) -> Pending[Rows]:
-        """Ask for a dense tensor and return at once."""
+    def pull_dense_async(self, table: Table | str, *, out: Rows | None = None) -> Pending[Rows]:
+        """Ask for a dense tensor and return at once; ``out`` as in :meth:`pull`."""
         table = self._table(table)
         shape, plan = table.dense().shape, self._dense_plan(table)
+        values = output(out, shape)
+        # The last block may reach beyond the tensor: then blocks are read aside and copied.
+        whole = values.size == plan.size * table.row_elements
+        blocks = (
+            values.reshape(-1) if whole else np.empty(plan.size * table.row_elements, np.float32)
+        )
         pending = self._native.pull_begin(
             table.id, table.row_elements, plan, self._config.deadline_ms
         )
 
         def finish() -> Rows:
-            flat = np.empty(plan.size * table.row_elements, dtype=np.float32)
-            pending.finish(flat)
-            # The last block may be padded.
-            return flat[: int(np.prod(shape))].reshape(shape)
+            pending.finish(blocks)
+            if not whole:
+                values.reshape(-1)[:] = blocks[: values.size]
+            return values
 
         return Pending(pending.done, finish)
 

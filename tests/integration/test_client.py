@@ -142,10 +142,22 @@ def test_dense_tensors_with_a_ragged_last_block(client: Client) -> None:
     client.push_dense_async(table, np.ones_like(first))
     client.flush()
     assert np.array_equal(client.pull_dense_async("dense").result(), first - 1)
+    kept = np.empty_like(first)
+    assert client.pull_dense(table, out=kept) is kept
+    assert np.array_equal(kept, first - 1)
     with pytest.raises(errors.InvalidRequest, match="shape"):
         client.push_dense(table, first[:5])
     with pytest.raises(errors.InvalidRequest, match="dense: use pull_dense"):
         client.pull(table, np.array([1]))
+
+
+def test_dense_tensors_of_whole_blocks_are_read_in_place(client: Client) -> None:
+    table = client.create_table(TableSpec.dense("whole", (64, 64), optimizer=SGD(1.0)))
+    values = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    client.init_dense(table, values)
+    kept = np.zeros((64, 64), dtype=np.float32)
+    assert client.pull_dense(table, out=kept) is kept
+    assert np.array_equal(kept, values)
 
 
 def test_a_key_never_pushed_reads_as_its_initial_value(client: Client) -> None:

@@ -120,7 +120,8 @@ impl Plan {
     }
 
     /// Cut the plan into parts of about `keys_per_part` unique keys, never within a slot:
-    /// a slot takes each push once.
+    /// a slot takes each push once. Parts of different servers alternate, so that all servers
+    /// work from the start; those of one server keep the order of their slots.
     pub fn parts(&self, keys_per_part: usize) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         for (i, run) in self.runs.iter().enumerate() {
@@ -142,7 +143,7 @@ impl Plan {
                 }),
             }
         }
-        parts
+        interleave(parts)
     }
 
     fn merge(&mut self, scratch: &mut Scratch) {
@@ -197,6 +198,19 @@ impl Plan {
             self.entries.push(Entry { index, unique });
         }
     }
+}
+
+/// Put the first parts of all servers first, then the second ones, and so on.
+fn interleave(parts: Vec<Part>) -> Vec<Part> {
+    let (mut server, mut turn) = (usize::MAX, 0);
+    let mut numbered: Vec<(usize, Part)> = Vec::with_capacity(parts.len());
+    for part in parts {
+        turn = if part.server == server { turn + 1 } else { 0 };
+        server = part.server;
+        numbered.push((turn, part));
+    }
+    numbered.sort_by_key(|(turn, part)| (*turn, part.server));
+    numbered.into_iter().map(|(_, part)| part).collect()
 }
 
 impl Scratch {
@@ -271,7 +285,11 @@ mod tests {
         let plan = Plan::new(&keys, Arc::clone(&routing)).unwrap();
         for size in [1, 10, 500, 1_000_000] {
             let (mut key, mut entry, mut last_rank) = (0, 0, None);
-            for part in plan.parts(size) {
+            let mut parts = plan.parts(size);
+            let first: Vec<usize> = parts.iter().take(3).map(|part| part.server).collect();
+            assert_eq!(first, [0, 1, 2], "all servers get work at once");
+            parts.sort_by_key(|part| part.keys.start);
+            for part in parts {
                 assert_eq!((part.keys.start, part.entries.start), (key, entry));
                 (key, entry) = (part.keys.end, part.entries.end);
                 for &unique in &plan.keys()[part.keys.clone()] {
