@@ -26,7 +26,7 @@ from backstay.errors import BackstayError
 from backstay.pserver.local_cluster import LocalCluster
 from examples.census.reader import load
 from examples.census.train import PASSES, score_on_cluster
-from examples.common.launch import TrainerFailed, run_trainers
+from examples.common.launch import ProcessFailed, run_trainers
 
 
 @dataclass
@@ -80,9 +80,8 @@ def run(servers: int, trainers: int, passes: int, seed: int, console: Console) -
             run_trainers(
                 ["-m", "examples.census.train", "--passes", str(passes), "--seed", str(seed)],
                 trainers=trainers,
-                endpoints=cluster.endpoints,
+                cluster=cluster,
                 on_report=progressed.on_report,
-                check_servers=cluster.check,
             )
         scores = score_on_cluster(cluster.endpoints)
     examples = progressed.sum_of("examples")
@@ -112,7 +111,7 @@ def main() -> int:
         figures = run(
             arguments.servers, arguments.trainers, arguments.passes, arguments.seed, console
         )
-    except (TrainerFailed, BackstayError) as error:
+    except (ProcessFailed, BackstayError) as error:
         print(f"The demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 import paddle
 
@@ -30,10 +31,11 @@ STEPS_IN_FLIGHT = 4
 
 
 def make_optimizer(
-    model: WideDeep,
+    model: WideDeep, examples: int
 ) -> tuple[paddle.optimizer.Adam, paddle.optimizer.lr.LRScheduler]:
-    """Return Adam that touches only the rows of the batch, and its schedule."""
-    scheduler = paddle.optimizer.lr.ExponentialDecay(LEARNING_RATE, gamma=DECAY)
+    """Return Adam that touches only the rows of the batch, and its schedule, batch by batch."""
+    decay_of_batch = DECAY ** (BATCH_SIZE / examples)
+    scheduler = paddle.optimizer.lr.ExponentialDecay(LEARNING_RATE, gamma=decay_of_batch)
     optimizer = paddle.optimizer.Adam(scheduler, parameters=model.parameters(), lazy_mode=True)
     return optimizer, scheduler
 
@@ -43,9 +45,9 @@ def train_here(passes: int, seed: int) -> dict[str, float]:
     rows, (training, _, test) = renumber(*load())
     paddle.seed(seed)
     model = WideDeep(paddle.nn.Embedding, rows)
-    optimizer, scheduler = make_optimizer(model)
+    optimizer, scheduler = make_optimizer(model, len(training))
     fit(
-        model, optimizer, training,
+        model, [optimizer], training,
         passes=passes, batch_size=BATCH_SIZE, seed=seed, scheduler=scheduler,
     )  # fmt: skip
     return score(model, test)
@@ -53,11 +55,11 @@ def train_here(passes: int, seed: int) -> dict[str, float]:
 
 def train_on_cluster(passes: int, seed: int) -> None:
     """Train this trainer's share of the examples, and report on the way."""
-    training, _, _ = load()
     with distributed.init(job=JOB) as session:
+        training = load()[0][session.trainer_id :: session.trainers_num]
         paddle.seed(seed)
         model = WideDeep(distributed.Embedding, None)
-        optimizer, scheduler = make_optimizer(model)
+        optimizer, scheduler = make_optimizer(model, len(training))
         updates = distributed.DistributedOptimizer(optimizer, steps_in_flight=STEPS_IN_FLIGHT)
 
         def report(running: RunningScore) -> None:
@@ -66,21 +68,22 @@ def train_on_cluster(passes: int, seed: int) -> None:
                 trainer=session.trainer_id, pushes_acknowledged=pushes, **running.summary()
             )
 
-        fit(
-            model, updates, training[session.trainer_id :: session.trainers_num],
+        running = fit(
+            model, [updates], training,
             passes=passes, batch_size=BATCH_SIZE, seed=seed + session.trainer_id,
             scheduler=scheduler, prefetch=model.prefetch, report=report,
         )  # fmt: skip
         updates.synchronize()
+        report(running)
 
 
-def score_on_cluster(endpoints: str) -> dict[str, float]:
+def score_on_cluster(endpoints: Sequence[str]) -> dict[str, float]:
     """Return AUC and logloss on the test split of the model that a cluster holds."""
     _, _, test = load()
     with distributed.init(endpoints, trainer_id=0, trainers_num=1, job=JOB):
         model = WideDeep(distributed.Embedding, None)
         # Finds the tables that the trainers made, and loads the dense parameters.
-        distributed.DistributedOptimizer(make_optimizer(model)[0])
+        distributed.DistributedOptimizer(make_optimizer(model, len(test))[0])
         return score(model, test)
 
 

@@ -1,6 +1,6 @@
 """Run trainer processes side by side and listen to what they report.
 
-May import the standard library only. It leaves no process behind, whichever way it ends.
+May import backstay's local cluster. It leaves no process behind, whichever way it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["REPORT", "TrainerFailed", "run_trainers"]
+from backstay.pserver.local_cluster import LocalCluster
+
+__all__ = ["REPORT", "ProcessFailed", "run_trainers"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Begins the lines by which a trainer tells the program that started it how it does.
@@ -27,8 +29,8 @@ STOP_SECONDS = 5.0
 CHECK_SECONDS = 0.5
 
 
-class TrainerFailed(RuntimeError):
-    """A trainer ended with an error; the message holds the end of what it wrote."""
+class ProcessFailed(RuntimeError):
+    """A trainer failed or a server died; the message holds the end of what it wrote."""
 
 
 class _Trainer:
@@ -75,7 +77,7 @@ class _Trainer:
         code = self._wait()
         if code != 0:
             how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
-            raise TrainerFailed(
+            raise ProcessFailed(
                 f"trainer {self.number} failed ({how}); it wrote last:\n"
                 + "".join(self.last_errors)
             )
@@ -100,9 +102,8 @@ def run_trainers(
     command: Sequence[str],
     *,
     trainers: int,
-    endpoints: Sequence[str],
+    cluster: LocalCluster,
     on_report: Callable[[dict[str, Any]], None],
-    check_servers: Callable[[], None] = lambda: None,
 ) -> None:
     """Run ``python *command`` once for each trainer, and return when all have ended well.
 
@@ -112,17 +113,16 @@ def run_trainers(
     Args:
         command: Arguments of Python, e.g. ["-m", "examples.census.train"].
         trainers: How many processes.
-        endpoints: Control addresses of the servers.
+        cluster: The servers, running.
         on_report: Called with what each ``REPORT {json}`` line says.
-        check_servers: Called now and then; raises if a server has died.
 
     Raises:
-        TrainerFailed: One ended with an error; the others are stopped.
+        ProcessFailed: A trainer ended with an error, or a server died; the trainers are stopped.
     """
     environment = {
         "TRAINING_ROLE": "TRAINER",
         "PADDLE_TRAINERS_NUM": str(trainers),
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(cluster.endpoints),
         # Small matrices: two trainers on two cores only disturb each other with more.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
@@ -135,9 +135,10 @@ def run_trainers(
             try:
                 number, line = lines.get(timeout=CHECK_SECONDS)
             except queue.Empty:
-                check_servers()
+                _check_servers(cluster)
                 continue
             if line is None:
+                _check_servers(cluster)  # the cause, if one has died: name it first
                 running[number].check_result()
                 del running[number]
             elif line.startswith(REPORT):
@@ -145,3 +146,12 @@ def run_trainers(
     finally:
         for trainer in running.values():
             trainer.stop()
+
+
+def _check_servers(cluster: LocalCluster) -> None:
+    for server in cluster.servers:
+        if not server.is_running:
+            raise ProcessFailed(
+                f"server {server.node_id} at {server.control_address} has died (exit status "
+                f"{server.process.returncode}); it wrote last:\n{server.log_tail()}"
+            )

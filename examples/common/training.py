@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,7 +58,7 @@ class RunningScore:
 
 def fit(
     model: paddle.nn.Layer,
-    optimizer: Any,
+    optimizers: Sequence[Any],
     examples: Examples,
     *,
     passes: int,
@@ -68,20 +68,23 @@ def fit(
     prefetch: Callable[[NDArray[np.int64]], None] | None = None,
     report: Callable[[RunningScore], None] | None = None,
     report_seconds: float = 0.3,
-) -> None:
+) -> RunningScore:
     """Train in place.
 
     Args:
         model: Called with keys [batch, fields] and numbers [batch, numbers], answers logits.
-        optimizer: A Paddle optimizer, or one that wraps it.
+        optimizers: Paddle's, or what wraps them; together they have the model's parameters.
         examples: Shuffled anew in each pass.
         passes: How often each example is used.
         batch_size: Examples of one step.
         seed: Of the order of the examples.
-        scheduler: Of the learning rate; makes one step a pass.
+        scheduler: Of the learning rate; makes one step a batch.
         prefetch: Called with the keys of the batch after the current one.
-        report: Called about every ``report_seconds`` seconds, and at the end.
+        report: Called about every ``report_seconds`` seconds.
         report_seconds: See ``report``.
+
+    Returns:
+        How it went to the end.
     """
     generator = np.random.default_rng(seed)
     running = RunningScore()
@@ -96,17 +99,17 @@ def fit(
                 logits, paddle.to_tensor(batch.labels)
             )
             loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.clear_grad()
+            if scheduler is not None:
+                scheduler.step()
             running.add(batch.labels, logits.numpy())
             now = time.perf_counter()
             if report is not None and now - reported >= report_seconds:
                 reported = now
                 report(running)
-        if scheduler is not None:
-            scheduler.step()
-    if report is not None:
-        report(running)
+    return running
 
 
 def predict(model: paddle.nn.Layer, examples: Examples, batch_size: int = 8192) -> NDArray[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import paddle
 
+from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import paddle as distributed
 from examples.common.dataset import Examples, renumber
 from examples.common.launch import run_trainers
@@ -29,53 +30,76 @@ from examples.deepfm.reader import FORMATS, load
 
 JOB = "deepfm"
 BATCH_SIZE = 512
-LEARNING_RATE = 1e-3
+PASSES = 5
+NETWORK_RATE = 1e-3
+ROW_RATE = 0.05
+WARM_UP_STEPS = 20
 STEPS_IN_FLIGHT = 4
 
 
-def make_optimizer(model: DeepFM) -> paddle.optimizer.Adam:
-    """Return Adam that touches only the rows of the batch."""
-    return paddle.optimizer.Adam(LEARNING_RATE, parameters=model.parameters(), lazy_mode=True)
+def make_optimizers(
+    model: DeepFM,
+) -> tuple[list[paddle.optimizer.Optimizer], paddle.optimizer.lr.LRScheduler]:
+    """Return Adam for the network and Adagrad for the rows, and the schedule of the latter.
+
+    Adagrad changes a row by its own history only, so rare rows learn as fast as they are met.
+    Its first steps are large; several trainers that make them at once would overshoot.
+    """
+    scheduler = paddle.optimizer.lr.LinearWarmup(
+        ROW_RATE, WARM_UP_STEPS, ROW_RATE / WARM_UP_STEPS, ROW_RATE
+    )
+    rows = model.factors.parameters() + model.linear.parameters()
+    return [
+        paddle.optimizer.Adam(NETWORK_RATE, parameters=model.network.parameters()),
+        paddle.optimizer.Adagrad(scheduler, parameters=rows),
+    ], scheduler
 
 
-def train_here(splits: Sequence[Examples], passes: int, seed: int) -> dict[str, Any]:
+def train_here(splits: Sequence[Examples], arguments: argparse.Namespace) -> dict[str, Any]:
     """Train in this process with plain Paddle; return figures on the test split."""
     rows, (training, _, test) = renumber(*splits)
-    paddle.seed(seed)
+    paddle.seed(arguments.seed)
     model = DeepFM(paddle.nn.Embedding, rows, training.keys.shape[1])
+    optimizers, scheduler = make_optimizers(model)
     begin = time.perf_counter()
-    fit(model, make_optimizer(model), training, passes=passes, batch_size=BATCH_SIZE, seed=seed)
+    fit(
+        model, optimizers, training, passes=arguments.passes,
+        batch_size=arguments.batch_size, seed=arguments.seed, scheduler=scheduler,
+    )  # fmt: skip
     seconds = time.perf_counter() - begin
-    return {**score(model, test), "examples": len(training) * passes, "seconds": seconds}
+    return {**score(model, test), "examples": len(training) * arguments.passes, "seconds": seconds}
 
 
-def train_on_cluster(splits: Sequence[Examples], passes: int, seed: int) -> None:
+def train_on_cluster(splits: Sequence[Examples], arguments: argparse.Namespace) -> None:
     """Train this trainer's share of the examples, and report on the way."""
-    training = splits[0]
+    training, seed = splits[0], arguments.seed
     with distributed.init(job=JOB) as session:
         paddle.seed(seed)
         model = DeepFM(distributed.Embedding, None, training.keys.shape[1])
-        optimizer = distributed.DistributedOptimizer(
-            make_optimizer(model), steps_in_flight=STEPS_IN_FLIGHT
-        )
+        plain, scheduler = make_optimizers(model)
+        optimizers = [
+            distributed.DistributedOptimizer(optimizer, steps_in_flight=arguments.steps_in_flight)
+            for optimizer in plain
+        ]
         # The same first values everywhere, but not the same dropout.
         paddle.seed(seed + session.trainer_id)
 
         def report(running: RunningScore) -> None:
             print_report(trainer=session.trainer_id, **running.summary())
 
-        fit(
-            model, optimizer, training[session.trainer_id :: session.trainers_num],
-            passes=passes, batch_size=BATCH_SIZE, seed=seed + session.trainer_id,
-            prefetch=model.prefetch, report=report,
+        running = fit(
+            model, optimizers, training[session.trainer_id :: session.trainers_num],
+            passes=arguments.passes, batch_size=arguments.batch_size,
+            seed=seed + session.trainer_id, scheduler=scheduler,
+            prefetch=model.prefetch if arguments.steps_in_flight else None, report=report,
         )  # fmt: skip
-        optimizer.synchronize()
+        for optimizer in optimizers:
+            optimizer.synchronize()
+        report(running)
 
 
 def launch(splits: Sequence[Examples], arguments: argparse.Namespace) -> dict[str, Any]:
     """Start servers and trainers on this machine; return figures on the test split."""
-    from backstay.pserver.local_cluster import LocalCluster
-
     command = ["-m", "examples.deepfm.train", "--role", "trainer", *sys.argv[1:]]
     reports: dict[int, dict[str, Any]] = {}
 
@@ -83,21 +107,20 @@ def launch(splits: Sequence[Examples], arguments: argparse.Namespace) -> dict[st
         reports[report["trainer"]] = report
         done = sum(item["examples"] for item in reports.values())
         total = len(splits[0]) * arguments.passes
-        print(
-            f"\r{done / total:4.0%}  loss {report['loss']:.4f}  AUC so far {report['auc']:.4f}",
-            end="", file=sys.stderr,
-        )  # fmt: skip
+        # A line for a log file would only fill it.
+        if sys.stderr.isatty():
+            status = f"{done / total:4.0%}  loss {report['loss']:.4f}  AUC {report['auc']:.4f}"
+            print("\r" + status, end="", file=sys.stderr)
 
     with LocalCluster(servers=arguments.servers) as cluster:
-        run_trainers(
-            command, trainers=arguments.trainers, endpoints=cluster.endpoints,
-            on_report=on_report, check_servers=cluster.check,
-        )  # fmt: skip
-        print(file=sys.stderr)
+        run_trainers(command, trainers=arguments.trainers, cluster=cluster, on_report=on_report)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
         with distributed.init(cluster.endpoints, trainer_id=0, trainers_num=1, job=JOB):
             model = DeepFM(distributed.Embedding, None, splits[0].keys.shape[1])
             # Finds the tables that the trainers made, and loads the dense parameters.
-            distributed.DistributedOptimizer(make_optimizer(model))
+            for optimizer in make_optimizers(model)[0]:
+                distributed.DistributedOptimizer(optimizer)
             scores = score(model, splits[2])
     return {
         **scores,
@@ -112,11 +135,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--form", choices=sorted(FORMATS), default="criteo")
     parser.add_argument("--data", type=Path, required=True, help="the file; .gz is read as well")
     parser.add_argument("--rows", type=int, help="read only so many rows")
-    parser.add_argument("--passes", type=int, default=10)
+    parser.add_argument("--passes", type=int, default=PASSES)
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--local", action="store_true", help="plain Paddle, without servers")
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--trainers", type=int, default=2)
+    parser.add_argument(
+        "--steps-in-flight",
+        type=int,
+        default=STEPS_IN_FLIGHT,
+        help="0: wait for each push, and fetch nothing ahead",
+    )
     parser.add_argument("--role", choices=["launcher", "trainer"], default="launcher")
     return parser.parse_args(arguments)
 
@@ -125,12 +155,9 @@ def main() -> None:
     arguments = parse()
     splits = load(arguments.data, arguments.form, arguments.rows)
     if arguments.role == "trainer":
-        train_on_cluster(splits, arguments.passes, arguments.seed)
+        train_on_cluster(splits, arguments)
         return
-    if arguments.local:
-        figures = train_here(splits, arguments.passes, arguments.seed)
-    else:
-        figures = launch(splits, arguments)
+    figures = train_here(splits, arguments) if arguments.local else launch(splits, arguments)
     print(
         f"test AUC {figures['auc']:.4f}, logloss {figures['logloss']:.4f}, "
         f"{figures['examples'] / figures['seconds']:,.0f} examples/s"

@@ -34,7 +34,7 @@ losses = []
 for _ in range(STEPS):
     users = visits.integers(0, USERS, BATCH)
     ads = visits.integers(0, ADS, BATCH)
-    chance = 1 / (1 + np.exp(-3 * taste[users] * appeal[ads]))
+    chance = 1 / (1 + np.exp(-2 * (taste[users] + appeal[ads])))
     clicks = (visits.random(BATCH) < chance).astype("float32")
     logits = model(paddle.to_tensor(users), paddle.to_tensor(ads))
     loss = nn.functional.binary_cross_entropy_with_logits(logits, paddle.to_tensor(clicks))

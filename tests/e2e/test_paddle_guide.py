@@ -18,8 +18,8 @@ from backstay.pserver.local_cluster import LocalCluster
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart"
-# As many clicks are left to chance that no model gets far below.
-LOSS_MAX = 0.65
+# Without learning it is 0.69; chance leaves about 0.4.
+LOSS_MAX = 0.5
 
 
 def run(script: str, **environment: str) -> float:
@@ -55,4 +55,4 @@ def test_both_programs_learn_the_same() -> None:
         servers = ",".join(cluster.endpoints)
         on_cluster = run("cluster.py", PADDLE_PSERVERS_IP_PORT_LIST=servers)
     assert alone < LOSS_MAX
-    assert on_cluster == pytest.approx(alone, abs=0.03)
+    assert on_cluster == pytest.approx(alone, abs=0.02)

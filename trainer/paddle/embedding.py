@@ -161,7 +161,7 @@ class _ServerRows(paddle.nn.Layer):  # type: ignore[misc]
             if lookup.batch is not None:
                 self._collected.append((lookup, lookup.row_gradients(gradient)))
 
-        return attach_gradient(self.handle, output, collect)
+        return attach_gradient(output, collect)
 
     def _fetch(self, lookup: Lookup) -> NDArray[np.float32]:
         if lookup.batch is None:

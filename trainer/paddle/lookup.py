@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 from numpy.typing import NDArray
-from paddle.autograd import PyLayer
 
 from backstay.errors import InvalidRequest
 
@@ -88,38 +87,19 @@ class Lookup:
         return gradient if self.present is None else gradient[self.present]
 
 
-class _CollectGradient(PyLayer):  # type: ignore[misc]
-    """Gives rows to the graph; on the way back hands their gradient to ``collect``.
-
-    ``handle`` is the layer's placeholder parameter: Paddle runs a backward pass only through
-    functions that have an input to differentiate. It gets no gradient itself.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        handle: paddle.Tensor,
-        rows: NDArray[np.float32],
-        collect: Callable[[NDArray[np.float32]], None],
-    ) -> paddle.Tensor:
-        ctx.collect = collect
-        return as_tensor(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: paddle.Tensor) -> None:
-        ctx.collect(as_gradient(gradient))
-
-
 def attach_gradient(
-    handle: paddle.Tensor,
-    rows: NDArray[np.float32],
-    collect: Callable[[NDArray[np.float32]], None],
+    rows: NDArray[np.float32], collect: Callable[[NDArray[np.float32]], None]
 ) -> paddle.Tensor:
     """Return ``rows`` as a tensor of the graph; each backward pass calls ``collect(gradient)``.
 
     Nothing is remembered of a lookup that no backward pass reaches.
     """
-    return _CollectGradient.apply(handle, rows, collect)
+    # Not a PyLayer: Paddle 3.3 crashes when a graph that holds one is run backward twice.
+    leaf = as_tensor(rows)
+    leaf.stop_gradient = False
+    leaf.register_hook(lambda gradient: collect(as_gradient(gradient)))
+    # A view, because Paddle changes no leaf in place, and the output of a layer may be.
+    return leaf.view(leaf.shape) if rows.size else leaf
 
 
 def as_keys(ids: Any) -> NDArray[np.int64]:
@@ -144,10 +124,8 @@ def as_tensor(rows: NDArray[np.float32]) -> paddle.Tensor:
 
 
 def as_gradient(gradient: paddle.Tensor) -> NDArray[np.float32]:
-    """Return a gradient as a contiguous float32 array; shares memory where it can."""
+    """Return a gradient, float32 as what it belongs to, as a contiguous array."""
     gradient = gradient.detach()
-    if gradient.dtype != paddle.float32:  # automatic mixed precision
-        gradient = gradient.cast("float32")
     if gradient.place.is_cpu_place() and gradient.size:
         return np.ascontiguousarray(np.from_dlpack(gradient))
     return np.ascontiguousarray(gradient.numpy())
