@@ -18,9 +18,9 @@ from grpc_reflection.v1alpha import reflection
 from backstay import rpc
 from backstay.addresses import split_address
 from backstay.config import ServerConfig
-from backstay.errors import BackstayError, ConfigError, Unauthenticated
+from backstay.errors import BackstayError, ListenError, Unauthenticated
 
-__all__ = ["ControlServer", "ListenError"]
+__all__ = ["ControlServer"]
 
 CONCURRENT_CALLS_MAX = 1000
 PING_INTERVAL_MIN_MS = 10_000
@@ -32,10 +32,6 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
 )
-
-
-class ListenError(ConfigError):
-    """An address cannot be listened on: mostly, another process has the port."""
 
 
 class ControlServer:

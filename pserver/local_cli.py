@@ -19,13 +19,8 @@ import click
 from rich.console import Console
 
 from backstay._version import __version__
-from backstay.errors import ConfigError
-from backstay.pserver.local_cluster import (
-    SERVERS_MAX,
-    LocalCluster,
-    ServerEndedError,
-    ServerStartError,
-)
+from backstay.errors import ConfigError, ServerEndedError, ServerStartError
+from backstay.pserver.local_cluster import SERVERS_MAX, LocalCluster
 
 __all__ = ["main"]
 

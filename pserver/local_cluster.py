@@ -22,10 +22,10 @@ from pathlib import Path
 from types import TracebackType
 
 from backstay.config import ServerConfig
-from backstay.errors import BackstayError, ClosedError, ConfigError
+from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
 from backstay.pserver.supervision import Ready
 
-__all__ = ["LocalCluster", "LocalServer", "ServerEndedError", "ServerStartError"]
+__all__ = ["LocalCluster", "LocalServer"]
 
 SERVERS_MAX = 64
 # Between the choice of a free port and its use another process may take it.
@@ -35,14 +35,6 @@ LOG_TAIL_BYTES = 16_384
 KILL_WAIT_S = 5.0
 READY_LINE_BYTES_MAX = 4096
 EXIT_CANNOT_LISTEN = 3
-
-
-class ServerStartError(BackstayError):
-    """A server did not start; the message holds the end of its log."""
-
-
-class ServerEndedError(BackstayError):
-    """A server that should be running is not; the message holds the end of its log."""
 
 
 class _PortTaken(ServerStartError):

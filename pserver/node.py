@@ -21,7 +21,8 @@ from backstay._proto.v1 import cluster_pb2_grpc, node_pb2_grpc, tables_pb2_grpc
 from backstay.addresses import split_address
 from backstay.config import Peer, ServerConfig
 from backstay.consensus import NodeRecord, NodeStatus, StaticCluster
-from backstay.pserver.control_server import ControlServer, ListenError
+from backstay.errors import ListenError
+from backstay.pserver.control_server import ControlServer
 from backstay.pserver.peers import PeerLink, PeerWatch
 from backstay.pserver.placement import place_masters
 from backstay.pserver.services.cluster import ClusterService

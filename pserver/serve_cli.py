@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
+from backstay._native import log_to_stderr
 from backstay._version import __version__
 from backstay.config import ServerConfig
-from backstay.errors import ConfigError
-from backstay.pserver.control_server import ListenError
+from backstay.errors import ConfigError, ListenError
 from backstay.pserver.node import Node
 from backstay.pserver.options import config_options
 from backstay.pserver.supervision import Ready, Supervisor
@@ -92,6 +92,7 @@ def serve(
 
 async def _run(config: ServerConfig, supervisor_fd: int | None) -> bool:
     logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr(config.log_level)
     node = Node(config)
     loop = asyncio.get_running_loop()
 

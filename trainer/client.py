@@ -21,10 +21,11 @@ from typing import Literal
 
 import numpy as np
 
-from backstay._native import DataClient, KeyPlan, PendingPush
+from backstay._native import DataClient, KeyPlan
 from backstay.config import ClientConfig
+from backstay.consensus import NodeRecord
 from backstay.errors import BackstayError, ClosedError, InvalidRequest
-from backstay.tables import Sparse, TableSpec
+from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
 from backstay.trainer.directory import ClusterInfo, Directory
 from backstay.trainer.pending import Pending
@@ -43,6 +44,24 @@ def _end_watchers() -> None:
     """End the threads of clients that were not closed: they may not outlive the interpreter."""
     for client in list(_open_clients):
         client._end_watcher()
+
+
+def _watch(native: DataClient, directory: Directory, nodes: Sequence[NodeRecord]) -> None:
+    """Look at the cluster whenever a server does not answer, until the client is closed.
+
+    A function and not a method: a thread that held its client would keep it for ever.
+    """
+    while native.wait_for_trouble():
+        try:
+            now = directory.cluster(deadline_ms=_TROUBLE_DEADLINE_MS).nodes
+        except BackstayError as error:
+            _LOG.info("a pserver does not answer, nor does the control plane: %s", error)
+            continue
+        instances = {node.node_id: node.instance for node in now}
+        for known in nodes:
+            if instances.get(known.node_id, 0) not in (known.instance, 0):
+                _LOG.error("pserver %s was restarted and lost its rows", known.node_id)
+                native.mark_lost(known.data_address)
 
 
 PushKind = Literal["update", "assign", "assign_if_absent"]
@@ -88,7 +107,8 @@ class Client:
 
         Args:
             endpoint: Control address ``host:port`` of any one pserver, or several to try in turn.
-            config: Settings; by default from the environment (``BACKSTAY_*``).
+            config: Settings; by default from the file that ``BACKSTAY_CONFIG`` names and the
+                environment (``BACKSTAY_*``).
 
         Raises:
             ServerUnavailable: None of the endpoints answered within the deadline.
@@ -97,14 +117,23 @@ class Client:
         """
         self._config = config if config is not None else ClientConfig.load()
         self._directory = Directory(endpoint, self._config)
-        self._info = self._directory.cluster()
-        self._native = self._open_data_plane(self._info)
+        try:
+            self._info = self._directory.cluster()
+            self._native = self._open_data_plane(self._info)
+        except BaseException:
+            self._directory.close()
+            raise
         self._tables: dict[str, Table] = {}
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
         self._closed = False
         # A daemon: a program that forgets to close its client must still end.
-        self._watcher = threading.Thread(target=self._watch, name="backstay-watch", daemon=True)
+        self._watcher = threading.Thread(
+            target=_watch,
+            args=(self._native, self._directory, self._info.nodes),
+            name="backstay-watch",
+            daemon=True,
+        )
         self._watcher.start()
         _open_clients.add(self)
 
@@ -220,7 +249,9 @@ class Client:
             StateLost: A server came back without its rows.
             InvalidRequest: Keys or gradients do not fit.
         """
-        self.push_async(table, keys, gradients, learning_rate_scale=learning_rate_scale).result()
+        table, batch = self._sparse(table, keys)
+        values = as_rows(gradients, (*batch.shape, table.dim), "gradients")
+        self._push(table, batch.plan, values, "update", learning_rate_scale)
 
     def push_async(
         self,
@@ -232,12 +263,13 @@ class Client:
     ) -> Pending[None]:
         """Send a push and return as soon as it has left; see :meth:`push`.
 
-        ``gradients`` may be changed once this returns. Pushes are applied in the order of
-        these calls. A failure is raised by ``result()`` and by :meth:`flush`.
+        ``gradients`` may be changed once this returns. Pushes leave in the order of these
+        calls and are applied in it, but for one that has to be sent again. A failure is
+        raised by ``result()`` and by :meth:`flush`.
         """
         table, batch = self._sparse(table, keys)
         values = as_rows(gradients, (*batch.shape, table.dim), "gradients")
-        return self._push(table, batch.plan, values, "update", learning_rate_scale)
+        return self._push_begin(table, batch.plan, values, "update", learning_rate_scale)
 
     def assign(self, table: Table | str, keys: ArrayLike | KeyBatch, values: ArrayLike) -> None:
         """Set rows, with fresh optimizer state.
@@ -254,7 +286,7 @@ class Client:
         if batch.unique_count != batch.size:
             raise InvalidRequest("assign needs each key once")
         rows = as_rows(values, (*batch.shape, table.dim), "values")
-        self._push(table, batch.plan, rows, "assign", 1.0).result()
+        self._push(table, batch.plan, rows, "assign", 1.0)
 
     # -- dense tensors --------------------------------------------------------------------
 
@@ -262,7 +294,7 @@ class Client:
         """Set a dense tensor if nobody has set it yet: the first trainer wins, block by block."""
         table = self._table(table)
         blocks = self._to_blocks(table, values, "values")
-        self._push(table, self._dense_plan(table), blocks, "assign_if_absent", 1.0).result()
+        self._push(table, self._dense_plan(table), blocks, "assign_if_absent", 1.0)
 
     def pull_dense(self, table: Table | str, *, out: Rows | None = None) -> Rows:
         """Read a dense tensor, float32 of the table's shape. Raises as :meth:`pull`."""
@@ -294,7 +326,9 @@ class Client:
         self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
     ) -> None:
         """Run the optimizer of a dense tensor; ``gradient`` has its shape. As :meth:`push`."""
-        self.push_dense_async(table, gradient, learning_rate_scale=learning_rate_scale).result()
+        table = self._table(table)
+        blocks = self._to_blocks(table, gradient, "gradient")
+        self._push(table, self._dense_plan(table), blocks, "update", learning_rate_scale)
 
     def push_dense_async(
         self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
@@ -302,7 +336,9 @@ class Client:
         """Send a dense gradient and return as soon as it has left; see :meth:`push_async`."""
         table = self._table(table)
         blocks = self._to_blocks(table, gradient, "gradient")
-        return self._push(table, self._dense_plan(table), blocks, "update", learning_rate_scale)
+        return self._push_begin(
+            table, self._dense_plan(table), blocks, "update", learning_rate_scale
+        )
 
     # -- the connection -------------------------------------------------------------------
 
@@ -373,20 +409,6 @@ class Client:
         )
         return native
 
-    def _watch(self) -> None:
-        """Look at the cluster whenever a server does not answer, until the client is closed."""
-        while self._native.wait_for_trouble():
-            try:
-                nodes = self._directory.cluster(deadline_ms=_TROUBLE_DEADLINE_MS).nodes
-            except BackstayError as error:
-                _LOG.info("a pserver does not answer, nor does the control plane: %s", error)
-                continue
-            instances = {node.node_id: node.instance for node in nodes}
-            for known in self._info.nodes:
-                if instances.get(known.node_id, 0) not in (known.instance, 0):
-                    _LOG.error("pserver %s was restarted and lost its rows", known.node_id)
-                    self._native.mark_lost(known.data_address)
-
     def _end_watcher(self) -> None:
         self._native.unwatch()
         self._watcher.join(timeout=_TROUBLE_DEADLINE_MS / 1000)
@@ -403,8 +425,7 @@ class Client:
 
     def _sparse(self, table: Table | str, keys: ArrayLike | KeyBatch) -> tuple[Table, KeyBatch]:
         table = self._table(table)
-        if not isinstance(table.spec.kind, Sparse):
-            table.sparse()
+        table.sparse()
         return table, keys if isinstance(keys, KeyBatch) else self.prepare(keys)
 
     def _dense_plan(self, table: Table) -> KeyPlan:
@@ -422,15 +443,28 @@ class Client:
 
     def _push(
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
+    ) -> None:
+        """Push and wait."""
+        self._native.push(*self._push_arguments(table, plan, values, kind, scale))
+
+    def _push_begin(
+        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
     ) -> Pending[None]:
-        pending: PendingPush = self._native.push_begin(
+        """Push without waiting."""
+        pending = self._native.push_begin(*self._push_arguments(table, plan, values, kind, scale))
+        return Pending(pending.done, pending.finish)
+
+    def _push_arguments(
+        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
+    ) -> tuple[int, int, KeyPlan, Rows, PushKind, float, bool, int]:
+        require_finite = kind != "update" or table.refuses_non_finite
+        return (
             table.id,
             table.row_elements,
             plan,
             values.reshape(-1),
             kind,
             scale,
-            kind != "update" or table.refuses_non_finite,
+            require_finite,
             self._config.deadline_ms,
         )
-        return Pending(pending.done, pending.finish)

@@ -15,10 +15,11 @@ import grpc
 
 from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
+from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import routing_from_message
-from backstay.errors import BackstayError, ConfigError, ServerUnavailable, Stopping
+from backstay.errors import BackstayError, ServerUnavailable, Stopping
 from backstay.tables import TableSpec
 
 T = TypeVar("T")
@@ -49,7 +50,8 @@ class Directory:
     """Asks any one of the endpoints, the next one if it does not answer, until a deadline."""
 
     def __init__(self, endpoint: str | Sequence[str], config: ClientConfig) -> None:
-        self._endpoints = parse_endpoints(endpoint)
+        text = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
+        self._endpoints = list(parse_endpoints(text))
         self._config = config
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
@@ -75,7 +77,10 @@ class Directory:
         response = self._call(
             lambda channel, timeout_s: tables_pb2_grpc.TablesServiceStub(channel).CreateTable(
                 request, timeout=timeout_s
-            )
+            ),
+            # It reaches every node, each with a deadline of its own: an answer that names the
+            # node that hangs is worth waiting for.
+            attempt_ms=self._config.deadline_ms,
         )
         return TableSpec.from_json(response.table.spec_json)
 
@@ -105,7 +110,12 @@ class Directory:
                 channel.close()
             self._channels.clear()
 
-    def _call(self, call: Callable[[grpc.Channel, float], T], deadline_ms: int | None = None) -> T:
+    def _call(
+        self,
+        call: Callable[[grpc.Channel, float], T],
+        deadline_ms: int | None = None,
+        attempt_ms: int | None = None,
+    ) -> T:
         """Make a call at one endpoint after the other until one answers or time is up."""
         started = time.monotonic()
         deadline = started + (deadline_ms or self._config.deadline_ms) / 1000
@@ -116,7 +126,8 @@ class Directory:
                 at = (self._preferred + offset) % len(self._endpoints)
                 endpoint = self._endpoints[at]
                 timeout_s = min(
-                    max(deadline - time.monotonic(), 0.001), self._config.connect_timeout_ms / 1000
+                    max(deadline - time.monotonic(), 0.001),
+                    (attempt_ms or self._config.connect_timeout_ms) / 1000,
                 )
                 try:
                     with rpc.mapped_errors(endpoint):
@@ -141,20 +152,3 @@ class Directory:
             if endpoint not in self._channels:
                 self._channels[endpoint] = rpc.open_channel(endpoint, self._config.security)
             return self._channels[endpoint]
-
-
-def parse_endpoints(endpoint: str | Sequence[str]) -> list[str]:
-    """Return the endpoints of ``"host:port,host:port"`` or of a sequence.
-
-    Raises:
-        ConfigError: There is none, or one is not ``host:port``.
-    """
-    parts = endpoint.split(",") if isinstance(endpoint, str) else list(endpoint)
-    endpoints = [part.strip() for part in parts if part.strip()]
-    if not endpoints:
-        raise ConfigError("endpoint is empty: give host:port of at least one pserver")
-    for text in endpoints:
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"endpoint {text!r} is not host:port")
-    return endpoints

@@ -18,6 +18,7 @@ __all__ = [
     "PendingPush",
     "__version__",
     "canonical_table",
+    "log_to_stderr",
     "slots_of",
     "table_id",
 ]
@@ -36,6 +37,12 @@ def canonical_table(spec_json: str) -> str:
 
     Raises:
         ConfigError: A field is unknown, missing or out of range; the message names it.
+    """
+
+def log_to_stderr(level: str) -> None:
+    """Write the data plane's log lines of ``level`` and above to standard error.
+
+    ``level`` is debug, info, warning or error; the first call of a process decides.
     """
 
 @final
@@ -123,7 +130,7 @@ class PendingPush:
     """A push under way or settled."""
 
     def done(self) -> bool:
-        """Whether the outcome is known, or every answer has come."""
+        """Whether the outcome is known."""
     def finish(self) -> None:
         """Wait until it is applied; raises if it is not, the same each time."""
 
@@ -189,7 +196,22 @@ class DataClient:
         require_finite: bool,
         deadline_ms: int,
     ) -> PendingPush:
-        """Send a push of ``kind`` "update", "assign" or "assign_if_absent"."""
+        """Send a push of ``kind`` "update", "assign" or "assign_if_absent".
+
+        It settles in the background, sent again if needed, whether or not anybody waits.
+        """
+    def push(
+        self,
+        table: int,
+        row_elements: int,
+        plan: KeyPlan,
+        values: NDArray[np.float32],
+        kind: str,
+        learning_rate_scale: float,
+        require_finite: bool,
+        deadline_ms: int,
+    ) -> None:
+        """Send a push and wait until it is applied."""
     def flush(self) -> None:
         """Wait until every push under way is settled; raises the first failure."""
     def close(self, deadline_ms: int) -> None:

@@ -4,7 +4,11 @@
 
     BackstayError
     ├── ConfigError            an argument, file or environment value is wrong
+    │   └── ListenError        a server cannot listen where it should
     ├── ClosedError            the client or server object was already closed
+    ├── ForkError              used in a process forked after its threads had started
+    ├── ServerStartError       a server of a local cluster did not start
+    ├── ServerEndedError       a server of a local cluster has ended
     ├── TransportError         the network or the peer failed
     │   ├── ServerUnavailable  nobody answers at that address within the deadline
     │   ├── DeadlineExceeded   the peer is there but did not answer in time
@@ -37,14 +41,18 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "DeadlineExceeded",
+    "ForkError",
     "InvalidRequest",
     "LimitExceeded",
+    "ListenError",
     "MemoryLimitReached",
     "NonFiniteGradient",
     "NotMaster",
     "OutcomeUnknown",
     "ProtocolError",
     "RequestRefused",
+    "ServerEndedError",
+    "ServerStartError",
     "ServerUnavailable",
     "StateLost",
     "Stopping",
@@ -67,6 +75,25 @@ class ConfigError(BackstayError, ValueError):
 
 class ClosedError(BackstayError):
     """The object was closed before this call."""
+
+
+class ListenError(ConfigError):
+    """An address cannot be listened on; the message names it and says why."""
+
+
+class ForkError(BackstayError, RuntimeError):
+    """This process was forked after backstay was used; the threads did not come along.
+
+    Use the "spawn" start method, or make the first client after the fork.
+    """
+
+
+class ServerStartError(BackstayError):
+    """A server of a local cluster did not start; the message holds the end of its log."""
+
+
+class ServerEndedError(BackstayError):
+    """A server of a local cluster has ended; the message holds the end of its log."""
 
 
 class TransportError(BackstayError):

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backstay.pserver.local_cluster import LocalCluster, ServerEndedError, ServerStartError
+from backstay.errors import ServerEndedError, ServerStartError
+from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer.client import Client
 

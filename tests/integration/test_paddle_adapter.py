@@ -107,9 +107,24 @@ def test_gradients_accumulate_over_backward_passes(session: Session) -> None:
     before = rows_of(session, layer, [1])
     loss = layer(paddle.to_tensor([1])).sum()
     loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
     loss.backward()
     optimizer.step()
-    np.testing.assert_allclose(rows_of(session, layer, [1]), before - 0.5 * 2, rtol=1e-6)
+    np.testing.assert_allclose(rows_of(session, layer, [1]), before - 0.5 * 3, rtol=1e-6)
+
+
+def test_the_callers_array_may_change_before_the_push(session: Session) -> None:
+    layer = Embedding(None, 2)
+    optimizer = DistributedOptimizer(sgd(layer))
+    before = rows_of(session, layer, [1, 2, 3])
+    ids = np.array([1])
+    first = layer(ids)
+    ids[0] = 2
+    (first + layer(ids)).sum().backward()
+    ids[0] = 3
+    optimizer.step()
+    after = rows_of(session, layer, [1, 2, 3])
+    np.testing.assert_allclose(after - before, [[-0.5] * 2, [-0.5] * 2, [0.0] * 2], rtol=1e-5)
 
 
 def test_output_may_be_changed_in_place(session: Session) -> None:

@@ -103,17 +103,20 @@ def attach_gradient(
 
 
 def as_keys(ids: Any) -> NDArray[np.int64]:
-    """Return a tensor, array or list of ids as int64; 64-bit unsigned ids keep their bits.
+    """Return a tensor, array or list of ids as int64, copied; unsigned ids keep their bits.
+
+    The copy is what a later comparison with prefetched ids, or a push, goes by, whatever the
+    caller does with the array meanwhile.
 
     Raises:
         InvalidRequest: The ids are not integers.
     """
-    keys = ids.numpy() if isinstance(ids, paddle.Tensor) else np.asarray(ids)
+    keys = ids.numpy() if isinstance(ids, paddle.Tensor) else np.array(ids)
     if keys.dtype == np.uint64:
         return keys.view(np.int64)
     if keys.dtype.kind not in "iu":
         raise InvalidRequest(f"ids must be integers, these are {keys.dtype}")
-    return np.ascontiguousarray(keys, dtype=np.int64)
+    return keys.astype(np.int64, copy=False)
 
 
 def as_tensor(rows: NDArray[np.float32]) -> paddle.Tensor:

@@ -53,18 +53,18 @@ impl Refusal {
     /// The number under which this refusal travels (see `proto/data_plane.md`).
     pub fn code(&self) -> u16 {
         match self {
-            Self::Protocol(_) => 1,
-            Self::Unauthenticated(_) => 2,
-            Self::UnknownTable(_) => 3,
-            Self::TableConflict(_) => 4,
-            Self::InvalidRequest(_) => 5,
-            Self::NonFinite(_) => 6,
-            Self::MemoryLimit(_) => 7,
-            Self::LimitExceeded(_) => 8,
-            Self::NotMaster { .. } => 9,
-            Self::Stopping => 10,
-            Self::InFlight => 11,
-            Self::Incomplete(_) => 12,
+            Self::Protocol(_) => code::PROTOCOL,
+            Self::Unauthenticated(_) => code::UNAUTHENTICATED,
+            Self::UnknownTable(_) => code::UNKNOWN_TABLE,
+            Self::TableConflict(_) => code::TABLE_CONFLICT,
+            Self::InvalidRequest(_) => code::INVALID_REQUEST,
+            Self::NonFinite(_) => code::NON_FINITE,
+            Self::MemoryLimit(_) => code::MEMORY_LIMIT,
+            Self::LimitExceeded(_) => code::LIMIT_EXCEEDED,
+            Self::NotMaster { .. } => code::NOT_MASTER,
+            Self::Stopping => code::STOPPING,
+            Self::InFlight => code::IN_FLIGHT,
+            Self::Incomplete(_) => code::INCOMPLETE,
         }
     }
 
@@ -79,4 +79,21 @@ impl Refusal {
                 | Self::Incomplete(_)
         )
     }
+}
+
+/// The numbers of refusals on the wire.
+#[allow(missing_docs)] // Each is the variant of its name.
+pub mod code {
+    pub const PROTOCOL: u16 = 1;
+    pub const UNAUTHENTICATED: u16 = 2;
+    pub const UNKNOWN_TABLE: u16 = 3;
+    pub const TABLE_CONFLICT: u16 = 4;
+    pub const INVALID_REQUEST: u16 = 5;
+    pub const NON_FINITE: u16 = 6;
+    pub const MEMORY_LIMIT: u16 = 7;
+    pub const LIMIT_EXCEEDED: u16 = 8;
+    pub const NOT_MASTER: u16 = 9;
+    pub const STOPPING: u16 = 10;
+    pub const IN_FLIGHT: u16 = 11;
+    pub const INCOMPLETE: u16 = 12;
 }

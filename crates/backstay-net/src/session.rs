@@ -27,6 +27,8 @@ const HANDSHAKE_LIMITS: Limits = Limits {
     max_frame_bytes: 4096,
     max_keys: 0,
 };
+/// Words of a request's or an answer's buffer that are kept for the next one: 8 MiB.
+const KEPT_WORDS: usize = 1 << 20;
 /// Words before the rows of a pull's answer: header and meta.
 const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
 
@@ -88,6 +90,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                         debug!(peer, %error, "connection lost while answering");
                         return;
                     }
+                    self.let_go_of_large_buffers();
                 }
                 Ok(None) => return,
                 Err(error) => return self.close_broken(peer, &error).await,
@@ -108,6 +111,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     async fn close(&mut self) {
         let _ = self.writer.shutdown().await;
         self.reader.drain().await;
+    }
+
+    /// One huge request must not hold its memory for as long as the connection lives.
+    fn let_go_of_large_buffers(&mut self) {
+        for buffer in [&mut self.request, &mut self.reply] {
+            if buffer.len() > KEPT_WORDS {
+                *buffer = Vec::new();
+            }
+        }
     }
 
     /// Whether the client may go on.
@@ -138,6 +150,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             ))
             .into());
         }
+        debug!(client = hello.client_name, "a client has connected");
         let reply = HelloReply {
             instance: options.instance,
             max_frame_bytes: options.limits.max_frame_bytes,

@@ -161,7 +161,10 @@ async fn counts(client: &Arc<Client>, keys: &[u64]) -> Vec<f32> {
     let pull = client
         .pull(table_id("t"), DIM, &plan, Deadline::after(PATIENT))
         .await;
-    pull.unwrap().finish(&mut out).await.unwrap();
+    pull.unwrap()
+        .finish(&mut out, Deadline::after(PATIENT))
+        .await
+        .unwrap();
     out.chunks(DIM).map(|row| row[0]).collect()
 }
 

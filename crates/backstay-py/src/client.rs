@@ -14,7 +14,7 @@ use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::{config_error, from_client, runtime_error};
+use crate::errors::{closed_error, config_error, from_client, runtime_error};
 use crate::runtime::block_on;
 
 /// A batch of keys made ready: equal keys merged, the rest ordered by server and slot.
@@ -49,6 +49,8 @@ impl KeyPlan {
 pub(crate) struct PendingPull {
     /// Taken by the call that waits for it.
     pull: std::sync::Mutex<Option<Pull>>,
+    /// Given anew to the call that waits.
+    patience: Duration,
 }
 
 #[pymethods]
@@ -60,9 +62,10 @@ impl PendingPull {
     /// Wait for the rows and write them to `out`; only once.
     fn finish(&self, py: Python<'_>, mut out: PyReadwriteArray1<'_, f32>) -> PyResult<()> {
         let pull = lock(&self.pull)?.take();
-        let mut pull = pull.ok_or_else(|| runtime_error("this pull was already waited for"))?;
+        let mut pull = pull.ok_or_else(|| closed_error(py, "this pull was waited for already"))?;
         let out = out.as_slice_mut()?;
-        block_on(py, pull.finish(out))?.map_err(|error| from_client(py, &error))
+        block_on(py, pull.finish(out, Deadline::after(self.patience)))?
+            .map_err(|error| from_client(py, &error))
     }
 }
 
@@ -76,7 +79,7 @@ pub(crate) struct PendingPush {
 #[pymethods]
 impl PendingPush {
     fn done(&self) -> bool {
-        self.push.is_ready()
+        self.push.is_settled()
     }
 
     /// Wait until it is applied; raises if it is not.
@@ -215,14 +218,15 @@ impl DataClient {
         plan: &KeyPlan,
         deadline_ms: u64,
     ) -> PyResult<PendingPull> {
-        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
-        let pull = block_on(
-            py,
-            self.client.pull(table, row_elements, &plan.plan, deadline),
-        )?;
+        let patience = Duration::from_millis(deadline_ms);
+        let asking = self
+            .client
+            .pull(table, row_elements, &plan.plan, Deadline::after(patience));
+        let pull = block_on(py, asking)?;
         let pull = pull.map_err(|error| from_client(py, &error))?;
         Ok(PendingPull {
             pull: std::sync::Mutex::new(Some(pull)),
+            patience,
         })
     }
 
@@ -242,14 +246,14 @@ impl DataClient {
             self.client
                 .pull(table, row_elements, &plan.plan, deadline)
                 .await?
-                .finish(out)
+                .finish(out, deadline)
                 .await
         };
         block_on(py, work)?.map_err(|error| from_client(py, &error))
     }
 
-    /// Send a push; wait for it with `PendingPush.finish`. `kind` is `update`, `assign` or
-    /// `assign_if_absent`.
+    /// Send a push and let it settle in the background; wait for it with `PendingPush.finish`.
+    /// `kind` is `update`, `assign` or `assign_if_absent`.
     #[allow(clippy::too_many_arguments)] // One call, one frame.
     fn push_begin(
         &self,
@@ -263,32 +267,57 @@ impl DataClient {
         require_finite: bool,
         deadline_ms: u64,
     ) -> PyResult<PendingPush> {
-        let change = match kind {
-            "update" => Change::Update {
-                learning_rate_scale,
-            },
-            "assign" => Change::Assign {
-                only_if_absent: false,
-            },
-            "assign_if_absent" => Change::Assign {
-                only_if_absent: true,
-            },
-            _ => return Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
-        };
+        let change = change(py, kind, learning_rate_scale)?;
+        let values = values.as_slice()?;
         let request = PushRequest {
             table,
             row_elements,
             change,
-            values: values.as_slice()?,
+            values,
             require_finite,
         };
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
-        let push = block_on(py, self.client.push(&request, &plan.plan, deadline))?;
-        let push = push.map_err(|error| from_client(py, &error))?;
+        let sending = async {
+            let push = self.client.push(&request, &plan.plan, deadline).await?;
+            self.client.settle_in_background(&push);
+            Ok(push)
+        };
+        let push = block_on(py, sending)?.map_err(|error| from_client(py, &error))?;
         Ok(PendingPush {
             push,
             client: Arc::clone(&self.client),
         })
+    }
+
+    /// Send a push and wait until it is applied.
+    #[allow(clippy::too_many_arguments)] // One call, one frame.
+    fn push(
+        &self,
+        py: Python<'_>,
+        table: u64,
+        row_elements: usize,
+        plan: &KeyPlan,
+        values: PyReadonlyArray1<'_, f32>,
+        kind: &str,
+        learning_rate_scale: f32,
+        require_finite: bool,
+        deadline_ms: u64,
+    ) -> PyResult<()> {
+        let change = change(py, kind, learning_rate_scale)?;
+        let values = values.as_slice()?;
+        let request = PushRequest {
+            table,
+            row_elements,
+            change,
+            values,
+            require_finite,
+        };
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        let work = async {
+            let push = self.client.push(&request, &plan.plan, deadline).await?;
+            push.wait(&self.client).await
+        };
+        block_on(py, work)?.map_err(|error| from_client(py, &error))
     }
 
     /// Wait until every push under way is settled.
@@ -320,4 +349,19 @@ fn lock<T>(mutex: &std::sync::Mutex<T>) -> PyResult<std::sync::MutexGuard<'_, T>
     mutex
         .lock()
         .map_err(|_| runtime_error("an earlier call crashed"))
+}
+
+fn change(py: Python<'_>, kind: &str, learning_rate_scale: f32) -> PyResult<Change> {
+    match kind {
+        "update" => Ok(Change::Update {
+            learning_rate_scale,
+        }),
+        "assign" => Ok(Change::Assign {
+            only_if_absent: false,
+        }),
+        "assign_if_absent" => Ok(Change::Assign {
+            only_if_absent: true,
+        }),
+        _ => Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
+    }
 }

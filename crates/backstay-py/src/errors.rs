@@ -1,6 +1,6 @@
 //! Rust's errors become the exceptions of `backstay.errors`, here and nowhere else.
 
-use backstay_core::error::Refusal;
+use backstay_core::error::{code, Refusal};
 use backstay_net::client::ClientError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -21,23 +21,32 @@ pub(crate) fn config_error(py: Python<'_>, message: &str) -> PyErr {
     exception(py, "ConfigError", message)
 }
 
+pub(crate) fn closed_error(py: Python<'_>, message: &str) -> PyErr {
+    exception(py, "ClosedError", message)
+}
+
+pub(crate) fn fork_error(py: Python<'_>, message: &str) -> PyErr {
+    exception(py, "ForkError", message)
+}
+
 pub(crate) fn runtime_error(message: &str) -> PyErr {
     PyRuntimeError::new_err(message.to_owned())
 }
 
-/// The class for a refusal's code; see `Refusal::code`.
+/// The class for a refusal's code. The codes that are missing here make the client try again
+/// and never reach a user by themselves.
 fn class_of_code(code: u16) -> &'static str {
     match code {
-        1 => "ProtocolError",
-        2 => "Unauthenticated",
-        3 => "UnknownTable",
-        4 => "TableConflict",
-        5 => "InvalidRequest",
-        6 => "NonFiniteGradient",
-        7 => "MemoryLimitReached",
-        8 => "LimitExceeded",
-        9 => "NotMaster",
-        10 => "Stopping",
+        code::PROTOCOL => "ProtocolError",
+        code::UNAUTHENTICATED => "Unauthenticated",
+        code::UNKNOWN_TABLE => "UnknownTable",
+        code::TABLE_CONFLICT => "TableConflict",
+        code::INVALID_REQUEST => "InvalidRequest",
+        code::NON_FINITE => "NonFiniteGradient",
+        code::MEMORY_LIMIT => "MemoryLimitReached",
+        code::LIMIT_EXCEEDED => "LimitExceeded",
+        code::NOT_MASTER => "NotMaster",
+        code::STOPPING => "Stopping",
         _ => "RequestRefused",
     }
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::errors::runtime_error;
+use crate::errors::fork_error;
 
 /// How often a waiting call looks for Ctrl-C.
 const SIGNAL_CHECK: Duration = Duration::from_millis(200);
@@ -19,7 +19,7 @@ const READER_THREADS: usize = 2;
 
 static RUNTIME: OnceLock<(u32, Runtime)> = OnceLock::new();
 
-fn runtime() -> PyResult<&'static Runtime> {
+fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
     if RUNTIME.get().is_none() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(READER_THREADS)
@@ -31,7 +31,8 @@ fn runtime() -> PyResult<&'static Runtime> {
     }
     match RUNTIME.get() {
         Some((pid, runtime)) if *pid == process::id() => Ok(runtime),
-        _ => Err(runtime_error(
+        _ => Err(fork_error(
+            py,
             "this process was forked after backstay was used; its threads did not come along: \
              use the 'spawn' start method, or make the first client after the fork",
         )),
@@ -44,7 +45,7 @@ where
     F: Future + Send,
     F::Output: Send,
 {
-    let runtime = runtime()?;
+    let runtime = runtime(py)?;
     let mut future = pin!(future);
     loop {
         let waited =

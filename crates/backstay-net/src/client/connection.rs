@@ -254,13 +254,12 @@ pub(crate) enum OpenError {
 impl OpenError {
     /// What an error frame in answer to the handshake means.
     fn of(address: &str, frame: &Frame) -> Result<Self, Refusal> {
-        let error = refusal_of(address, frame)?;
-        // A full house, say: there may be room later.
-        let later = ErrorMeta::decode(&frame.meta)?.retry_safe;
-        Ok(if later {
-            Self::Transient(error.to_string())
-        } else {
-            Self::Refused(error)
+        Ok(match refusal_of(address, frame)? {
+            // A full house, say: there may be room later.
+            error @ ClientError::Refused {
+                retry_safe: true, ..
+            } => Self::Transient(error.to_string()),
+            error => Self::Refused(error),
         })
     }
 }
@@ -303,6 +302,7 @@ pub(crate) fn refusal_of(address: &str, frame: &Frame) -> Result<ClientError, Re
     let message = String::from_utf8_lossy(frame.body_bytes()).into_owned();
     Ok(ClientError::Refused {
         code: meta.code,
+        retry_safe: meta.retry_safe,
         message,
         address: address.into(),
     })

@@ -38,8 +38,10 @@ pub enum ClientError {
     /// The server refused.
     #[error("{address}: {message}")]
     Refused {
-        /// [`backstay_core::error::Refusal::code`].
+        /// One of [`backstay_core::error::code`], or a later release's.
         code: u16,
+        /// Whether the server says that the same request may succeed later.
+        retry_safe: bool,
         /// The server's words.
         message: String,
         /// Where.

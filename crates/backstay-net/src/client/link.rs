@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use backstay_core::error::Refusal;
+use backstay_core::error::code;
 use tokio::sync::{oneshot, Notify};
 use tokio::time::{sleep_until, timeout_at, Instant};
 
@@ -248,13 +248,15 @@ impl Link {
             )));
         }
         match refusal_of(&self.address, &frame).map_err(|error| protocol(error.to_string()))? {
-            // These pass by themselves: the slot moves in, the twin finishes, the server restarts.
-            ClientError::Refused { code, message, .. } if passes_by_itself(code) => {
-                Ok(Answer::Again {
-                    reason: message,
-                    not_applied: code == not_master().code() || code == Refusal::Stopping.code(),
-                })
-            }
+            ClientError::Refused {
+                code,
+                retry_safe,
+                message,
+                ..
+            } if passes_by_itself(code, retry_safe) => Ok(Answer::Again {
+                reason: message,
+                not_applied: matches!(code, code::NOT_MASTER | code::STOPPING),
+            }),
             error => Err(error),
         }
     }
@@ -266,21 +268,14 @@ pub(crate) enum Answer {
     Again { reason: String, not_applied: bool },
 }
 
-fn not_master() -> Refusal {
-    Refusal::NotMaster {
-        slot: 0,
-        version: 0,
+/// Whether to try again: the slot moves in, the twin finishes, the server restarts. Of what a
+/// later release may say, its own word is taken. A memory limit does not pass by waiting.
+fn passes_by_itself(code: u16, retry_safe: bool) -> bool {
+    match code {
+        code::NOT_MASTER | code::STOPPING | code::IN_FLIGHT | code::INCOMPLETE => true,
+        1..=code::INCOMPLETE => false,
+        _ => retry_safe,
     }
-}
-
-fn passes_by_itself(code: u16) -> bool {
-    let passing = [
-        not_master(),
-        Refusal::InFlight,
-        Refusal::Stopping,
-        Refusal::Incomplete(String::new()),
-    ];
-    passing.iter().any(|refusal| refusal.code() == code)
 }
 
 fn already_lost(lost: Lost) -> Ticket {

@@ -17,7 +17,6 @@ pub struct Pull {
     client: Arc<Client>,
     plan: Arc<Plan>,
     elements: usize,
-    deadline: Deadline,
     parts: Vec<PartPull>,
 }
 
@@ -70,7 +69,6 @@ impl Client {
             client: Arc::clone(self),
             plan: Arc::clone(plan),
             elements: row_elements,
-            deadline,
             parts,
         })
     }
@@ -104,7 +102,9 @@ impl Pull {
 
     /// Wait for the rows and write them to `out`, \[batch, `row_elements`], one row for each
     /// key of the batch.
-    pub async fn finish(&mut self, out: &mut [f32]) -> Result<(), ClientError> {
+    ///
+    /// `deadline` is that of the waiting: a connection may have broken long ago unnoticed.
+    pub async fn finish(&mut self, out: &mut [f32], deadline: Deadline) -> Result<(), ClientError> {
         if out.len() != self.output_elements() {
             return Err(ClientError::Invalid(format!(
                 "out has {} elements, the batch needs {}",
@@ -113,7 +113,7 @@ impl Pull {
             )));
         }
         for mut part in std::mem::take(&mut self.parts) {
-            let frame = part.answer(self.deadline, &self.client).await?;
+            let frame = part.answer(deadline, &self.client).await?;
             let count = part.part.keys.len() * self.elements;
             let reply = PullReply::decode(&frame.meta);
             let fits = reply.is_ok_and(|reply| {

@@ -129,11 +129,11 @@ impl Client {
     ) -> Result<Arc<Push>, ClientError> {
         self.check_open()?;
         check(request, plan)?;
+        let _order = self.pushes.order.lock().await;
         while let Some(oldest) = self.pushes.oldest_if_full() {
             // A failure is kept for its own caller or for a flush; here it is only in the way.
             let _ = oldest.settle(self).await;
         }
-        let _order = self.pushes.order.lock().await;
         let sequence = self.pushes.next_sequence.load(Ordering::Acquire);
         let push = Arc::new(Push {
             sequence,
@@ -165,6 +165,7 @@ impl Client {
                 ticket: None,
                 maybe_applied: false,
             });
+            // It is in the state before it is sent, so that an interrupted call keeps it.
             let Some(part) = state.parts.last_mut() else {
                 continue;
             };
@@ -178,6 +179,13 @@ impl Client {
         state.whole = true;
         drop(state);
         Ok(push)
+    }
+
+    /// Settle a push whether or not anybody waits for it: send it again if that is needed.
+    pub fn settle_in_background(self: &Arc<Self>, push: &Arc<Push>) {
+        let (client, push) = (Arc::clone(self), Arc::clone(push));
+        // A failure is kept until somebody asks for it.
+        tokio::spawn(async move { drop(push.settle(&client).await) });
     }
 
     fn lay_out(
@@ -243,13 +251,12 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
 }
 
 impl Push {
-    /// Whether the outcome is known or the answers are here.
-    pub fn is_ready(&self) -> bool {
-        let Ok(state) = self.state.try_lock() else {
-            return false;
-        };
-        let ready = |part: &PartPush| part.ticket.as_ref().is_none_or(|ticket| !ticket.is_empty());
-        state.outcome.is_some() || state.parts.iter().all(ready)
+    /// Whether the outcome is known.
+    pub fn is_settled(&self) -> bool {
+        // Locked means that somebody is busy settling it.
+        self.state
+            .try_lock()
+            .is_ok_and(|state| state.outcome.is_some())
     }
 
     /// Wait until it is applied everywhere or failed for good; the same answer each time.
@@ -289,10 +296,15 @@ impl Push {
 
 impl State {
     async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
+        // The answers of all parts are needed to tell what is known of the whole.
+        let mut failure = Ok(());
         for part in &mut self.parts {
-            part.finish(deadline, client).await?;
-            self.applied += 1;
+            match part.finish(deadline, client).await {
+                Ok(()) => self.applied += 1,
+                Err(error) => failure = failure.and(Err(error)),
+            }
         }
+        failure?;
         if self.whole {
             return Ok(());
         }
@@ -373,7 +385,9 @@ impl PartPush {
             // The sender is dropped only with the connection.
             let Ok(reply) = reply else { continue };
             let answer = self.link.judge(reply, Opcode::PushReply);
-            self.maybe_applied &= !matches!(answer, Err(ClientError::Refused { .. }));
+            if matches!(answer, Err(ClientError::Refused { .. })) {
+                self.maybe_applied = false;
+            }
             match answer? {
                 Answer::Frame(frame) => {
                     return PushReply::decode(&frame.meta)

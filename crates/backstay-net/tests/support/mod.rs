@@ -158,7 +158,7 @@ pub fn use_well_within(
         push_all(&client, &plan, &[-1.0, -2.0], deadline).await?;
         let mut rows = [0.0; DIM];
         let mut pull = client.pull(table_id("t"), DIM, &plan, deadline).await?;
-        pull.finish(&mut rows).await?;
+        pull.finish(&mut rows, deadline).await?;
         assert_eq!(rows, [1.0, 2.0], "a good client's push is there");
         client.close(deadline).await
     })
