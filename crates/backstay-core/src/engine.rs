@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::error::Refusal;
 use crate::hash::{mix64, SlotSpace};
 use crate::spec::TableSpec;
-use crate::stream::{StreamId, StreamMemory, TransactionId};
+use crate::stream::{StreamId, StreamMemory, StreamWindow, TransactionId};
 use crate::table::Table;
 use crate::transaction::Transaction;
 
@@ -217,6 +217,7 @@ impl Engine {
         table.check_shape(&transaction.batch)?;
         self.streams.check(transaction.id, transaction.floor)?;
         let windows = self.streams.windows(transaction.id.stream);
+        let closed = self.streams.is_closed(transaction.id.stream);
         let mut report = StageReport::default();
         for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
             let slot = slot?;
@@ -225,7 +226,9 @@ impl Engine {
             if staged.any(|staged| staged.id == transaction.id) {
                 return Err(Refusal::InFlight);
             }
-            if windows.is_some_and(|windows| windows[slot].is_settled(transaction.id.sequence)) {
+            let settled =
+                |windows: &[StreamWindow]| windows[slot].is_settled(transaction.id.sequence);
+            if closed || windows.is_some_and(settled) {
                 report.skipped += 1;
             } else {
                 table.check_room(slot, keys.len())?;
@@ -279,6 +282,11 @@ impl Engine {
     /// How many transactions a slot has applied.
     pub fn position(&self, slot: u32) -> u64 {
         self.slots[(slot - self.first_slot) as usize].position
+    }
+
+    /// Close a stream: late copies of its pushes count as settled from now on.
+    pub fn close_stream(&mut self, stream: StreamId) {
+        self.streams.close(stream);
     }
 
     /// Forget a stream in every slot; returns in how many it was known.

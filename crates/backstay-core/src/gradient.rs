@@ -36,19 +36,25 @@ pub fn apply_policy(policy: &NonFinitePolicy, gradients: &mut [f32]) -> Result<(
 
 /// The place of the first NaN or infinity.
 pub fn first_non_finite(values: &[f32]) -> Option<usize> {
+    first_beyond(values, f32::MAX)
+}
+
+/// The place of the first value that is NaN or larger than `limit` in magnitude.
+pub fn first_beyond(values: &[f32], limit: f32) -> Option<usize> {
     // A sum of flags over a chunk has no early exit, so it vectorises; the search that follows
     // runs at most once.
     const CHUNK: usize = 256;
+    let within = |value: f32| value.abs() <= limit;
     let bad = |chunk: &[f32]| {
         chunk
             .iter()
-            .fold(0u32, |any, value| any | u32::from(!value.is_finite()))
+            .fold(0u32, |any, &value| any | u32::from(!within(value)))
     };
     let chunk = values.chunks(CHUNK).position(|chunk| bad(chunk) != 0)?;
     let start = chunk * CHUNK;
     values[start..]
         .iter()
-        .position(|value| !value.is_finite())
+        .position(|&value| !within(value))
         .map(|offset| start + offset)
 }
 

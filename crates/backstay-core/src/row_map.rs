@@ -56,6 +56,25 @@ impl RowMap {
         self.rows == 0
     }
 
+    /// Bytes that `more` rows would add to [`Self::allocated_bytes`], at most.
+    pub fn growth_bytes(&self, more: usize) -> usize {
+        if more == 0 {
+            return 0;
+        }
+        let rows = self.rows + more;
+        let index = (rows * 4).div_ceil(3).next_power_of_two().max(MIN_INDEX);
+        let chunk_rows = 1usize << self.chunk_shift;
+        let slab = if rows <= chunk_rows {
+            rows.next_power_of_two().min(chunk_rows)
+        } else {
+            rows.next_multiple_of(chunk_rows)
+        };
+        // The list of chunks doubles, from four.
+        let chunks = rows.div_ceil(chunk_rows).next_power_of_two().max(4);
+        let after = (index + slab * self.stride) * 4 + chunks * std::mem::size_of::<Vec<u32>>();
+        after.saturating_sub(self.allocated_bytes())
+    }
+
     /// Bytes allocated for rows and index.
     pub fn allocated_bytes(&self) -> usize {
         let full = self.chunks.len().saturating_sub(1) << self.chunk_shift;
@@ -256,6 +275,22 @@ mod tests {
         for key in 0..5 {
             let row = map.find(key, mix64(key)).unwrap();
             assert_eq!(map.values(row)[9_999], key as u32);
+        }
+    }
+
+    proptest! {
+        /// What is promised is enough.
+        #[test]
+        fn grows_by_no_more_than_announced(first in 0usize..3000, more in 0usize..3000, width in 1usize..200) {
+            let mut map = RowMap::new(width);
+            for key in 0..first as u64 {
+                map.insert(key, mix64(key));
+            }
+            let (before, promised) = (map.allocated_bytes(), map.growth_bytes(more));
+            for key in first as u64..(first + more) as u64 {
+                map.insert(key, mix64(key));
+            }
+            prop_assert!(map.allocated_bytes() - before <= promised);
         }
     }
 

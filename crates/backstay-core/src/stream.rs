@@ -4,7 +4,7 @@
 //! a batch need not touch every slot, so gaps are normal. Hence a floor, below which the
 //! client has settled everything, and a bitmap of the window above it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Refusal;
 
@@ -80,6 +80,8 @@ impl StreamWindow {
 pub struct StreamMemory {
     slots: usize,
     windows: BTreeMap<StreamId, Box<[StreamWindow]>>,
+    /// Streams whose client has settled everything: what still comes is a late copy.
+    closed: BTreeSet<StreamId>,
 }
 
 impl StreamMemory {
@@ -91,6 +93,7 @@ impl StreamMemory {
         Self {
             slots,
             windows: BTreeMap::new(),
+            closed: BTreeSet::new(),
         }
     }
 
@@ -102,7 +105,8 @@ impl StreamMemory {
                 id.sequence
             )));
         }
-        if self.windows.len() < Self::MAX_STREAMS || self.windows.contains_key(&id.stream) {
+        let known = self.windows.contains_key(&id.stream) || self.is_closed(id.stream);
+        if known || self.windows.len() < Self::MAX_STREAMS {
             return Ok(());
         }
         Err(Refusal::LimitExceeded(format!(
@@ -123,8 +127,22 @@ impl StreamMemory {
         self.windows.entry(stream).or_insert_with(fresh)
     }
 
-    /// Forget a stream; returns how many slots knew it. Only for streams whose client is gone.
+    /// Whether a stream was closed.
+    pub fn is_closed(&self, stream: StreamId) -> bool {
+        self.closed.contains(&stream)
+    }
+
+    /// Close a stream: its client will push no more, so only late copies can come, which count
+    /// as settled. Forgetting it at once would apply them again.
+    pub fn close(&mut self, stream: StreamId) {
+        self.windows.remove(&stream);
+        self.closed.insert(stream);
+    }
+
+    /// Forget a stream altogether, once no copy of its pushes can be on its way any more;
+    /// returns how many slots knew it.
     pub fn forget(&mut self, stream: StreamId) -> u32 {
+        self.closed.remove(&stream);
         let windows = self.windows.remove(&stream).unwrap_or_default();
         let known = windows.iter().filter(|window| window.is_known());
         known.count() as u32

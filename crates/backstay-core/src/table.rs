@@ -89,11 +89,6 @@ impl Table {
         self.allocated_bytes
     }
 
-    /// Bytes that one more row takes, at most, index and slack included.
-    pub fn bytes_per_row(&self) -> usize {
-        (crate::row_map::KEY_WORDS + self.weight_words + self.state_words) * 4 * 9 / 8 + 16
-    }
-
     /// 32-bit words of optimizer state behind a row's weights.
     pub fn state_elements(&self) -> usize {
         self.state_words
@@ -120,14 +115,24 @@ impl Table {
         map.map_or(Ok(()), |map| map.check_room(more))
     }
 
-    /// How many of the keys have no row yet.
-    pub fn count_absent(&self, keys: &[u64]) -> usize {
-        let absent = |&&key: &&u64| {
-            let hash = mix64(key);
-            self.map(hash)
-                .is_none_or(|map| map.find(key, hash).is_none())
+    /// Bytes that the rows which `keys`, sorted by slot, still lack would take, at most.
+    pub fn growth_bytes(&self, keys: &[u64]) -> usize {
+        let empty = RowMap::new(self.weight_words + self.state_words);
+        let slot = |key: u64| self.space.slot_of(key);
+        let maps = if self.maps.is_empty() {
+            self.slots as usize * std::mem::size_of::<RowMap>()
+        } else {
+            0
         };
-        keys.iter().filter(absent).count()
+        let growth = |run: &[u64]| {
+            let map = self.map(mix64(run[0])).unwrap_or(&empty);
+            let absent = run
+                .iter()
+                .filter(|&&key| map.find(key, mix64(key)).is_none());
+            map.growth_bytes(absent.count())
+        };
+        let runs = keys.chunk_by(|&a, &b| slot(a) == slot(b));
+        maps + runs.map(growth).sum::<usize>()
     }
 
     /// Copy the weights of `keys` to `out`, \[n, `row_elements`].

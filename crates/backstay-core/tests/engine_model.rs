@@ -368,3 +368,14 @@ fn the_digest_sees_every_word_and_the_stream_memory() {
     assert_ne!(digest(1.0, 0), digest(1.000_000_1, 0));
     assert_ne!(digest(1.0, 0), digest(1.0, 1));
 }
+
+#[test]
+fn a_late_copy_after_its_stream_was_closed_is_skipped() {
+    let mut engine = engine(&counter());
+    let transaction = push(1, 0, 0, &[5], -1.0);
+    apply(&mut engine, &transaction).unwrap();
+    engine.close_stream(transaction.id.stream);
+    let report = apply(&mut engine, &transaction).unwrap();
+    assert_eq!((report.staged, report.skipped), (0, 1));
+    assert_eq!(read(&engine, 5), 1.0);
+}

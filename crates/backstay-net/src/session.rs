@@ -5,6 +5,7 @@
 //! socket), and a client that needs more than one core opens more connections.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use backstay_core::error::Refusal;
 use backstay_core::transaction::{Batch, Transaction};
@@ -280,9 +281,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
 
     fn close_stream(&mut self, frame: &Frame) -> Result<(), Refusal> {
         check_no_body(frame)?;
-        self.shared
-            .store
-            .forget_stream(CloseStream::decode(&frame.meta)?.stream);
+        let stream = CloseStream::decode(&frame.meta)?.stream;
+        self.shared.store.close_stream(stream, Instant::now());
         self.small_reply(Opcode::CloseStreamReply, frame.header.request_id, &[], &[]);
         Ok(())
     }

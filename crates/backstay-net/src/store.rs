@@ -4,10 +4,11 @@
 //! after the other, in ascending order, and never holds two; a slot so has one writer at a
 //! time, and two requests work side by side on different stripes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use backstay_core::engine::{Engine, StageReport};
 use backstay_core::error::Refusal;
@@ -17,10 +18,15 @@ use backstay_core::spec::{NonFinitePolicy, TableSpec};
 use backstay_core::stream::StreamId;
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{Change, Transaction};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
+/// How long late copies of the pushes of a closed stream are recognised: longer than any
+/// client tries, or a network delays.
+pub const CLOSED_STREAM_GRACE: Duration = Duration::from_secs(3600);
+/// Closed streams that are remembered; the oldest are forgotten first.
+const MAX_CLOSED_STREAMS: usize = 100_000;
 /// The most tables of a cluster.
 pub const MAX_TABLES: usize = 10_000;
 
@@ -50,6 +56,8 @@ pub struct Store {
     allocated_bytes: AtomicU64,
     /// Promised to pushes under way.
     reserved_bytes: AtomicU64,
+    /// Oldest first.
+    closed_streams: Mutex<VecDeque<(Instant, StreamId)>>,
 }
 
 impl Store {
@@ -68,6 +76,7 @@ impl Store {
             memory_limit_bytes,
             allocated_bytes: AtomicU64::new(0),
             reserved_bytes: AtomicU64::new(0),
+            closed_streams: Mutex::default(),
         }
     }
 
@@ -121,22 +130,10 @@ impl Store {
             .iter()
             .map(|(&id, spec)| (id, Arc::clone(spec)))
             .collect();
-        let usage = |(id, spec)| {
-            let (mut rows, mut bytes) = (0, 0);
-            for stripe in &self.stripes {
-                if let Ok(table) = stripe.read().table(id) {
-                    rows += table.rows() as u64;
-                    bytes += table.allocated_bytes() as u64;
-                }
-            }
-            TableUsage {
-                spec,
-                id,
-                rows,
-                bytes,
-            }
-        };
-        specs.into_iter().map(usage).collect()
+        specs
+            .into_iter()
+            .map(|(id, spec)| self.usage_of(id, spec))
+            .collect()
     }
 
     /// Bytes allocated for rows.
@@ -177,12 +174,46 @@ impl Store {
         Ok((outcome?, transaction.batch.into_words()))
     }
 
-    /// Forget a stream in every slot; returns in how many it was known.
-    pub fn forget_stream(&self, stream: StreamId) -> u32 {
-        self.stripes
-            .iter()
-            .map(|stripe| stripe.write().forget_stream(stream))
-            .sum()
+    /// Close a stream at `now`: late copies of its pushes are skipped from now on. Streams that
+    /// were closed longer than [`CLOSED_STREAM_GRACE`] ago are forgotten.
+    pub fn close_stream(&self, stream: StreamId, now: Instant) {
+        for stripe in &self.stripes {
+            stripe.write().close_stream(stream);
+        }
+        let mut closed = self.closed_streams.lock();
+        closed.push_back((now, stream));
+        while let Some(&(since, old)) = closed.front() {
+            if now.duration_since(since) < CLOSED_STREAM_GRACE && closed.len() <= MAX_CLOSED_STREAMS
+            {
+                break;
+            }
+            closed.pop_front();
+            for stripe in &self.stripes {
+                stripe.write().forget_stream(old);
+            }
+        }
+    }
+
+    /// One table with its use of memory.
+    pub fn usage(&self, table: &str) -> Result<TableUsage, Refusal> {
+        let id = self.named(table)?;
+        Ok(self.usage_of(id, self.spec(id)?))
+    }
+
+    fn usage_of(&self, id: u64, spec: Arc<TableSpec>) -> TableUsage {
+        let (mut rows, mut bytes) = (0, 0);
+        for stripe in &self.stripes {
+            if let Ok(table) = stripe.read().table(id) {
+                rows += table.rows() as u64;
+                bytes += table.allocated_bytes() as u64;
+            }
+        }
+        TableUsage {
+            spec,
+            id,
+            rows,
+            bytes,
+        }
     }
 
     /// The rows of one slot of a table, ordered by key.
@@ -269,7 +300,7 @@ impl Store {
         for (stripe, part) in parts {
             let engine = self.stripes[*stripe].read();
             let table = engine.table(transaction.table)?;
-            wanted += (table.count_absent(&keys[part.clone()]) * table.bytes_per_row()) as u64;
+            wanted += table.growth_bytes(&keys[part.clone()]) as u64;
         }
         let reserved = self.reserved_bytes.fetch_add(wanted, Ordering::AcqRel) + wanted;
         if wanted > 0 && self.allocated_bytes() + reserved > self.memory_limit_bytes {
