@@ -1,7 +1,7 @@
 """Rows in, gradients out: how a lookup takes part in Paddle's backward pass.
 
 May import paddle and numpy. Holds no connection: it moves arrays between Paddle and the layer
-that asked for them, without a copy where both live in main memory.
+that asked for them; rows are not copied where they are in main memory already.
 """
 
 from __future__ import annotations
@@ -127,8 +127,6 @@ def as_tensor(rows: NDArray[np.float32]) -> paddle.Tensor:
 
 
 def as_gradient(gradient: paddle.Tensor) -> NDArray[np.float32]:
-    """Return a gradient, float32 as what it belongs to, as a contiguous array."""
-    gradient = gradient.detach()
-    if gradient.place.is_cpu_place() and gradient.size:
-        return np.ascontiguousarray(np.from_dlpack(gradient))
+    """Return a gradient, float32 as what it belongs to, as a contiguous array of its own."""
+    # Copied: Paddle adds the gradient of the next backward pass to this memory.
     return np.ascontiguousarray(gradient.numpy())
