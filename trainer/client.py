@@ -52,16 +52,16 @@ def _watch(native: DataClient, directory: Directory, nodes: Sequence[NodeRecord]
     A function and not a method: a thread that held its client would keep it for ever.
     """
     while native.wait_for_trouble():
-        try:
-            now = directory.cluster(deadline_ms=_TROUBLE_DEADLINE_MS).nodes
-        except BackstayError as error:
-            _LOG.info("a pserver does not answer, nor does the control plane: %s", error)
-            continue
-        instances = {node.node_id: node.instance for node in now}
-        for known in nodes:
-            if instances.get(known.node_id, 0) not in (known.instance, 0):
-                _LOG.error("pserver %s was restarted and lost its rows", known.node_id)
-                native.mark_lost(known.data_address)
+        for node in nodes:
+            try:
+                # Each node is asked itself: its peers may not know of its restart yet.
+                instance = directory.instance(node, deadline_ms=_TROUBLE_DEADLINE_MS)
+            except BackstayError as error:
+                _LOG.info("pserver %s does not answer: %s", node.node_id, error)
+                continue
+            if native.instance_of(node.data_address) not in (0, instance):
+                _LOG.error("pserver %s was restarted and lost its rows", node.node_id)
+                native.mark_lost(node.data_address)
 
 
 PushKind = Literal["update", "assign", "assign_if_absent"]
@@ -404,9 +404,11 @@ class Client:
         native.set_routing(
             info.routing.version,
             [node.data_address for node in info.routing.nodes],
-            [node.instance for node in info.routing.nodes],
             np.ascontiguousarray(info.routing.master_of_slot, dtype=np.uint32),
         )
+        # Every server now, and not at its first use: it is known from here on whose rows this
+        # client relies on, and a wrong address or token shows at once.
+        native.connect(self._config.deadline_ms)
         return native
 
     def _end_watcher(self) -> None:

@@ -71,6 +71,14 @@ class Directory:
                 self._endpoints.append(node.control_address)
         return ClusterInfo(response.cluster_id, routing)
 
+    def instance(self, node: NodeRecord, *, deadline_ms: int) -> int:
+        """Ask one node itself, once, which instance it is."""
+        with rpc.mapped_errors(node.control_address):
+            response = cluster_pb2_grpc.ClusterServiceStub(
+                self._channel(node.control_address)
+            ).GetNodeStats(cluster_pb2.GetNodeStatsRequest(), timeout=deadline_ms / 1000)
+        return response.node.instance
+
     def create_table(self, spec: TableSpec) -> TableSpec:
         """Create a table on all servers and return it as it is there."""
         request = tables_pb2.CreateTableRequest(spec_json=spec.to_json())

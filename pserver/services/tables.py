@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from grpc import aio
 
 from backstay._native import DataServer
 from backstay._proto.v1 import tables_pb2, tables_pb2_grpc
-from backstay.errors import UnknownTable
 from backstay.pserver.table_creation import TableCreation
 from backstay.pserver.table_registry import KnownTable, TableRegistry
 
@@ -36,7 +34,7 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         spec_json = await self._creation.create(request.spec_json, forwarded=request.forwarded)
         # Created on every node, so on this one, too.
         table = self._registry.check(spec_json)
-        return tables_pb2.CreateTableResponse(table=self._message(table, self._usage()))
+        return tables_pb2.CreateTableResponse(table=self._message(table))
 
     async def ListTables(  # noqa: N802
         self,
@@ -44,9 +42,8 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> tables_pb2.ListTablesResponse:
         """Return all tables, sorted by name."""
-        usage = self._usage()
         return tables_pb2.ListTablesResponse(
-            tables=[self._message(table, usage) for table in self._registry]
+            tables=[self._message(table) for table in self._registry]
         )
 
     async def GetTable(  # noqa: N802
@@ -56,19 +53,10 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
     ) -> tables_pb2.GetTableResponse:
         """Return one table."""
         table = self._registry.get(request.name)
-        return tables_pb2.GetTableResponse(table=self._message(table, self._usage()))
+        return tables_pb2.GetTableResponse(table=self._message(table))
 
-    def _usage(self) -> dict[int, tuple[int, int]]:
-        """Return rows and bytes on this node, by table id."""
-        return {
-            entry["id"]: (entry["rows"], entry["bytes"])
-            for entry in json.loads(self._data_server.tables_json())
-        }
-
-    def _message(self, table: KnownTable, usage: dict[int, tuple[int, int]]) -> tables_pb2.Table:
-        if table.id not in usage:
-            raise UnknownTable(f"table {table.name!r} is known here, but not to the data plane")
-        rows, size_bytes = usage[table.id]
+    def _message(self, table: KnownTable) -> tables_pb2.Table:
+        rows, size_bytes = self._data_server.table_usage(table.name)
         return tables_pb2.Table(
             name=table.name,
             id=table.id,

@@ -82,6 +82,8 @@ class DataServer:
         """
     def tables_json(self) -> str:
         """A JSON list: ``[{"spec": {...}, "id": n, "rows": n, "bytes": n}, ...]``."""
+    def table_usage(self, table: str) -> tuple[int, int]:
+        """Rows of one table on this node, and the bytes they take."""
     def stats_json(self) -> str:
         """A JSON object of counters and gauges of this node."""
     def export_slot(
@@ -160,10 +162,13 @@ class DataClient:
         self,
         version: int,
         addresses: list[str],
-        instances: list[int],
         master_of_slot: NDArray[np.uint32],
     ) -> None:
         """Go by this routing table: for each slot the index of its master."""
+    def connect(self, deadline_ms: int) -> None:
+        """Connect to every server of the routing table; from now on their rows are relied on."""
+    def instance_of(self, address: str) -> int:
+        """The instance met at a data address; 0 if none was met."""
     def wait_for_trouble(self) -> bool:
         """Wait until a server does not answer; False after ``unwatch`` or ``close``."""
     def unwatch(self) -> None:

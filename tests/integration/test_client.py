@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from backstay import errors
+from backstay._native import slots_of
 from backstay.config import ClientConfig
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, Adam, Clip, TableSpec, Uniform, Zeros
@@ -108,6 +109,18 @@ def test_a_client_is_thread_safe(client: Client, counter: Table) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(push_and_pull, range(8)))
     assert np.array_equal(client.pull(counter, keys), np.full((300, DIM), 160.0))
+
+
+def test_more_threads_than_pushes_in_flight(client: Client, counter: Table) -> None:
+    """The window of a stream holds however many push at once."""
+    keys = np.arange(20)
+
+    def push(_: int) -> None:
+        client.push_async(counter, keys, ones(20)).result()
+
+    with ThreadPoolExecutor(150) as pool:
+        list(pool.map(push, range(600)))
+    assert np.array_equal(client.pull(counter, keys), np.full((20, DIM), 600.0))
 
 
 def test_gradients_are_scaled_by_the_schedule(client: Client, counter: Table) -> None:
@@ -207,6 +220,25 @@ def test_non_finite_gradients_are_refused_as_a_whole(
     assert not client.pull(counter, np.arange(50)).any()
 
 
+def test_gradients_that_only_overflow_in_their_sum_are_refused_as_a_whole(
+    client: Client, counter: Table
+) -> None:
+    keys = np.concatenate([np.arange(50), np.array([7])])
+    gradients = np.full((51, DIM), 3e38, dtype=np.float32)
+    with pytest.raises(errors.NonFiniteGradient, match="key 7"):
+        client.push(counter, keys, gradients)
+    assert not client.pull(counter, np.arange(50)).any()
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
+def test_a_wrong_learning_rate_scale_is_refused_as_a_whole(
+    client: Client, counter: Table, scale: float
+) -> None:
+    with pytest.raises(errors.InvalidRequest, match="learning_rate_scale"):
+        client.push(counter, np.arange(50), ones(50), learning_rate_scale=scale)
+    assert not client.pull(counter, np.arange(50)).any()
+
+
 def test_non_finite_gradients_are_clipped_where_the_table_says_so(client: Client) -> None:
     spec = TableSpec.sparse(
         "clipping", DIM, optimizer=SGD(1.0), initializer=Zeros(), non_finite=Clip(2.0)
@@ -248,8 +280,32 @@ def test_a_closed_client_says_so(cluster: LocalCluster, counter: Table) -> None:
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(errors.ServerUnavailable, match=r"127\.0\.0\.1:1\b"):
         Client("127.0.0.1:1", config=ClientConfig(deadline_ms=300))
-    with pytest.raises(errors.ConfigError, match="not host:port"):
+    with pytest.raises(errors.ConfigError, match="not of the form host:port"):
         Client("localhost")
+
+
+def test_new_rows_beyond_the_memory_limit_are_refused_and_old_ones_still_train() -> None:
+    settings = {"memory_limit_bytes": 3_000_000, "slot_count": 16}
+    with (
+        LocalCluster(servers=1, settings=settings) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        spec = TableSpec.sparse("t", DIM, optimizer=SGD(1.0), initializer=Zeros())
+        table = client.create_table(spec)
+        accepted = 0
+
+        def push_new_rows_for_ever() -> None:
+            nonlocal accepted
+            while True:
+                client.push(table, np.arange(accepted, accepted + 1000), ones(1000))
+                accepted += 1000
+
+        with pytest.raises(errors.MemoryLimitReached, match="memory_limit_bytes") as refused:
+            push_new_rows_for_ever()
+        assert refused.value.retry_safe
+        assert accepted > 20_000
+        client.push(table, np.arange(accepted), ones(accepted))
+        assert np.array_equal(client.pull(table, np.arange(accepted)), -2 * ones(accepted))
 
 
 def test_a_server_that_comes_back_empty_is_not_trained_on() -> None:
@@ -266,8 +322,11 @@ def test_a_server_that_comes_back_empty_is_not_trained_on() -> None:
             client.push(table, keys, ones(200))
         # Another client meets the new server, which has learned its tables from its peer.
         with Client(cluster.endpoints[1]) as fresh:
+            routing = fresh.cluster().routing
+            owner = routing.master_of_slot[slots_of(keys.astype(np.uint64), routing.slot_count)]
             counted = fresh.pull("t", keys)[:, 0]
-            assert set(counted.tolist()) <= {0.0, 1.0, 2.0}
+            assert not counted[owner == 1].any(), "what ps-1 held is gone"
+            assert set(counted[owner == 0].tolist()) <= {1.0, 2.0}, "what ps-0 holds is there"
 
 
 def test_a_dead_server_is_named_at_the_deadline() -> None:

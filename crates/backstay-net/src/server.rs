@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use backstay_core::error::Refusal;
 use backstay_core::wire::{ErrorMeta, Limits, Opcode};
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -63,7 +64,8 @@ pub struct Server {
     stopping: watch::Sender<bool>,
     /// Closed when the last session has ended.
     drained: watch::Receiver<bool>,
-    runtime: Option<Runtime>,
+    /// Taken by the stop.
+    runtime: Mutex<Option<Runtime>>,
 }
 
 impl Server {
@@ -94,6 +96,7 @@ impl Server {
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
+            // Nobody may be waiting.
             let _ = drained_sender.send(true);
         });
         Ok(Self {
@@ -101,7 +104,7 @@ impl Server {
             address,
             stopping,
             drained,
-            runtime: Some(runtime),
+            runtime: Mutex::new(Some(runtime)),
         })
     }
 
@@ -124,8 +127,8 @@ impl Server {
     }
 
     /// Take no new requests, answer those being served, close. False if `grace` cut it off.
-    pub fn stop(&mut self, grace: Duration) -> bool {
-        let Some(runtime) = self.runtime.take() else {
+    pub fn stop(&self, grace: Duration) -> bool {
+        let Some(runtime) = self.runtime.lock().take() else {
             return true;
         };
         self.stopping.send_replace(true);
@@ -139,7 +142,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = self.runtime.lock().take() {
             runtime.shutdown_background();
         }
     }

@@ -16,7 +16,7 @@ use backstay_core::spec::TableSpec;
 use backstay_core::stream::StreamId;
 use backstay_core::transaction::Change;
 use backstay_core::wire::Limits;
-use backstay_net::client::routing::{Routing, ServerAddress};
+use backstay_net::client::routing::Routing;
 use backstay_net::client::{Client, ClientError, ClientOptions, Deadline, PushRequest};
 use backstay_net::server::{Server, ServerOptions};
 use backstay_net::store::Store;
@@ -54,7 +54,7 @@ fn server(listen: &str, instance: u64) -> Server {
     Server::start(TcpListener::bind(listen).unwrap(), options, store).unwrap()
 }
 
-fn client(servers: &[(String, u64)]) -> Arc<Client> {
+fn client(servers: &[impl ToString]) -> Arc<Client> {
     let options = ClientOptions {
         cluster_id: "c".into(),
         token: None,
@@ -74,10 +74,7 @@ fn client(servers: &[(String, u64)]) -> Arc<Client> {
             task: 0,
         },
     );
-    let addresses = servers.iter().map(|(address, instance)| ServerAddress {
-        address: address.clone(),
-        instance: *instance,
-    });
+    let addresses = servers.iter().map(ToString::to_string);
     let masters: Vec<u32> = (0..SLOTS).map(|slot| slot % servers.len() as u32).collect();
     client.set_routing(Routing::new(1, addresses.collect(), &masters).unwrap());
     client
@@ -90,6 +87,8 @@ enum Cut {
     Request(usize),
     /// After so many bytes from the server: requests are taken, answers are lost.
     Reply(usize),
+    /// As Reply, but the connection stays open and silent.
+    Mute(usize),
     Never,
 }
 
@@ -103,28 +102,32 @@ fn saboteur(target: String, cuts: Vec<Cut>) -> (String, Arc<AtomicUsize>) {
         for stream in listener.incoming() {
             let cut = cuts.get(count.fetch_add(1, Ordering::SeqCst)).copied();
             let (client, server) = (stream.unwrap(), TcpStream::connect(&target).unwrap());
+            let mute = matches!(cut, Some(Cut::Mute(_)));
             let (from_client, from_server) = match cut.unwrap_or(Cut::Never) {
                 Cut::Request(bytes) => (bytes, usize::MAX),
-                Cut::Reply(bytes) => (usize::MAX, bytes),
+                Cut::Reply(bytes) | Cut::Mute(bytes) => (usize::MAX, bytes),
                 Cut::Never => (usize::MAX, usize::MAX),
             };
             let (c, s) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-            std::thread::spawn(move || forward(client, server, from_client));
-            std::thread::spawn(move || forward(s, c, from_server));
+            std::thread::spawn(move || forward(client, server, from_client, false));
+            std::thread::spawn(move || forward(s, c, from_server, mute));
         }
     });
     (address, accepted)
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, mut allowance: usize) {
+fn forward(mut from: TcpStream, mut to: TcpStream, mut allowance: usize, mute: bool) {
     let mut buffer = [0; 4096];
     while let Ok(count) = from.read(&mut buffer) {
         let pass = count.min(allowance);
+        if mute && count > 0 && pass == 0 {
+            continue;
+        }
         if pass == 0 || to.write_all(&buffer[..pass]).is_err() {
             break;
         }
         allowance -= pass;
-        if allowance == 0 {
+        if allowance == 0 && !mute {
             break;
         }
     }
@@ -174,7 +177,7 @@ fn runtime() -> Runtime {
 
 #[test]
 fn pushes_are_counted_once_whatever_is_cut() {
-    let mut server = server("127.0.0.1:0", 1);
+    let server = server("127.0.0.1:0", 1);
     // The handshake takes some 40 bytes one way and 67 the other: the cuts fall into requests
     // and into replies that follow it.
     let cut = |n: usize| [Cut::Request(100 + n * 377), Cut::Reply(70 + n * 53)];
@@ -183,7 +186,7 @@ fn pushes_are_counted_once_whatever_is_cut() {
         (1..16).flat_map(cut).collect(),
     );
     runtime().block_on(async {
-        let client = client(&[(proxy, 1)]);
+        let client = client(&[proxy]);
         let keys: Vec<u64> = (0..200).collect();
         for _ in 0..30 {
             count(&client, &keys, PATIENT).await.unwrap();
@@ -201,7 +204,7 @@ fn many_pushes_in_flight_keep_their_number() {
     let cuts = vec![Cut::Reply(150), Cut::Request(9000)];
     let (proxy, _) = saboteur(server.address().to_string(), cuts);
     runtime().block_on(async {
-        let client = client(&[(proxy, 1)]);
+        let client = client(&[proxy]);
         let keys: Vec<u64> = (0..50).collect();
         let plan = client.plan(&keys).unwrap();
         let values = vec![-1.0; keys.len() * DIM];
@@ -225,7 +228,7 @@ fn many_pushes_in_flight_keep_their_number() {
 fn a_push_left_alone_does_not_exhaust_the_window() {
     let server = server("127.0.0.1:0", 1);
     runtime().block_on(async {
-        let client = client(&[(server.address().to_string(), 1)]);
+        let client = client(&[server.address()]);
         let plan = client.plan(&[1, 2, 3]).unwrap();
         let values = vec![-1.0; 3 * DIM];
         let forgotten = client
@@ -245,7 +248,7 @@ fn a_failure_that_nobody_waited_for_is_reported_once_by_a_flush() {
     let server = server("127.0.0.1:0", 1);
     server.store().set_routing(1, &[false; SLOTS as usize]);
     runtime().block_on(async {
-        let client = client(&[(server.address().to_string(), 1)]);
+        let client = client(&[server.address()]);
         let plan = client.plan(&[1]).unwrap();
         let values = [-1.0; DIM];
         for _ in 0..20 {
@@ -263,12 +266,46 @@ fn a_failure_that_nobody_waited_for_is_reported_once_by_a_flush() {
 }
 
 #[test]
+fn a_push_that_nobody_waits_for_is_sent_again_by_itself() {
+    let server = server("127.0.0.1:0", 1);
+    // The push is taken and its answer is cut; the next connection is let through.
+    let (proxy, accepted) = saboteur(server.address().to_string(), vec![Cut::Reply(80)]);
+    runtime().block_on(async {
+        let client = client(&[&proxy]);
+        let plan = client.plan(&[1]).unwrap();
+        let push = client
+            .push(&request(&[-1.0; DIM]), &plan, Deadline::after(PATIENT))
+            .await;
+        let push = push.unwrap();
+        client.settle_in_background(&push);
+        while !push.is_settled() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(counts(&client, &[1]).await, vec![1.0]);
+    });
+    assert_eq!(accepted.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_connection_that_stays_silent_is_given_up() {
+    // The first server takes connections' bytes and says nothing after the handshake.
+    let server = server("127.0.0.1:0", 1);
+    let (proxy, accepted) = saboteur(server.address().to_string(), vec![Cut::Mute(69)]);
+    runtime().block_on(async {
+        let client = client(&[&proxy]);
+        count(&client, &[1], PATIENT).await.unwrap();
+        assert_eq!(counts(&client, &[1]).await, vec![1.0]);
+    });
+    assert_eq!(accepted.load(Ordering::SeqCst), 2);
+}
+
+#[test]
 fn a_server_that_is_not_there_is_named() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
     runtime().block_on(async {
-        let client = client(&[(address.clone(), 0)]);
+        let client = client(&[&address]);
         let error = count(&client, &[1], Duration::from_millis(300))
             .await
             .unwrap_err();
@@ -285,7 +322,7 @@ fn a_lost_answer_leaves_the_outcome_unknown() {
     // Takes every request, and cuts within the first answer after the handshake.
     let (proxy, _) = saboteur(server.address().to_string(), vec![Cut::Reply(80); 1000]);
     runtime().block_on(async {
-        let client = client(&[(proxy, 1)]);
+        let client = client(&[proxy]);
         let error = count(&client, &[1], Duration::from_millis(500))
             .await
             .unwrap_err();
@@ -298,10 +335,10 @@ fn a_lost_answer_leaves_the_outcome_unknown() {
 
 #[test]
 fn a_server_that_comes_back_empty_is_noticed() {
-    let mut first = server("127.0.0.1:0", 1);
+    let first = server("127.0.0.1:0", 1);
     let address = first.address().to_string();
     let runtime = runtime();
-    let client = client(&[(address.clone(), 1)]);
+    let client = client(&[&address]);
     runtime.block_on(count(&client, &[1], PATIENT)).unwrap();
     assert!(first.stop(Duration::from_secs(5)));
     let _second = server(&address, 2);
@@ -317,10 +354,7 @@ fn a_part_refused_by_one_of_two_servers_is_not_reported_as_if_nothing_happened()
     // The second server serves no slot: its part is refused until the deadline.
     other.store().set_routing(1, &[false; SLOTS as usize]);
     runtime().block_on(async {
-        let client = client(&[
-            (one.address().to_string(), 1),
-            (other.address().to_string(), 2),
-        ]);
+        let client = client(&[one.address(), other.address()]);
         let keys: Vec<u64> = (0..100).collect();
         let error = count(&client, &keys, Duration::from_millis(400))
             .await
@@ -337,14 +371,14 @@ fn a_part_refused_by_one_of_two_servers_is_not_reported_as_if_nothing_happened()
 
 #[test]
 fn an_orderly_stop_answers_what_it_took() {
-    let mut server = server("127.0.0.1:0", 1);
+    let server = server("127.0.0.1:0", 1);
     let address = server.address().to_string();
     let store = Arc::clone(server.store());
     let slot = space().slot_of(5);
     let acknowledged = std::thread::scope(|scope| {
         let pushing = scope.spawn(|| {
             runtime().block_on(async {
-                let client = client(&[(address.clone(), 1)]);
+                let client = client(&[&address]);
                 let mut acknowledged = 0;
                 while count(&client, &[5], Duration::from_millis(300))
                     .await

@@ -65,7 +65,7 @@ fn wait_for_bytes(raw: &Raw) {
 
 #[test]
 fn an_idle_client_is_told() {
-    let mut server = start(options());
+    let server = start(options());
     let mut raw = Raw::greeted(&server);
     let stopping = std::thread::spawn(move || server.stop(PATIENCE));
     raw.expect(Opcode::GoAway, 0);
@@ -76,7 +76,7 @@ fn an_idle_client_is_told() {
 
 #[test]
 fn the_request_being_served_is_answered_and_nothing_after_it_is_taken() {
-    let mut server = start_wide();
+    let server = start_wide();
     let (address, store) = (server.address(), Arc::clone(server.store()));
     let mut raw = Raw::greeted(&server);
     raw.send(&pull_wide(1));
@@ -95,7 +95,7 @@ fn the_request_being_served_is_answered_and_nothing_after_it_is_taken() {
 
 #[test]
 fn an_answer_on_its_way_survives_the_stop_whatever_else_was_sent() {
-    let mut server = start_wide();
+    let server = start_wide();
     let address = server.address();
     let mut raw = Raw::greeted(&server);
     raw.send(&pull_wide(1));
@@ -119,7 +119,7 @@ fn an_answer_on_its_way_survives_the_stop_whatever_else_was_sent() {
 
 #[test]
 fn pings_behind_the_stop_are_not_answered() {
-    let mut server = start(options());
+    let server = start(options());
     let mut raw = Raw::greeted(&server);
     let stopping = std::thread::spawn(move || server.stop(PATIENCE));
     raw.expect(Opcode::GoAway, 0);
@@ -133,7 +133,7 @@ fn pings_behind_the_stop_are_not_answered() {
 #[test]
 fn a_client_that_says_nothing_does_not_hold_up_the_stop() {
     // Far longer than the grace given: neither a silent nor half a handshake is waited for.
-    let mut server = start(ServerOptions {
+    let server = start(ServerOptions {
         handshake_timeout: Duration::from_secs(3600),
         stall_timeout: Duration::from_secs(3600),
         ..options()
@@ -156,7 +156,7 @@ fn a_client_that_says_nothing_does_not_hold_up_the_stop() {
 
 #[test]
 fn clients_that_ignore_the_goodbye_are_left_behind() {
-    let mut server = start(options());
+    let server = start(options());
     let (mut one, two) = (Raw::greeted(&server), Raw::greeted(&server));
     // They stay open to the end: the server closes by itself.
     assert!(server.stop(PATIENCE), "the stop was clean");
@@ -166,7 +166,7 @@ fn clients_that_ignore_the_goodbye_are_left_behind() {
 
 #[test]
 fn a_client_that_never_reads_is_cut_off_by_the_grace() {
-    let mut server = start_wide();
+    let server = start_wide();
     let mut deaf = Raw::greeted(&server);
     deaf.send(&pull_wide(1));
     wait_for_bytes(&deaf);

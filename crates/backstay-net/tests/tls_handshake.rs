@@ -152,7 +152,7 @@ fn plain_bytes_to_a_server_that_speaks_tls() {
 fn a_stop_in_the_middle_of_a_tls_handshake() {
     let authority = Authority::new();
     let config = tls::server(authority.sign("127.0.0.1").identity(), None).unwrap();
-    let mut server = start(ServerOptions {
+    let server = start(ServerOptions {
         tls: Some(Arc::clone(&config)),
         handshake_timeout: PATIENCE * 100,
         ..options()

@@ -7,7 +7,7 @@ use std::time::Duration;
 use backstay_core::stream::StreamId;
 use backstay_core::transaction::Change;
 use backstay_net::client::plan::Plan;
-use backstay_net::client::routing::{Routing, ServerAddress};
+use backstay_net::client::routing::Routing;
 use backstay_net::client::{Client, ClientOptions, Deadline, Pull, Push, PushRequest};
 use backstay_net::tls::{self, Identity};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
@@ -156,31 +156,30 @@ impl DataClient {
         })
     }
 
-    /// Go by this routing table: data address and instance of each server, and for each slot
-    /// the index of its master.
+    /// Go by this routing table: data address of each server, and for each slot the index of
+    /// its master.
     fn set_routing(
         &self,
         py: Python<'_>,
         version: u64,
         addresses: Vec<String>,
-        instances: Vec<u64>,
         master_of_slot: PyReadonlyArray1<'_, u32>,
     ) -> PyResult<()> {
-        if addresses.len() != instances.len() {
-            return Err(config_error(
-                py,
-                "addresses and instances must be equally many",
-            ));
-        }
-        let servers = addresses
-            .into_iter()
-            .zip(instances)
-            .map(|(address, instance)| ServerAddress { address, instance })
-            .collect();
-        let routing = Routing::new(version, servers, master_of_slot.as_slice()?);
+        let routing = Routing::new(version, addresses, master_of_slot.as_slice()?);
         self.client
             .set_routing(routing.map_err(|error| from_client(py, &error))?);
         Ok(())
+    }
+
+    /// Connect to every server; from now on their rows are relied on.
+    fn connect(&self, py: Python<'_>, deadline_ms: u64) -> PyResult<()> {
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        block_on(py, self.client.connect(deadline))?.map_err(|error| from_client(py, &error))
+    }
+
+    /// The instance met at a data address; 0 if none was met.
+    fn instance_of(&self, address: &str) -> u64 {
+        self.client.instance_of(address)
     }
 
     /// Wait until a server does not answer; false after `unwatch` or `close`.

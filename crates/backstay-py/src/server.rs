@@ -24,7 +24,7 @@ type PlainRows<'py> = (
 /// One node's data plane: rows, optimizers and sockets, on threads of its own.
 #[pyclass(module = "backstay._native", frozen)]
 pub(crate) struct DataServer {
-    server: std::sync::Mutex<Server>,
+    server: Server,
     store: Arc<Store>,
     address: String,
 }
@@ -97,7 +97,7 @@ impl DataServer {
         let server = Server::start(listener, options, Arc::clone(&store))?;
         let address = server.address().to_string();
         Ok(Self {
-            server: std::sync::Mutex::new(server),
+            server,
             store,
             address,
         })
@@ -132,8 +132,14 @@ impl DataServer {
         })
     }
 
+    fn table_usage(&self, py: Python<'_>, table: &str) -> PyResult<(u64, u64)> {
+        let usage = py.detach(|| self.store.usage(table));
+        let usage = usage.map_err(|refusal| from_refusal(py, &refusal))?;
+        Ok((usage.rows, usage.bytes))
+    }
+
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {
-        let snapshot = self.lock()?.snapshot();
+        let snapshot = self.server.snapshot();
         serde_json::to_string(&snapshot).map_err(|error| config_error(py, &error.to_string()))
     }
 
@@ -176,15 +182,7 @@ impl DataServer {
             .map_err(|refusal| from_refusal(py, &refusal))
     }
 
-    fn stop(&self, py: Python<'_>, grace_ms: u64) -> PyResult<bool> {
-        py.detach(|| Ok(self.lock()?.stop(Duration::from_millis(grace_ms))))
-    }
-}
-
-impl DataServer {
-    fn lock(&self) -> PyResult<std::sync::MutexGuard<'_, Server>> {
-        self.server
-            .lock()
-            .map_err(|_| crate::errors::runtime_error("an earlier call on this server crashed"))
+    fn stop(&self, py: Python<'_>, grace_ms: u64) -> bool {
+        py.detach(|| self.server.stop(Duration::from_millis(grace_ms)))
     }
 }

@@ -30,6 +30,16 @@ pub(crate) struct Lost {
     pub(crate) not_taken: bool,
 }
 
+impl Lost {
+    /// Nobody knows whether the request was taken.
+    pub(crate) fn unanswered(reason: &str) -> Self {
+        Self {
+            reason: reason.into(),
+            not_taken: false,
+        }
+    }
+}
+
 pub(crate) type Reply = Result<Frame, Lost>;
 
 #[derive(Default)]
@@ -161,7 +171,8 @@ impl Connection {
         Ok(receiver)
     }
 
-    fn lose(&self, reason: &str) -> Lost {
+    /// Give the connection up.
+    pub(crate) fn lose(&self, reason: &str) -> Lost {
         let lost = Lost {
             reason: reason.into(),
             not_taken: false,

@@ -1,7 +1,6 @@
 //! The way to one server: keeps a connection, opens it anew, sends requests until an answer
 //! comes or the deadline has passed.
 
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,6 @@ use tokio::time::{sleep_until, timeout_at, Instant};
 use super::connection::{refusal_of, Connection, Lost, OpenError, Reply};
 use super::error::ClientError;
 use super::out_frame::OutFrame;
-use super::routing::ServerAddress;
 use super::ClientOptions;
 use crate::buffers::BufferPool;
 use crate::frame_io::Frame;
@@ -34,11 +32,6 @@ impl Deadline {
             started,
             at: started + time,
         }
-    }
-
-    /// Wait for an answer; `None` if it does not come in time.
-    pub(crate) async fn wait<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
-        timeout_at(self.at, answer).await.ok()
     }
 
     pub(crate) fn waited_ms(&self) -> u128 {
@@ -74,7 +67,35 @@ impl Retry {
 }
 
 /// A request under way: its answer will come here.
-pub(crate) type Ticket = oneshot::Receiver<Reply>;
+pub(crate) struct Ticket {
+    reply: oneshot::Receiver<Reply>,
+    connection: Arc<Connection>,
+    /// Silence longer than this means that the connection is dead without knowing it.
+    patience: Duration,
+}
+
+impl Ticket {
+    /// Whether an answer is here.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.reply.is_empty()
+    }
+
+    /// Wait for the answer; `None` if the deadline comes first. A connection that stays silent
+    /// for too long is given up, as if it had broken.
+    pub(crate) async fn wait(self, deadline: Deadline) -> Option<Reply> {
+        let silence = Instant::now() + self.patience;
+        match timeout_at(silence.min(deadline.at), self.reply).await {
+            Ok(Ok(reply)) => Some(reply),
+            // The sender is dropped only with the connection.
+            Ok(Err(_)) => Some(Err(Lost::unanswered("the connection was closed"))),
+            Err(_) if silence < deadline.at => {
+                let reason = format!("no answer within {:?}", self.patience);
+                Some(Err(self.connection.lose(&reason)))
+            }
+            Err(_) => None,
+        }
+    }
+}
 
 pub(crate) struct Link {
     pub(crate) address: String,
@@ -90,14 +111,14 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(
-        server: &ServerAddress,
+        address: &str,
         options: Arc<ClientOptions>,
         buffers: Arc<BufferPool>,
         trouble: Arc<Notify>,
     ) -> Self {
         Self {
-            address: server.address.clone(),
-            instance: AtomicU64::new(server.instance),
+            address: address.into(),
+            instance: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             options,
             buffers,
@@ -177,13 +198,27 @@ impl Link {
         let request_id = connection.next_request_id();
         frame.set_request_id(request_id);
         match timeout_at(deadline.at, connection.send(request_id, frame.bytes())).await {
-            Ok(Ok(ticket)) => Ok(ticket),
-            Ok(Err(lost)) => Ok(already_lost(lost)),
+            Ok(Ok(reply)) => Ok(self.ticket(connection, reply)),
+            Ok(Err(lost)) => Ok(self.ticket(connection, already_lost(lost))),
             Err(_) => Err(ClientError::Deadline {
                 address: self.address.clone(),
                 waited_ms: deadline.waited_ms(),
             }),
         }
+    }
+
+    fn ticket(&self, connection: Arc<Connection>, reply: oneshot::Receiver<Reply>) -> Ticket {
+        let patience = self.options.stall_timeout;
+        Ticket {
+            reply,
+            connection,
+            patience,
+        }
+    }
+
+    /// The instance met at the first handshake; 0 before it.
+    pub(crate) fn instance(&self) -> u64 {
+        self.instance.load(Ordering::Acquire)
     }
 
     async fn connect_once(&self) -> Result<Arc<Connection>, OpenError> {
@@ -278,7 +313,7 @@ fn passes_by_itself(code: u16, retry_safe: bool) -> bool {
     }
 }
 
-fn already_lost(lost: Lost) -> Ticket {
+fn already_lost(lost: Lost) -> oneshot::Receiver<Reply> {
     let (sender, receiver) = oneshot::channel();
     // The receiver is alive: it is returned.
     let _ = sender.send(Err(lost));

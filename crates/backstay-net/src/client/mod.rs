@@ -112,6 +112,23 @@ impl Client {
         *self.routing.write() = Some(Arc::new(routing));
     }
 
+    /// Connect to every server. From then on their rows are relied on: another instance at one
+    /// of the addresses is [`ClientError::StateLost`].
+    pub async fn connect(&self, deadline: Deadline) -> Result<(), ClientError> {
+        let routing = self.routing.read().clone();
+        let routing = routing.ok_or_else(no_routing)?;
+        for server in 0..routing.servers.len() {
+            self.link(&routing, server).connection(deadline).await?;
+        }
+        Ok(())
+    }
+
+    /// The instance met at an address; 0 if none was met.
+    pub fn instance_of(&self, address: &str) -> u64 {
+        let links = self.links.lock();
+        links.get(address).map_or(0, |link| link.instance())
+    }
+
     /// Wait until a server does not answer; false once nobody is to wait any more.
     ///
     /// Whoever knows the control plane should then look whether nodes or routing changed.
@@ -136,8 +153,7 @@ impl Client {
     /// Make a batch of keys ready for this cluster.
     pub fn plan(&self, keys: &[u64]) -> Result<Plan, ClientError> {
         let routing = self.routing.read().clone();
-        let routing =
-            routing.ok_or_else(|| ClientError::Invalid("no routing table has been set".into()))?;
+        let routing = routing.ok_or_else(no_routing)?;
         Plan::new(keys, routing)
     }
 
@@ -173,11 +189,11 @@ impl Client {
         .encode();
         let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, 0, Vec::new());
         let ticket = link.send(deadline, &mut frame).await?;
-        match deadline.wait(ticket).await {
-            Some(Ok(reply)) => match link.judge(reply, Opcode::CloseStreamReply)? {
+        match ticket.wait(deadline).await {
+            Some(reply) => match link.judge(reply, Opcode::CloseStreamReply)? {
                 Answer::Frame(_) | Answer::Again { .. } => Ok(()),
             },
-            _ => Err(ClientError::Deadline {
+            None => Err(ClientError::Deadline {
                 address: link.address.clone(),
                 waited_ms: deadline.waited_ms(),
             }),
@@ -192,11 +208,11 @@ impl Client {
     }
 
     fn link(&self, routing: &Routing, server: usize) -> Arc<Link> {
-        let server = &routing.servers[server];
+        let address = &routing.servers[server];
         let mut links = self.links.lock();
-        let link = links.entry(server.address.clone()).or_insert_with(|| {
+        let link = links.entry(address.clone()).or_insert_with(|| {
             Arc::new(Link::new(
-                server,
+                address,
                 Arc::clone(&self.options),
                 Arc::clone(&self.buffers),
                 Arc::clone(&self.trouble),
@@ -209,4 +225,8 @@ impl Client {
     fn keys_per_part(&self, row_elements: usize) -> usize {
         (self.options.part_bytes / (8 + row_elements * 4)).max(1)
     }
+}
+
+fn no_routing() -> ClientError {
+    ClientError::Invalid("no routing table has been set".into())
 }

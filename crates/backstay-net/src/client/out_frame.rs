@@ -1,6 +1,6 @@
 //! A request laid out for sending, kept until it is answered so that it can be sent again.
 
-use backstay_core::wire::{Header, HelloReply, Opcode, HEADER_BYTES};
+use backstay_core::wire::{Header, HelloReply, Opcode, HEADER_BYTES, MAX_META_BYTES};
 
 use super::error::ClientError;
 
@@ -60,24 +60,7 @@ impl OutFrame {
 
     /// Refuse what the server would not take, before it is sent.
     pub(crate) fn check(&self, hello: &HelloReply) -> Result<(), ClientError> {
-        let body = (self.bytes - HEADER_BYTES) as u64;
-        let (what, size, limit, name) = if body > hello.max_frame_bytes {
-            ("bytes", body, hello.max_frame_bytes, "max_frame_bytes")
-        } else if self.keys as u64 > u64::from(hello.max_keys) {
-            (
-                "keys",
-                self.keys as u64,
-                u64::from(hello.max_keys),
-                "max_keys_per_request",
-            )
-        } else {
-            return Ok(());
-        };
-        Err(ClientError::LimitExceeded(format!(
-            "{size} {what} for pserver {} in one request, its limit is {limit} ({name}): \
-             send smaller batches or raise it",
-            hello.node_id
-        )))
+        check(hello, self.keys, self.bytes - self.body_at * 8)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -87,4 +70,31 @@ impl OutFrame {
     pub(crate) fn into_buffer(self) -> Vec<u64> {
         self.words
     }
+}
+
+/// Refuse a request that a server would not take for its size.
+pub(crate) fn check(hello: &HelloReply, keys: usize, body_bytes: usize) -> Result<(), ClientError> {
+    let frame_bytes = body_bytes as u64 + u64::from(MAX_META_BYTES);
+    let (what, size, limit, name) = if frame_bytes > hello.max_frame_bytes {
+        (
+            "bytes",
+            body_bytes as u64,
+            hello.max_frame_bytes,
+            "max_frame_bytes",
+        )
+    } else if keys as u64 > u64::from(hello.max_keys) {
+        (
+            "keys",
+            keys as u64,
+            u64::from(hello.max_keys),
+            "max_keys_per_request",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(ClientError::LimitExceeded(format!(
+        "{size} {what} for pserver {} in one request, its limit is {limit} ({name}): \
+         send smaller batches or raise it",
+        hello.node_id
+    )))
 }

@@ -240,16 +240,10 @@ impl Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::routing::ServerAddress;
     use std::collections::BTreeMap;
 
     fn routing(servers: u32, slots: u32) -> Arc<Routing> {
-        let addresses = (0..servers)
-            .map(|n| ServerAddress {
-                address: n.to_string(),
-                instance: 0,
-            })
-            .collect();
+        let addresses = (0..servers).map(|n| n.to_string()).collect();
         let masters: Vec<u32> = (0..slots).map(|slot| slot % servers).collect();
         Arc::new(Routing::new(1, addresses, &masters).unwrap())
     }

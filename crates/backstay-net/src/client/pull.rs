@@ -96,7 +96,7 @@ impl Pull {
 
     /// Whether every answer has come.
     pub fn is_ready(&self) -> bool {
-        let ready = |part: &PartPull| part.ticket.as_ref().is_none_or(|ticket| !ticket.is_empty());
+        let ready = |part: &PartPull| part.ticket.as_ref().is_none_or(Ticket::is_ready);
         self.parts.iter().all(ready)
     }
 
@@ -151,11 +151,9 @@ impl PartPull {
                 Some(ticket) => ticket,
                 None => self.link.send(deadline, &mut self.frame).await?,
             };
-            let Some(reply) = deadline.wait(ticket).await else {
+            let Some(reply) = ticket.wait(deadline).await else {
                 break;
             };
-            // The sender is dropped only with the connection.
-            let Ok(reply) = reply else { continue };
             match self.link.judge(reply, Opcode::PullReply)? {
                 Answer::Frame(frame) => return Ok(frame),
                 Answer::Again { reason, .. } => {

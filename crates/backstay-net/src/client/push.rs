@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use backstay_core::gradient;
 use backstay_core::stream::{TransactionId, WINDOW};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::error::ClientError;
 use super::link::{Answer, Deadline, Link, Retry, Ticket};
-use super::out_frame::OutFrame;
+use super::out_frame::{self, OutFrame};
 use super::plan::{Part, Plan};
 use super::{rows, Client};
 
@@ -129,6 +130,8 @@ impl Client {
     ) -> Result<Arc<Push>, ClientError> {
         self.check_open()?;
         check(request, plan)?;
+        let parts = plan.parts(self.keys_per_part(request.row_elements));
+        self.check_limits(request, plan, &parts, deadline).await?;
         let _order = self.pushes.order.lock().await;
         while let Some(oldest) = self.pushes.oldest_if_full() {
             // A failure is kept for its own caller or for a flush; here it is only in the way.
@@ -156,7 +159,7 @@ impl Client {
             .store(sequence + 1, Ordering::Release);
         let floor = self.pushes.floor();
         let mut state = push.state.lock().await;
-        for part in plan.parts(self.keys_per_part(request.row_elements)) {
+        for part in parts {
             let link = self.link(plan.routing(), part.server);
             let frame = self.lay_out(request, plan, &part, sequence, floor);
             state.parts.push(PartPush {
@@ -179,6 +182,23 @@ impl Client {
         state.whole = true;
         drop(state);
         Ok(push)
+    }
+
+    /// Refuse what a server would not take, before any part has left for another one.
+    async fn check_limits(
+        &self,
+        request: &PushRequest<'_>,
+        plan: &Plan,
+        parts: &[Part],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        for part in parts {
+            let link = self.link(plan.routing(), part.server);
+            let hello = &link.connection(deadline).await?.hello;
+            let keys = part.keys.len();
+            out_frame::check(hello, keys, push_body_bytes(keys, request.row_elements))?;
+        }
+        Ok(())
     }
 
     /// Settle a push whether or not anybody waits for it: send it again if that is needed.
@@ -210,7 +230,7 @@ impl Client {
             row_elements: elements as u32,
             change: request.change,
         };
-        let body_bytes = keys.len() * (8 + elements * 4);
+        let body_bytes = push_body_bytes(keys.len(), elements);
         let mut frame = OutFrame::new(
             Opcode::Push,
             &meta.encode(),
@@ -227,6 +247,10 @@ impl Client {
     }
 }
 
+fn push_body_bytes(keys: usize, row_elements: usize) -> usize {
+    keys * (8 + row_elements * 4)
+}
+
 fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
     if request.values.len() != plan.len() * request.row_elements {
         return Err(ClientError::Invalid(format!(
@@ -237,17 +261,47 @@ fn check(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
             request.values.len()
         )));
     }
-    if request.require_finite {
-        // Here and not only on the servers, because one of several might have applied its part.
-        if let Some(at) = backstay_core::gradient::first_non_finite(request.values) {
-            return Err(ClientError::NonFinite(format!(
-                "row {} of the batch holds {}; the table refuses it (non_finite), nothing was sent",
-                at / request.row_elements,
-                request.values[at]
+    if let Change::Update {
+        learning_rate_scale: scale,
+    } = request.change
+    {
+        if !scale.is_finite() || scale < 0.0 {
+            return Err(ClientError::Invalid(format!(
+                "learning_rate_scale is {scale}: must be finite and not negative"
             )));
         }
     }
+    if request.require_finite {
+        check_finite(request, plan)?;
+    }
     Ok(())
+}
+
+/// Refuse gradients that are not finite, or whose sum over equal keys is not. Here and not only
+/// on the servers, because one of several might have applied its part.
+fn check_finite(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientError> {
+    // Below this no sum of a batch can overflow, and nothing needs to be summed twice.
+    const HARMLESS: f32 = 1e28;
+    let (values, elements) = (request.values, request.row_elements);
+    if gradient::first_beyond(values, HARMLESS).is_none() {
+        return Ok(());
+    }
+    if let Some(at) = gradient::first_non_finite(values) {
+        return Err(ClientError::NonFinite(format!(
+            "row {} of the batch holds {}; the table refuses it (non_finite), nothing was sent",
+            at / elements,
+            values[at]
+        )));
+    }
+    let mut sums = vec![0.0; plan.keys().len() * elements];
+    rows::merge(plan.entries(), 0, values, &mut sums, elements);
+    gradient::first_non_finite(&sums).map_or(Ok(()), |at| {
+        Err(ClientError::NonFinite(format!(
+            "the gradients of key {} sum up to {}; the table refuses it (non_finite), nothing was sent",
+            plan.keys()[at / elements],
+            sums[at]
+        )))
+    })
 }
 
 impl Push {
@@ -379,11 +433,9 @@ impl PartPush {
             let Some(ticket) = self.ticket.take() else {
                 continue;
             };
-            let Some(reply) = deadline.wait(ticket).await else {
+            let Some(reply) = ticket.wait(deadline).await else {
                 break;
             };
-            // The sender is dropped only with the connection.
-            let Ok(reply) = reply else { continue };
             let answer = self.link.judge(reply, Opcode::PushReply);
             if matches!(answer, Err(ClientError::Refused { .. })) {
                 self.maybe_applied = false;

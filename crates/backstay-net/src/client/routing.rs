@@ -4,15 +4,6 @@ use backstay_core::hash::{mix64, SlotSpace};
 
 use super::error::ClientError;
 
-/// One server of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerAddress {
-    /// `host:port` of its data plane.
-    pub address: String,
-    /// The start of the process that is meant: another one has other rows.
-    pub instance: u64,
-}
-
 /// A routing table, with the order in which keys are laid out for sending: by server, then
 /// by slot.
 #[derive(Debug)]
@@ -21,8 +12,8 @@ pub struct Routing {
     pub version: u64,
     /// The cluster's slots.
     pub space: SlotSpace,
-    /// The servers that hold slots.
-    pub servers: Vec<ServerAddress>,
+    /// `host:port` of the data plane of each server that holds slots.
+    pub servers: Vec<String>,
     /// Place of each slot in the order.
     rank_of_slot: Vec<u32>,
     /// The server of each place in the order.
@@ -33,7 +24,7 @@ impl Routing {
     /// Build it from the master of each slot, an index into `servers`.
     pub fn new(
         version: u64,
-        servers: Vec<ServerAddress>,
+        servers: Vec<String>,
         master_of_slot: &[u32],
     ) -> Result<Self, ClientError> {
         let space = u32::try_from(master_of_slot.len())

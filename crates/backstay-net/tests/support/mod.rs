@@ -20,7 +20,7 @@ use backstay_core::wire::{
     HEADER_BYTES,
 };
 use backstay_net::client::plan::Plan;
-use backstay_net::client::routing::{Routing, ServerAddress};
+use backstay_net::client::routing::Routing;
 use backstay_net::client::{Client, ClientError, ClientOptions, Deadline, PushRequest};
 use backstay_net::server::{Server, ServerOptions};
 use backstay_net::store::Store;
@@ -112,10 +112,7 @@ pub fn client(address: &str, options: ClientOptions) -> Result<(Arc<Client>, u64
         task: 0,
     };
     let client = Client::new(options, stream);
-    let server = ServerAddress {
-        address: address.into(),
-        instance: 0,
-    };
+    let server = address.into();
     client.set_routing(Routing::new(1, vec![server], &[0; SLOTS as usize])?);
     Ok((client, job))
 }
