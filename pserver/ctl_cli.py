@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backstay._version import __version__
-from backstay.config import ClientConfig
+from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, ConfigError
 from backstay.pserver.inspection import ClusterInspection
 
@@ -29,7 +29,7 @@ EXIT_UNHEALTHY = 1
 EXIT_WRONG_ARGUMENTS = 2
 EXIT_NO_ANSWER = 3
 
-ENDPOINT_VARIABLES = ("BACKSTAY_ENDPOINT", "PADDLE_PSERVERS_IP_PORT_LIST")
+ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST")
 
 EXAMPLES = """
 \b

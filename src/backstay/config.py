@@ -10,6 +10,7 @@ and reads nothing when it is imported.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -19,7 +20,15 @@ from typing import ClassVar, TypeVar
 
 from backstay.addresses import is_loopback, split_address
 from backstay.errors import ConfigError
-from backstay.settings import ENVIRONMENT_PREFIX, Loaded, check, load, read_section, setting
+from backstay.settings import (
+    ENVIRONMENT_PREFIX,
+    Loaded,
+    check,
+    load,
+    read_section,
+    setting,
+    suggestion,
+)
 
 __all__ = ["ClientConfig", "Peer", "Pems", "SecurityConfig", "ServerConfig", "parse_peers"]
 
@@ -29,7 +38,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 SLOT_COUNT_MAX = 65536
 # Names the TOML file if no argument does.
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+# Read by pserverctl; no setting of a server or of a client.
+ENDPOINT_VARIABLE = ENVIRONMENT_PREFIX + "ENDPOINT"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -94,9 +107,10 @@ class SecurityConfig:
         if self.token is not None and not re.fullmatch(r"[!-~]{8,1024}", self.token):
             raise ConfigError("token: must be 8 to 1024 visible ASCII characters (value not shown)")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            names = ["tls_cert_file", "tls_key_file"]
+            given, lacking = names if self.tls_key_file is None else reversed(names)
             raise ConfigError(
-                f"tls_cert_file is {self.tls_cert_file!r} and tls_key_file is "
-                f"{self.tls_key_file!r}: give both or neither"
+                f"{given}: {getattr(self, given)!r}, but {lacking} is not set: give both or neither"
             )
 
     @classmethod
@@ -130,6 +144,7 @@ class SecurityConfig:
             ConfigError: A value is not allowed, or the file is unreadable or has an unknown key.
         """
         environment = os.environ if environment is None else environment
+        _warn_of_unknown_variables(environment)
         path = file if file is not None else environment.get(FILE_VARIABLE) or None
         section: Mapping[str, object] = {}
         if path is not None:
@@ -353,6 +368,25 @@ class ClientConfig(SecurityConfig):
         minimum=4096,
         maximum=2**30,
     )
+
+
+def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Log the variables with our prefix that nothing reads: mostly, a setting's name is misspelt.
+
+    It is no error, as in a file: the environment belongs to other programs too.
+    """
+    known = {FILE_VARIABLE, ENDPOINT_VARIABLE} | {
+        ENVIRONMENT_PREFIX + item.name.upper()
+        for kind in (ServerConfig, ClientConfig)
+        for item in fields(kind)
+    }
+    for name in sorted(environment.keys() - known):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            log.warning(
+                "environment variable %s is no setting and has no effect%s",
+                name,
+                suggestion(name, sorted(known)),
+            )
 
 
 def _check_name(setting: str, value: str) -> None:

@@ -11,8 +11,10 @@ environment is an argument; the only file it reads is the one it is given.
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
@@ -24,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ENVIRONMENT_PREFIX", "Loaded", "check", "load", "setting"]
+__all__ = ["ENVIRONMENT_PREFIX", "Loaded", "check", "load", "read_section", "setting", "suggestion"]
 
 ENVIRONMENT_PREFIX = "BACKSTAY_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -124,11 +126,13 @@ def load(
     Raises:
         ConfigError: A value is not allowed, or an explicit name is no field.
     """
-    known = get_type_hints(kind)
+    hints = get_type_hints(kind)
+    names = sorted(item.name for item in fields(kind))
     given = {name: value for name, value in explicit.items() if value is not None}
-    unknown = sorted(given.keys() - known.keys())
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: no such setting; there are {', '.join(sorted(known))}")
+    for name in sorted(given.keys() - set(names)):
+        raise ConfigError(
+            f"{name}: no such setting{suggestion(name, names)}; there are {', '.join(names)}"
+        )
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for item in fields(kind):
@@ -143,16 +147,18 @@ def load(
             sources[item.name] = "default"
             continue
         sources[item.name] = source
-        # A file has types of its own; elsewhere everything arrives as text.
-        kind_of_text = None if item.name in section else _plain_type(known[item.name])
-        values[item.name] = _convert(item.name, raw, kind_of_text, item.metadata["parse"])
-    try:
+        # A file has types of its own; elsewhere everything may arrive as text.
+        kind_of_text = None if source == f"file {file}" else _plain_type(hints[item.name])
+        with _named_source(sources):
+            values[item.name] = _convert(item.name, raw, kind_of_text, item.metadata["parse"])
+    with _named_source(sources):
         return Loaded(kind(**values), sources)
-    except ConfigError as error:
-        source = sources.get(str(error).partition(":")[0], "default")
-        if source in ("default", "argument"):
-            raise
-        raise ConfigError(f"{error} (from {source})") from error
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` with the nearest of the known names; empty if none is."""
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def read_section(
@@ -180,9 +186,22 @@ def read_section(
             raise ConfigError(f"{path}: unknown section {name!r}; there are {allowed}")
         for key in content:
             if key not in known_keys[name]:
-                raise ConfigError(f"{path}: unknown key {key!r} in [{name}]")
+                nearest = suggestion(key, sorted(known_keys[name]))
+                raise ConfigError(f"{path}: unknown key {key!r} in [{name}]{nearest}")
     section: Mapping[str, object] = document.get(wanted, {})
     return section
+
+
+@contextmanager
+def _named_source(sources: Mapping[str, str]) -> Iterator[None]:
+    """Add to an error, which begins with the setting's name, where the value came from."""
+    try:
+        yield
+    except ConfigError as error:
+        source = sources.get(str(error).partition(":")[0], "default")
+        if source in ("default", "argument"):
+            raise
+        raise ConfigError(f"{error} (from {source})") from error
 
 
 def _convert(

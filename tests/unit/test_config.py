@@ -142,7 +142,8 @@ def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
         ("[server]\nslot_count = '8'", "slot_count: '8' is not a whole number (from file"),
         ("[server]\nslot_count = 8.0", "slot_count: 8.0 is not a whole number (from file"),
         ("[server]\npeers = 8", "peers"),
-        ("[server]\npeers = ['x']", "'x' is not of the form"),
+        ("[server]\npeers = ['x']", "'x' is not of the form node-id=host:port (from file"),
+        ("[server]\nslot_cuont = 8", "unknown key 'slot_cuont' in [server]; did you mean 'slot_c"),
     ],
 )
 def test_a_wrong_file_is_refused_whole(tmp_path: Path, text: str, says: str) -> None:
@@ -163,7 +164,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     [
         ("BACKSTAY_IO_THREADS", "two", "io_threads: 'two' is not a whole number"),
         ("BACKSTAY_IO_THREADS", "0", "(from environment BACKSTAY_IO_THREADS)"),
-        ("BACKSTAY_INSECURE", "maybe", "insecure: 'maybe' is not true or false"),
+        ("BACKSTAY_INSECURE", "maybe", "'maybe' is not true or false (from environment BACKST"),
+        ("BACKSTAY_SLOT_COUNT", "x", "not a whole number (from environment BACKSTAY_SLOT_COUNT)"),
+        ("BACKSTAY_PEERS", "x", "form node-id=host:port (from environment BACKSTAY_PEERS)"),
+        ("BACKSTAY_TLS_KEY_FILE", "k", "both or neither (from environment BACKSTAY_TLS_KEY_FILE)"),
     ],
 )
 def test_a_wrong_environment_value_is_refused(variable: str, value: str, says: str) -> None:
@@ -172,9 +176,35 @@ def test_a_wrong_environment_value_is_refused(variable: str, value: str, says: s
     assert says in str(refused.value)
 
 
-def test_an_unknown_argument_is_refused() -> None:
-    with pytest.raises(ConfigError, match="slots: no such setting"):
-        ServerConfig.load(environment={}, explicit={"slots": 8})
+@pytest.mark.parametrize("kind", [ServerConfig, ClientConfig])
+def test_an_unknown_argument_is_refused(kind: type[SecurityConfig]) -> None:
+    with pytest.raises(ConfigError, match="tokn: no such setting; did you mean 'token'") as refused:
+        kind.load(environment={}, explicit={"tokn": 8})
+    assert "file_section" not in str(refused.value)
+
+
+def test_an_explicit_text_is_converted_whatever_the_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "backstay.toml"
+    file.write_text("[server]\nslot_count = 8\n")
+    for path in (file, None):
+        config = ServerConfig.load(file=path, environment={}, explicit={"slot_count": "64"})
+        assert config.slot_count == 64
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment = {
+        "BACKSTAY_SLOT_CUONT": "8",
+        "BACKSTAY_ENDPOINT": "h:1",
+        "BACKSTAY_DEADLINE_MS": "7",
+        "OTHER": "x",
+    }
+    assert ServerConfig.load(environment=environment).slot_count == 1024
+    assert [record.getMessage() for record in caplog.records] == [
+        "environment variable BACKSTAY_SLOT_CUONT is no setting and has no effect; "
+        "did you mean 'BACKSTAY_SLOT_COUNT'?"
+    ]
 
 
 def test_certificate_files_are_checked_when_they_are_read(tmp_path: Path) -> None:
