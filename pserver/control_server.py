@@ -7,6 +7,7 @@ that Kubernetes and load balancers can probe a node; they reveal nothing but whe
 from __future__ import annotations
 
 import hmac
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -93,6 +94,9 @@ class ControlServer:
 
     def _bind(self, config: ServerConfig) -> int:
         pems = config.read_pems()
+        # gRPC says why it cannot listen on standard error only, in its own words; asking the
+        # system first leaves it nothing to say.
+        _check_free(config.listen_control)
         try:
             if pems.cert is None or pems.key is None:
                 return self._server.add_insecure_port(config.listen_control)
@@ -108,6 +112,35 @@ class ControlServer:
                 "another process, or the address is not one of this machine"
                 + ("" if pems.cert is None else ", or certificate and key do not fit")
             ) from error
+
+
+def _check_free(address: str) -> None:
+    """Make sure that the address can be bound now.
+
+    Raises:
+        ListenError: It cannot; the message says why.
+    """
+    host, port = split_address("listen_control", address)
+    try:
+        places = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        failure: OSError | None = None
+        for family, kind, protocol, _, place in places:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    # As gRPC does: connections that have just ended do not count.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(place)
+            except OSError as error:
+                failure = error
+            else:
+                return  # One of a name's addresses is enough for gRPC, too.
+    except OSError as error:
+        failure = error
+    if failure is not None:
+        why = failure.strerror or str(failure)
+        raise ListenError(f"listen_control: cannot listen on {address}: {why}") from failure
 
 
 class _TokenCheck(aio.ServerInterceptor):

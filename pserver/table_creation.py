@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from backstay.errors import BackstayError, NotMaster, ServerUnavailable
+from backstay.errors import BackstayError, DeadlineExceeded, NotMaster, ServerUnavailable
 from backstay.pserver.peers import PeerLink
 from backstay.pserver.table_registry import KnownTable
 
@@ -60,7 +60,7 @@ class TableCreation:
                     "this node is not the first in its list of peers; "
                     "the nodes were started with different lists"
                 )
-            return (await self._first.create_table(spec_json)).spec_json
+            return await self._pass_on(self._first, spec_json)
         async with self._one_at_a_time:
             # Whoever was never met may know tables that this node, just started, does not.
             missing = self._missing()
@@ -72,6 +72,14 @@ class TableCreation:
             await self._apply_elsewhere(table)
             return table.spec_json
 
+    async def _pass_on(self, first: PeerLink, spec_json: str) -> str:
+        try:
+            return (await first.create_table(spec_json)).spec_json
+        except (ServerUnavailable, DeadlineExceeded) as error:
+            raise ServerUnavailable(
+                f"passed on to the first node, {_named_failure(first, error)}"
+            ) from error
+
     async def _apply_elsewhere(self, table: KnownTable) -> None:
         outcomes = await asyncio.gather(
             *(link.apply_table(table.spec_json) for link in self._others), return_exceptions=True
@@ -82,10 +90,16 @@ class TableCreation:
                 continue
             if not isinstance(outcome, BackstayError) or not outcome.retry_safe:
                 raise outcome
-            silent.append(f"{link.peer.node_id}: {outcome}")
+            silent.append(_named_failure(link, outcome))
         if silent:
             raise ServerUnavailable(
                 f"table {table.name!r} is not on every node yet; repeat the call. "
                 + "; ".join(silent)
             )
         log.info("table %r is on all nodes", table.name)
+
+
+def _named_failure(link: PeerLink, error: BackstayError) -> str:
+    """Return which node it was, where, and what it said, with the address once."""
+    address = link.peer.control_address
+    return f"{link.peer.node_id} at {address}: {str(error).removeprefix(address + ': ')}"

@@ -8,6 +8,7 @@ mapping are here and nowhere else. Used by servers, trainers and commands; impor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -83,6 +84,45 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[BackstayError]] = {
     grpc.StatusCode.CANCELLED: errors.ClosedError,
 }
 
+# gRPC says the same thing several times: that it could not connect, and where, which the address
+# in our message tells already.
+_GRPC_PREFIX = re.compile(
+    r"^(failed to connect to all addresses; last error: )?([A-Z_]+: )?(ipv[46]:\S+: )?"
+    r"(Failed to connect to remote host: )?"
+)
+_SIGNS_OF_ANOTHER_PROTOCOL = (
+    "Expected SETTINGS frame",
+    "missing selected ALPN property",
+)
+_START_IT = "is `pserver serve` running there?"
+# What gRPC's text holds, what that means, and what to look at.
+_UNAVAILABLE_REASONS = (
+    ("Connection refused", "connection refused", _START_IT),
+    ("hostname lookup", "the name does not resolve", "is the address right?"),
+    ("errors resolving", "the name does not resolve", "is the address right?"),
+    ("No route to host", "no route to host", "is the address right?"),
+    (
+        "timed out before receiving SETTINGS",
+        "it takes the connection and says nothing",
+        "does the process hang, or is it another program?",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "it does not speak TLS",
+        "tls_ca_file turns TLS on here: is it on there?",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "its certificate is not trusted",
+        "is tls_ca_file the authority that issued it?",
+    ),
+    (
+        ": Socket closed",
+        "it closed the connection",
+        "does it want TLS (tls_ca_file), or is it another program's port?",
+    ),
+)
+
 _ERROR_CLASSES: Mapping[str, type[BackstayError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -152,11 +192,26 @@ def error_of(error: grpc.RpcError, address: str) -> BackstayError:
         if key == ERROR_KEY and value in _ERROR_CLASSES:
             return _ERROR_CLASSES[value](f"{address}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
-        return errors.ServerUnavailable(f"no pserver answers at {address}: {details}")
+        return _unavailable(details, address)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return errors.DeadlineExceeded(f"{address}: did not answer in time")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.ProtocolError(f"{address} is not a pserver of this version: {details}")
     kind = _ERROR_OF_CODE.get(code, errors.ProtocolError)
     return kind(f"{address}: {details}")
+
+
+def _unavailable(details: str, address: str) -> BackstayError:
+    """Return the error for a call that reached nobody; ``details`` is gRPC's own text."""
+    if any(sign in details for sign in _SIGNS_OF_ANOTHER_PROTOCOL):
+        return errors.ProtocolError(
+            f"{address} answers, but not as a control plane: is it the data port?"
+        )
+    for sign, reason, hint in _UNAVAILABLE_REASONS:
+        if sign in details:
+            return errors.ServerUnavailable(f"no pserver answers at {address} ({reason}); {hint}")
+    reason = _GRPC_PREFIX.sub("", details)
+    return errors.ServerUnavailable(f"no pserver answers at {address} ({reason}); {_START_IT}")
 
 
 def status_of(error: BackstayError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:

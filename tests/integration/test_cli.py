@@ -145,6 +145,8 @@ def test_a_port_in_use_ends_serve_with_3(command: Command, plane: str) -> None:
     assert done.returncode == 3
     assert f"listen_{plane}: cannot listen on {address}" in done.stderr
     assert "in use" in done.stderr
+    # One line of ours, and none of gRPC's own.
+    assert [line for line in done.stderr.splitlines() if "tcp_" in line or "grpc" in line] == []
     assert "Traceback" not in done.stderr
 
 

@@ -31,6 +31,7 @@ from backstay.errors import (
     ConfigError,
     LimitExceeded,
     NotMaster,
+    ProtocolError,
     ServerUnavailable,
     TableConflict,
     UnknownTable,
@@ -205,7 +206,9 @@ def test_a_creation_cut_short_is_completed_by_the_same_call(
 ) -> None:
     cluster.kill(2)
     for node in nodes[:2]:
-        with pytest.raises(ServerUnavailable, match=r"not on every node yet.*ps-2: no pserver"):
+        with pytest.raises(
+            ServerUnavailable, match=r"not on every node yet.*ps-2 at .*: no pserver"
+        ):
             node.create(sparse("emb"))
     with pytest.raises(ServerUnavailable, match=cluster.endpoints[2]):
         nodes[2].create(sparse("emb"))
@@ -313,9 +316,29 @@ def test_a_peer_that_hangs_does_not_hang_a_creation(
     cluster: LocalCluster, nodes: list[Control]
 ) -> None:
     cluster.servers[2].process.send_signal(signal.SIGSTOP)
+    named = rf"not on every node yet.*ps-2 at {cluster.endpoints[2]}: did not answer in time$"
     try:
-        with pytest.raises(ServerUnavailable, match="not on every node yet"):
-            nodes[1].create(sparse("emb"))
+        for node in nodes[:2]:
+            with pytest.raises(ServerUnavailable, match=named):
+                node.create(sparse("emb"))
     finally:
         cluster.servers[2].process.send_signal(signal.SIGCONT)
     nodes[1].create(sparse("emb"))
+
+
+def test_a_first_node_that_hangs_is_named(cluster: LocalCluster, nodes: list[Control]) -> None:
+    cluster.servers[0].process.send_signal(signal.SIGSTOP)
+    named = rf"the first node, ps-0 at {cluster.endpoints[0]}: did not answer in time$"
+    try:
+        with pytest.raises(ServerUnavailable, match=named):
+            nodes[1].create(sparse("emb"))
+    finally:
+        cluster.servers[0].process.send_signal(signal.SIGCONT)
+
+
+def test_the_data_port_is_told_from_a_control_plane(cluster: LocalCluster) -> None:
+    with (
+        control(cluster.servers[0].data_address) as node,
+        pytest.raises(ProtocolError, match="not as a control plane: is it the data port"),
+    ):
+        node.routing()

@@ -64,6 +64,41 @@ def test_a_status_of_another_program_is_told_by_its_code(
             raise FailedCall(code, details)
 
 
+REFUSED = "ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
+NOT_HTTP = "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame, got frame type 89)"
+
+
+@pytest.mark.parametrize(
+    ("details", "says"),
+    [
+        (
+            f"failed to connect to all addresses; last error: UNKNOWN: {REFUSED}",
+            "no pserver answers at h:1 (connection refused); is `pserver serve` running there?",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:1: Odd",
+            "no pserver answers at h:1 (Odd); is `pserver serve` running there?",
+        ),
+        (
+            "errors resolving h:1: [field:hostname lookup error:address lookup failed]",
+            "no pserver answers at h:1 (the name does not resolve); is the address right?",
+        ),
+        ("GOAWAY", "no pserver answers at h:1 (GOAWAY); is `pserver serve` running there?"),
+    ],
+)
+def test_what_grpc_says_about_a_failed_connection_is_said_once(details: str, says: str) -> None:
+    with pytest.raises(errors.ServerUnavailable) as raised, rpc.mapped_errors("h:1"):
+        raise FailedCall(grpc.StatusCode.UNAVAILABLE, details)
+    assert str(raised.value) == says
+
+
+def test_a_port_that_speaks_something_else_is_told() -> None:
+    details = f"failed to connect to all addresses; last error: UNAVAILABLE: {NOT_HTTP}"
+    with pytest.raises(errors.ProtocolError) as raised, rpc.mapped_errors("h:1"):
+        raise FailedCall(grpc.StatusCode.UNAVAILABLE, details)
+    assert str(raised.value) == ("h:1 answers, but not as a control plane: is it the data port?")
+
+
 def test_a_class_name_that_is_not_ours_is_not_trusted() -> None:
     metadata = ((rpc.ERROR_KEY, "SystemExit"),)
     with pytest.raises(errors.ServerUnavailable), rpc.mapped_errors("h:1"):
