@@ -1,6 +1,7 @@
 """A node of the cluster: its control plane, its commands, and the library to start one locally.
 
-Nothing but this package's own commands and the tests imports it. Rows and gradients never pass
+Its own commands, the tests, the benchmarks and the examples import it, the last three mostly for
+``local_cluster``; the trainer never does. Rows and gradients never pass
 through its Python code; that is the native data plane's work.
 """
 

@@ -6,6 +6,7 @@ judge of a description). It never talks to other nodes and holds no rows.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ __all__ = ["KnownTable", "TableRegistry", "differences"]
 
 SPEC_BYTES_MAX = 65_536
 DIFFERENCES_SHOWN_MAX = 8
+NAMES_SHOWN_MAX = 5
+# Comparing texts takes time, and the node has other callers.
+NAMES_COMPARED_MAX = 500
 _ABSENT = object()
 
 
@@ -66,8 +70,20 @@ class TableRegistry:
         """
         table = self._tables.get(name)
         if table is None:
-            raise UnknownTable(f"no table {name[:200]!r}; this node knows {len(self)} tables")
+            raise UnknownTable(
+                f"no table {name[:200]!r}; create it first ({self._names_near(name)})"
+            )
         return table
+
+    def _names_near(self, name: str) -> str:
+        """Say which tables there are: those with a similar name, else the first ones."""
+        names = sorted(self._tables)
+        if not names:
+            return "this node knows no tables"
+        near = difflib.get_close_matches(name[:200], names[:NAMES_COMPARED_MAX], NAMES_SHOWN_MAX)
+        shown = near or names[:NAMES_SHOWN_MAX]
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        return f"this node knows: {', '.join(shown)}{more}"
 
     def check(self, spec_json: str) -> KnownTable:
         """Return the table that a description makes, after asking whether it may be here.

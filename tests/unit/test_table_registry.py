@@ -82,8 +82,18 @@ def test_what_is_no_description_is_refused(text: str) -> None:
 
 
 def test_an_unknown_table_is_named() -> None:
-    with pytest.raises(UnknownTable, match="no table 'nope'"):
+    with pytest.raises(UnknownTable, match=r"no table 'nope'; create it first .* knows no tables"):
         registry().get("nope")
+
+
+def test_an_unknown_table_comes_with_similar_names_else_with_the_first_ones() -> None:
+    tables = registry(max_tables=20)
+    for name in ("emb", "bias", *(f"w{index}" for index in range(6))):
+        tables.add(tables.check(sparse(name)))
+    with pytest.raises(UnknownTable, match=r"\(this node knows: emb and 7 more\)"):
+        tables.get("embb")
+    with pytest.raises(UnknownTable, match=r"knows: bias, emb, w0, w1, w2 and 3 more"):
+        tables.get("zzzzzz")
 
 
 def test_tables_come_sorted_by_name() -> None:
