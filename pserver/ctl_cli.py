@@ -28,6 +28,7 @@ __all__ = ["main"]
 EXIT_UNHEALTHY = 1
 EXIT_WRONG_ARGUMENTS = 2
 EXIT_NO_ANSWER = 3
+WIDTH_MAX = 10_000
 
 ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST")
 
@@ -68,7 +69,7 @@ def main(context: click.Context, endpoint: str | None, config_file: Path | None)
 @click.pass_obj
 def status(given: tuple[str | None, Path | None], as_json: bool) -> None:
     """Show the nodes, their slots and their figures."""
-    report = _ask(given, ClusterInspection.status)
+    report = _ask(given, ClusterInspection.status, as_json=as_json)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -81,7 +82,7 @@ def status(given: tuple[str | None, Path | None], as_json: bool) -> None:
 @click.pass_obj
 def tables(given: tuple[str | None, Path | None], as_json: bool) -> None:
     """Show the tables, with rows and memory over all nodes."""
-    report = _ask(given, ClusterInspection.tables)
+    report = _ask(given, ClusterInspection.tables, as_json=as_json)
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -92,6 +93,8 @@ def tables(given: tuple[str | None, Path | None], as_json: bool) -> None:
 def _ask(
     given: tuple[str | None, Path | None],
     question: Callable[[ClusterInspection], dict[str, Any]],
+    *,
+    as_json: bool,
 ) -> dict[str, Any]:
     """Return the answer to a question, or end the process with the code for the failure."""
     endpoint, config_file = given
@@ -109,6 +112,8 @@ def _ask(
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_WRONG_ARGUMENTS)
     except BackstayError as error:
+        if as_json:
+            click.echo(json.dumps({"error": str(error)}, indent=2))
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_NO_ANSWER)
 
@@ -122,7 +127,7 @@ def _show_status(report: dict[str, Any]) -> None:
     )
     grid = Table(box=box.SIMPLE)
     for title in ("node", "status", "control", "data", "slots", "tables", "rows", "memory", "up"):
-        grid.add_column(title, overflow="fold")
+        grid.add_column(title, no_wrap=True)
     for node in report["nodes"]:
         colour = "green" if node["status"] == "serving" else "red"
         known = node["stats"] is not None
@@ -137,17 +142,22 @@ def _show_status(report: dict[str, Any]) -> None:
             _size(node["bytes"]) if known else "-",
             f"{node['uptime_ms'] / 1000:,.0f} s" if known else "-",
         )
-    console.print(grid)
+    _print_whole(console, grid)
     for node in report["nodes"]:
-        if node["error"] is not None:
-            console.print(f"[red]{node['node_id']}[/red]: {node['error']}")
+        if node["reason"] is not None:
+            # Not as markup: the text comes from the network.
+            click.echo(f"{node['node_id']}: {node['reason']}")
 
 
 def _show_tables(report: dict[str, Any]) -> None:
     console = Console()
+    if not report["tables"]:
+        click.echo("no tables yet")
+        _show_silent(report, console)
+        return
     grid = Table(box=box.SIMPLE)
     for title in ("table", "kind", "storage", "optimizer", "rows", "memory"):
-        grid.add_column(title, overflow="fold")
+        grid.add_column(title, no_wrap=True)
     for table in report["tables"]:
         spec = table["spec"]
         kind, shape = next(iter(spec["kind"].items()))
@@ -160,10 +170,23 @@ def _show_tables(report: dict[str, Any]) -> None:
             f"{table['rows']:,}",
             _size(table["bytes"]),
         )
-    console.print(grid)
+    _print_whole(console, grid)
+    _show_silent(report, console)
+
+
+def _show_silent(report: dict[str, Any], console: Console) -> None:
     if report["silent_nodes"]:
         silent = ", ".join(report["silent_nodes"])
-        console.print(f"[red]rows of nodes that do not answer are missing: {silent}[/red]")
+        console.print(
+            f"[red]rows of nodes that do not answer are missing: {silent}[/red]", soft_wrap=True
+        )
+
+
+def _print_whole(console: Console, grid: Table) -> None:
+    """Print a table as wide as it is: an address in two halves cannot be copied."""
+    unlimited = console.options.update(width=WIDTH_MAX)
+    console.width = max(console.width, console.measure(grid, options=unlimited).maximum)
+    console.print(grid)
 
 
 def _size(size_bytes: int) -> str:

@@ -1,6 +1,7 @@
 """What ``pserverctl`` asks a cluster: the calls, and the answers put together.
 
-It takes the cluster from any node that answers, then asks each node for its own figures. The
+It takes the cluster from any node that answers, then asks each node for its own figures, and
+with which settings it runs: one that does not fit is left out by the others, who only log it. The
 results are plain objects, ready for JSON; showing them is the command's work.
 """
 
@@ -13,12 +14,20 @@ from typing import Any
 import grpc
 
 from backstay import rpc
-from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
+from backstay._proto.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    node_pb2,
+    node_pb2_grpc,
+    tables_pb2,
+    tables_pb2_grpc,
+)
 from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import routing_from_message
 from backstay.errors import BackstayError, ServerUnavailable
+from backstay.pserver.peers import misfit
 
 __all__ = ["ClusterInspection"]
 
@@ -42,7 +51,7 @@ class ClusterInspection:
         self._channels: dict[str, grpc.Channel] = {}
 
     def status(self) -> dict[str, Any]:
-        """Return the cluster and its nodes; ``healthy`` if all of them serve.
+        """Return the cluster and its nodes; ``healthy`` if all of them serve and fit.
 
         Raises:
             ServerUnavailable: None of the endpoints answers.
@@ -50,12 +59,17 @@ class ClusterInspection:
         """
         cluster_id, routing = self._cluster()
         slots = routing.slots_per_node()
-        nodes = [self._node_status(node, slots[node.node_id]) for node in routing.nodes]
+        nodes = [
+            self._node_status(node, slots[node.node_id], cluster_id, routing)
+            for node in routing.nodes
+        ]
         return {
             "cluster": cluster_id,
             "slot_count": routing.slot_count,
             "routing_version": routing.version,
-            "healthy": all(node["status"] == "serving" for node in nodes),
+            "healthy": all(
+                node["status"] == "serving" and node["reason"] is None for node in nodes
+            ),
             "nodes": nodes,
         }
 
@@ -120,7 +134,9 @@ class ClusterInspection:
                 return answer.cluster_id, routing_from_message(answer)
         raise ServerUnavailable("; ".join(failures))
 
-    def _node_status(self, node: NodeRecord, master_slots: int) -> dict[str, Any]:
+    def _node_status(
+        self, node: NodeRecord, master_slots: int, cluster_id: str, routing: RoutingTable
+    ) -> dict[str, Any]:
         """Return what is known about a node and, if it answers, its own figures."""
         status: dict[str, Any] = {
             "node_id": node.node_id,
@@ -135,6 +151,7 @@ class ClusterInspection:
             "uptime_ms": None,
             "stats": None,
             "error": None,
+            "reason": None,
         }
         stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(node.control_address))
         try:
@@ -143,11 +160,13 @@ class ClusterInspection:
                     cluster_pb2.GetNodeStatsRequest(), timeout=self._timeout_s
                 )
             held = self._tables_of(node.control_address)
+            reason = self._misfit(node, cluster_id, routing)
         except BackstayError as error:
             # Whatever the node that was asked first believes: it does not answer us.
-            return {**status, "status": "unreachable", "error": str(error)}
+            return {**status, "status": "unreachable", "error": str(error), "reason": str(error)}
         return {
             **status,
+            "reason": reason,
             "status": cluster_pb2.NodeStatus.Name(answer.node.status)
             .removeprefix("NODE_STATUS_")
             .lower(),
@@ -159,6 +178,28 @@ class ClusterInspection:
             "uptime_ms": answer.uptime_ms,
             "stats": json.loads(answer.data_plane_json),
         }
+
+    def _misfit(self, node: NodeRecord, cluster_id: str, routing: RoutingTable) -> str | None:
+        """Return in what a node differs from the cluster that lists it; None if in nothing."""
+        stub = node_pb2_grpc.NodeServiceStub(self._channel(node.control_address))
+        with rpc.mapped_errors(node.control_address):
+            answer = stub.Describe(node_pb2.DescribeRequest(), timeout=self._timeout_s)
+        listed = [f"{other.node_id}={other.control_address}" for other in routing.nodes]
+        # A cluster of one needs no list.
+        peers = listed if answer.peers or len(listed) > 1 else []
+        found = misfit(
+            answer,
+            node_id=node.node_id,
+            cluster=cluster_id,
+            slot_count=routing.slot_count,
+            peers=peers,
+        )
+        if found is None:
+            return None
+        return (
+            f"it was started with {found.what} {found.theirs}, the cluster has {found.ours}; "
+            "start it again with the settings of the others"
+        )
 
     def _tables_of(self, address: str) -> list[tables_pb2.Table]:
         stub = tables_pb2_grpc.TablesServiceStub(self._channel(address))

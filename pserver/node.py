@@ -97,7 +97,8 @@ class Node:
         """Serve until ``stop``.
 
         Args:
-            on_ready: Called once, when the node has met all peers and serves.
+            on_ready: Called once, when the node has met all peers and serves, and sees none of
+                them as starting any more.
 
         Returns:
             Whether every request that was under way could finish.
@@ -143,6 +144,11 @@ class Node:
             routing.slot_count,
             len(self._registry),
         )
+        # Whoever waits for this node may ask it for the cluster next, and should not be shown
+        # peers as starting that are about to serve.
+        snapshot = self._cluster.snapshot()
+        while any(node.status == "starting" for node in snapshot.nodes):
+            snapshot = await self._cluster.newer_than(snapshot.revision)
         record = self._record
         on_ready(Ready(record.node_id, record.control_address, record.data_address))
 

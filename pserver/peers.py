@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import NamedTuple
 
 from backstay import rpc
 from backstay._proto.v1 import (
@@ -23,7 +24,7 @@ from backstay.consensus import NodeRecord, StaticCluster
 from backstay.consensus.messages import node_from_message
 from backstay.errors import BackstayError, ProtocolError
 
-__all__ = ["PeerLink", "PeerWatch"]
+__all__ = ["Misfit", "PeerLink", "PeerWatch", "misfit"]
 
 RETRY_PAUSE_MIN_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
@@ -136,18 +137,21 @@ class PeerWatch:
         pause_s = RETRY_PAUSE_MIN_S
         while not self._stopped.is_set():
             try:
-                await self._ask(link)
+                settled = await self._ask(link)
             except BackstayError as error:
                 self._note_failure(link.peer, error)
-                wait_s, pause_s = pause_s, min(2 * pause_s, RETRY_PAUSE_MAX_S)
-            else:
+                settled = False
+            if settled:
                 wait_s, pause_s = self._config.peer_refresh_ms / 1000, RETRY_PAUSE_MIN_S
+            else:
+                wait_s, pause_s = pause_s, min(2 * pause_s, RETRY_PAUSE_MAX_S)
             try:
                 await asyncio.wait_for(self._stopped.wait(), timeout=wait_s)
             except asyncio.TimeoutError:
                 continue
 
-    async def _ask(self, link: PeerLink) -> None:
+    async def _ask(self, link: PeerLink) -> bool:
+        """Take over what a peer says; return whether it is past its start."""
         answer = await link.describe()
         record = node_from_message(answer.node)
         check_fits(self._config, link.peer, answer)
@@ -156,6 +160,7 @@ class PeerWatch:
                 self._learn_table(spec_json)
             self._met.add(link.peer.node_id)
         self._note_success(record)
+        return record.status != "starting"
 
     def _note_success(self, record: NodeRecord) -> None:
         before = next(
@@ -190,12 +195,43 @@ def check_fits(config: ServerConfig, peer: Peer, answer: node_pb2.DescribeRespon
     Raises:
         ProtocolError: It does not fit; the message says in what.
     """
-    own_peers = [str(entry) for entry in config.peers]
-    for what, theirs, ours in (
-        ("node_id", answer.node.node_id, peer.node_id),
-        ("cluster", answer.cluster_id, config.cluster),
-        ("slot_count", answer.slot_count, config.slot_count),
-        ("peers", list(answer.peers), own_peers),
-    ):
+    found = misfit(
+        answer,
+        node_id=peer.node_id,
+        cluster=config.cluster,
+        slot_count=config.slot_count,
+        peers=[str(entry) for entry in config.peers],
+    )
+    if found is not None:
+        raise ProtocolError(
+            f"the node there has {found.what} {found.theirs}, here it is {found.ours}"
+        )
+
+
+class Misfit(NamedTuple):
+    """A setting in which a node differs from its cluster, and both values, for people."""
+
+    what: str
+    theirs: str
+    ours: str
+
+
+def misfit(
+    answer: node_pb2.DescribeResponse,
+    *,
+    node_id: str,
+    cluster: str,
+    slot_count: int,
+    peers: Sequence[str],
+) -> Misfit | None:
+    """Return the first difference between what a node says and what it should say, or None."""
+    pairs: tuple[tuple[str, object, object], ...] = (
+        ("node_id", answer.node.node_id, node_id),
+        ("cluster", answer.cluster_id, cluster),
+        ("slot_count", answer.slot_count, slot_count),
+        ("peers", list(answer.peers), list(peers)),
+    )
+    for what, theirs, ours in pairs:
         if theirs != ours:
-            raise ProtocolError(f"the node there has {what} {theirs!r}, here it is {ours!r}")
+            return Misfit(what, repr(theirs), repr(ours))
+    return None

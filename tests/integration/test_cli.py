@@ -70,14 +70,66 @@ def test_the_tables_for_people_name_the_same_things(
     cluster: LocalCluster, command: Command
 ) -> None:
     # Paddle's name for the addresses works as well.
-    here = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(cluster.endpoints), "COLUMNS": "200"}
+    here = {"PADDLE_PSERVERS_IP_PORT_LIST": ",".join(cluster.endpoints), "COLUMNS": "40"}
     status = command("pserverctl", "status", **here)
     tables = command("pserverctl", "tables", **here)
     assert (status.returncode, tables.returncode) == (0, 0)
-    for text in ("healthy", "ps-0", "ps-1", *cluster.endpoints):
+    data_addresses = [server.data_address for server in cluster.servers]
+    for text in ("healthy", "ps-0", "ps-1", *cluster.endpoints, *data_addresses):
         assert text in status.stdout
     for text in ("user/emb", "sparse 4", "dense 3x5", "100"):
         assert text in tables.stdout
+
+
+def test_every_node_of_a_cluster_that_is_ready_sees_all_of_them_serve(command: Command) -> None:
+    # Were the ready line too early, the long pause between two questions would show it.
+    with LocalCluster(servers=3, settings={"peer_refresh_ms": 60_000}) as cluster:
+        done = command("pserverctl", "tables", BACKSTAY_ENDPOINT=cluster.endpoints[0])
+        assert done.stdout == "no tables yet\n"
+        for endpoint in cluster.endpoints:
+            with Client(endpoint) as client:
+                assert {node.status for node in client.cluster().nodes} == {"serving"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ('cluster = "other"', "it was started with cluster 'other', the cluster has 'local'"),
+        ("slot_count = 64", "it was started with slot_count 64, the cluster has 1024"),
+        ("peers = []", "it was started with peers [], the cluster has ['ps-0="),
+    ],
+)
+def test_status_says_why_a_node_does_not_fit(
+    tmp_path: Path,
+    command: Command,
+    start_server: StartServer,
+    eventually: Eventually,
+    setting: str,
+    says: str,
+) -> None:
+    settings = {"peer_refresh_ms": 50, "slot_count": 1024}
+    with LocalCluster(servers=2, directory=tmp_path, settings=settings) as cluster:
+        cluster.kill(1)
+        name = setting.partition(" ")[0]
+        lines = (tmp_path / "ps-1.toml").read_text().splitlines()
+        changed = tmp_path / "changed.toml"
+        kept = [line for line in lines if not line.startswith(f"{name} =")]
+        changed.write_text("\n".join([*kept, setting]))
+        start_server("--config", str(changed))
+        here = ("pserverctl", "--endpoint", cluster.endpoints[0], "status")
+
+        def is_told() -> bool:
+            done = command(*here, "--json")
+            return done.returncode == 1 and says in str(json.loads(done.stdout)["nodes"][1])
+
+        eventually(is_told)
+        assert says in command(*here).stdout
+
+
+def test_json_of_a_cluster_that_does_not_answer_holds_the_error(command: Command) -> None:
+    done = command("pserverctl", "--endpoint", "127.0.0.1:1", "status", "--json")
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"].startswith("no pserver answers at 127.0.0.1:1 (conn")
 
 
 def test_a_node_that_does_not_answer_makes_the_cluster_unhealthy(command: Command) -> None:
