@@ -19,6 +19,7 @@ from backstay.errors import (  # noqa: E402
     TableConflict,
 )
 from backstay.pserver.local_cluster import LocalCluster  # noqa: E402
+from backstay.trainer import Client  # noqa: E402
 from backstay.trainer.paddle import (  # noqa: E402
     DistributedOptimizer,
     Embedding,
@@ -368,6 +369,53 @@ def test_errors_say_what_to_do(session: Session) -> None:
         DistributedOptimizer(sgd(paddle.nn.Linear(2, 2).to(dtype="float64")))
     with pytest.raises(ConfigError, match="session is open"):
         init("127.0.0.1:1")
+
+
+def test_an_optimizer_is_wrapped_once(session: Session) -> None:
+    plain = sgd(paddle.nn.Linear(2, 2))
+    wrapped = DistributedOptimizer(plain)
+    for again in (plain, wrapped):
+        with pytest.raises(ConfigError, match="wrapped in a DistributedOptimizer already"):
+            DistributedOptimizer(again)
+
+
+def test_an_embedding_of_another_client_is_refused(session: Session, cluster: LocalCluster) -> None:
+    with Client(cluster.endpoints) as other:
+        layer = Embedding(None, 2, name="elsewhere", client=other)
+        with pytest.raises(ConfigError, match="'elsewhere' and this optimizer have different"):
+            DistributedOptimizer(sgd(layer))
+        assert not layer.has_optimizer
+
+
+def test_two_widths_of_one_name(session: Session) -> None:
+    DistributedOptimizer(sgd(Embedding(None, 2, name="both")))
+    wide = Embedding(None, 3, name="both")
+    with pytest.raises(ConfigError, match="rows of 2 elements, this layer wants 3"):
+        wide(paddle.to_tensor([1]))
+    with pytest.raises(TableConflict, match="both"):
+        DistributedOptimizer(sgd(wide))
+
+
+def test_minimize_takes_no_argument_in_silence(session: Session) -> None:
+    layer = paddle.nn.Linear(2, 2)
+    optimizer = DistributedOptimizer(sgd(layer))
+    loss = layer(paddle.ones([1, 2])).sum()
+    with pytest.raises(ConfigError, match="parameters"):
+        optimizer.minimize(loss, parameters=layer.parameters())  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        optimizer.minimize(loss, whatever=1)  # type: ignore[call-arg]
+
+
+def test_nothing_looks_saved_that_is_not(session: Session) -> None:
+    model = paddle.nn.Sequential(Embedding(None, 2, name="unsaved"), paddle.nn.Linear(2, 2))
+    optimizer = DistributedOptimizer(sgd(model))
+    with pytest.warns(UserWarning, match="no row of the embedding .*unsaved.*pull"):
+        model.state_dict()
+    model.state_dict()  # said once, which is enough: another warning would be an error here
+    with pytest.raises(ConfigError, match="no checkpoints"):
+        optimizer.state_dict()
+    with pytest.raises(ConfigError, match="cannot load"):
+        optimizer.set_state_dict({})
 
 
 def test_without_a_session() -> None:

@@ -7,6 +7,7 @@ rows are pulled in ``forward``, their gradients collected in the backward pass, 
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from dataclasses import replace
 from typing import Any, Literal
@@ -93,11 +94,23 @@ class _ServerRows(paddle.nn.Layer):  # type: ignore[misc]
         self.handle.stop_gradient = not attributes.trainable
         self.handle.optimize_attr["learning_rate"] = attributes.learning_rate
         self.handle.backstay_layer = self
+        self._warned_of_saving = False
+        self.register_state_dict_hook(self._warn_of_saving)
 
     @property
     def table_name(self) -> str:
         """The name of this layer's table in the cluster."""
         return self._spec.name
+
+    @property
+    def client(self) -> Client:
+        """The connection by which rows are pulled and pushed."""
+        return self._client
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether a ``DistributedOptimizer`` pushes this layer's gradients."""
+        return self._owned
 
     def create_table(self, optimizer: tables.Optimizer) -> None:
         """Create the table, or find it made by another trainer; the layer's own optimizer wins.
@@ -147,6 +160,18 @@ class _ServerRows(paddle.nn.Layer):  # type: ignore[misc]
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"table={self.table_name!r}, dim={self._dim}{padding}"
 
+    def _warn_of_saving(self, _: Any) -> None:
+        """Called by ``state_dict()`` of this layer and of every model that holds it."""
+        if self._warned_of_saving:
+            return
+        self._warned_of_saving = True
+        warnings.warn(
+            f"state_dict() holds no row of the embedding {self.table_name!r}: its rows are on the "
+            "pservers, and this version saves none. Pull the ids you know and save the arrays: "
+            f"session.client.pull({self.table_name!r}, ids)",
+            stacklevel=3,
+        )
+
     def _answer(self, lookup: Lookup) -> paddle.Tensor:
         output = lookup.output(self._fetch(lookup))
         if not (self.training and paddle.is_grad_enabled() and not self.handle.stop_gradient):
@@ -188,20 +213,27 @@ class _ServerRows(paddle.nn.Layer):  # type: ignore[misc]
             self._table = self._client.create_table(self._spec)
         if self._table is None:
             try:
-                self._table = self._client.table(self.table_name)
-            except UnknownTable as error:
+                table = self._client.table(self.table_name)
+            except UnknownTable:
                 raise ConfigError(
                     f"the table {self.table_name!r} does not exist yet: wrap the optimizer that "
                     "has this layer's parameters in DistributedOptimizer before the first lookup"
-                ) from error
+                ) from None
+            if table.dim != self._dim:
+                raise ConfigError(
+                    f"the table {self.table_name!r} has rows of {table.dim} elements, this layer "
+                    f"wants {self._dim}: another layer has the same name; give one of them name="
+                )
+            self._table = table
         return self._table
 
 
 class Embedding(_ServerRows):
     """``paddle.nn.Embedding`` with its rows on the pservers and any 64-bit ids.
 
-    A row exists from its first lookup on. Its first value comes from the initializer, seeded by
-    table and id, the same on every server. Rows change when ``DistributedOptimizer.step`` pushes
+    A row comes into being with its first push. Until then a lookup answers with its initial value,
+    which the initializer computes from table, id and seed, the same on every server; looking ids up
+    takes no memory there. Rows change when ``DistributedOptimizer.step`` pushes
     the gradients of the lookups since the step before. Lookups under ``paddle.no_grad()`` and of
     a layer in ``eval()`` mode are never pushed.
 

@@ -1,7 +1,7 @@
 """Who this process is and where its servers are, from the names that Paddle's users know.
 
-May import the client and configuration. Never starts a process; reads the environment only when
-``init`` or ``TrainerEnvironment.read`` is called, and an explicit argument wins over it.
+May import the client, addresses and configuration. Never starts a process; reads the environment
+only when ``init`` or ``TrainerEnvironment.read`` is called, and an explicit argument wins over it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.errors import ConfigError
 from backstay.trainer.client import Client
@@ -42,10 +43,10 @@ class TrainerEnvironment:
             raise ConfigError(
                 f"no pserver address: set {ENDPOINTS} to 'host:port,host:port' or pass endpoints="
             )
-        for endpoint in self.endpoints:
-            host, _, port = endpoint.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise ConfigError(f"{ENDPOINTS}: {endpoint!r} is not of the form host:port")
+        try:
+            parse_endpoints(",".join(self.endpoints))
+        except ConfigError as error:
+            raise ConfigError(f"{ENDPOINTS} or endpoints=: {error}") from None
         if self.trainers_num < 1:
             raise ConfigError(f"{TRAINERS_NUM} is {self.trainers_num}; it must be 1 or more")
         if not 0 <= self.trainer_id < self.trainers_num:
@@ -82,9 +83,19 @@ class TrainerEnvironment:
         if isinstance(endpoints, str):
             endpoints = [part.strip() for part in endpoints.split(",") if part.strip()]
         if trainer_id is None:
-            trainer_id = _integer(environ, TRAINER_ID, 0)
+            trainer_id = _integer(environ, TRAINER_ID)
         if trainers_num is None:
-            trainers_num = _integer(environ, TRAINERS_NUM, 1)
+            trainers_num = _integer(environ, TRAINERS_NUM)
+        trainers_num = 1 if trainers_num is None else trainers_num
+        if trainer_id is None:
+            if trainers_num > 1:
+                # Two trainers that both take themselves for number 0 would train on the same
+                # examples, and nobody would notice.
+                raise ConfigError(
+                    f"{TRAINER_ID} is not set, with {TRAINERS_NUM}={trainers_num}: set it to this "
+                    f"trainer's number, 0 to {trainers_num - 1}"
+                )
+            trainer_id = 0
         return cls(tuple(endpoints), trainer_id, trainers_num)
 
 
@@ -144,7 +155,7 @@ def init(
     Args:
         endpoints: Pserver addresses, "host:port", one or several, or several in one string with
             commas. Default: ``PADDLE_PSERVERS_IP_PORT_LIST``.
-        trainer_id: Default: ``PADDLE_TRAINER_ID``, else 0.
+        trainer_id: Default: ``PADDLE_TRAINER_ID``; 0 if there is one trainer only.
         trainers_num: Default: ``PADDLE_TRAINERS_NUM``, else 1.
         job: Comes before the names of all tables, as "job/name".
         config: Timeouts, token and TLS. Default: from the ``BACKSTAY_*`` names.
@@ -169,10 +180,10 @@ def current_session() -> Session | None:
     return _current
 
 
-def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
-        return default
+        return None
     try:
         return int(text)
     except ValueError:

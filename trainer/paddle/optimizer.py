@@ -23,6 +23,8 @@ from backstay.trainer.pending import Pending
 __all__ = ["DistributedOptimizer"]
 
 STEPS_IN_FLIGHT_MAX = 16
+# The mark on a Paddle optimizer that has been wrapped: a second wrapper would push twice.
+WRAPPED = "_backstay_wrapped"
 
 
 class DistributedOptimizer:
@@ -54,7 +56,8 @@ class DistributedOptimizer:
         steps_in_flight: 0 to 16.
 
     Raises:
-        ConfigError: A setting that the servers do not have, or no connection.
+        ConfigError: A setting that the servers do not have, no connection, an optimizer or an
+            embedding that is wrapped already, or an embedding of another client.
         TableConflict: Another trainer made a table with other settings.
     """
 
@@ -72,6 +75,11 @@ class DistributedOptimizer:
                     "no connection: call backstay.trainer.paddle.init() first, or pass client="
                 )
             client = session.client
+        if isinstance(optimizer, DistributedOptimizer) or hasattr(optimizer, WRAPPED):
+            raise ConfigError(
+                "this optimizer is wrapped in a DistributedOptimizer already: use that one, or "
+                "make a new Paddle optimizer"
+            )
         if not 0 <= steps_in_flight <= STEPS_IN_FLIGHT_MAX:
             raise ConfigError(
                 f"steps_in_flight is {steps_in_flight}; it must be 0 to {STEPS_IN_FLIGHT_MAX}"
@@ -81,6 +89,7 @@ class DistributedOptimizer:
         self._base_rate = base_learning_rate(optimizer)
         self._parameters, self._embeddings = _sorted_out(optimizer)
         _refuse_unsupported(optimizer, bool(self._embeddings))
+        _refuse_embeddings(self._embeddings, client)
         for layer in self._embeddings:
             layer.create_table(self._twin(layer.handle))
         in_session = session is not None and session.client is client
@@ -93,6 +102,7 @@ class DistributedOptimizer:
         self._client = client
         self._pushes: deque[list[Pending[None]]] = deque()
         self._fresh: list[Pending[NDArray[np.float32]]] = []
+        setattr(optimizer, WRAPPED, True)
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
@@ -120,9 +130,27 @@ class DistributedOptimizer:
     clear_gradients = clear_grad
 
     def minimize(
-        self, loss: paddle.Tensor, *_: Any, **__: Any
+        self,
+        loss: paddle.Tensor,
+        startup_program: None = None,
+        parameters: None = None,
+        no_grad_set: None = None,
     ) -> tuple[None, list[tuple[paddle.Tensor, paddle.Tensor]]]:
-        """Paddle's older name for ``step``; as there, ``loss.backward()`` comes before it."""
+        """Paddle's older name for ``step``; as there, ``loss.backward()`` comes before it.
+
+        Raises:
+            ConfigError: One of the arguments of Paddle's that this class does not have is given.
+        """
+        for name, value in (
+            ("startup_program", startup_program),
+            ("parameters", parameters),
+            ("no_grad_set", no_grad_set),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"minimize({name}=...) is not supported: which parameters train is settled "
+                    "when the optimizer is wrapped; set stop_gradient on those that shall not"
+                )
         pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
         self.step()
         return None, pairs
@@ -131,11 +159,34 @@ class DistributedOptimizer:
     def synchronize(self) -> None:
         """Wait for every push of this trainer, then load the dense values as they are now.
 
-        Call it before evaluating or saving; other trainers' pushes may still follow.
+        Call it before evaluating; other trainers' pushes may still follow.
         """
         self._settle(0)
         self._fresh = []
         self._load([group.pull_async() for group in self._dense])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Refused: the optimizer's state is on the servers, and this version saves none.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "DistributedOptimizer.state_dict(): the optimizer's state is on the pservers, and this "
+            "version of backstay has no checkpoints; save the values you need (see 'Saving' in "
+            "docs/guide/paddle.md)"
+        )
+
+    def set_state_dict(self, state_dict: Any) -> None:
+        """Refused, like ``state_dict``.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "DistributedOptimizer.set_state_dict(): the optimizer's state is on the pservers, and "
+            "this version of backstay cannot load one there"
+        )
 
     def get_lr(self) -> float:
         """Return the current learning rate."""
@@ -201,6 +252,18 @@ def _sorted_out(optimizer: paddle.optimizer.Optimizer) -> tuple[list[paddle.Tens
     layers = [getattr(parameter, "backstay_layer", None) for parameter in training]
     dense = [p for p, layer in zip(training, layers, strict=True) if layer is None]
     return dense, [layer for layer in layers if layer is not None]
+
+
+def _refuse_embeddings(layers: list[Any], client: Client) -> None:
+    """Refuse layers that this optimizer cannot have, before any table is made."""
+    for layer in layers:
+        if layer.client is not client:
+            raise ConfigError(
+                f"the embedding {layer.table_name!r} and this optimizer have different clients; "
+                "make both in one session, or pass the same client= to both"
+            )
+        if layer.has_optimizer:
+            raise ConfigError(f"the embedding {layer.table_name!r} has an optimizer already")
 
 
 def _refuse_unsupported(optimizer: paddle.optimizer.Optimizer, has_embeddings: bool) -> None:
