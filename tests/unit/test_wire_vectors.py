@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,6 @@ def test_error_codes_of_the_specification() -> None:
     codes = {int(row[1]): row[2].strip() for row in rows if row[1].strip().isdigit()}
     assert sorted(codes) == list(range(1, 13))
     for code, name in codes.items():
-        assert f"Self::{name}" in source
-        arm = next(line for line in source.splitlines() if line.strip().endswith(f"=> {code},"))
-        assert f"Self::{name}" in arm
+        constant = re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()
+        assert f"pub const {constant}: u16 = {code};" in source
+        assert re.search(rf"Self::{name}\b.* => code::{constant},", source)
