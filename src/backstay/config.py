@@ -383,7 +383,7 @@ def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
     for name in sorted(environment.keys() - known):
         if name.startswith(ENVIRONMENT_PREFIX):
             log.warning(
-                "environment variable %s is no setting and has no effect%s",
+                "environment variable %s is no setting of a server or client%s",
                 name,
                 suggestion(name, sorted(known)),
             )

@@ -202,7 +202,7 @@ def test_a_misspelt_variable_is_told_with_the_nearest_name(
     }
     assert ServerConfig.load(environment=environment).slot_count == 1024
     assert [record.getMessage() for record in caplog.records] == [
-        "environment variable BACKSTAY_SLOT_CUONT is no setting and has no effect; "
+        "environment variable BACKSTAY_SLOT_CUONT is no setting of a server or client; "
         "did you mean 'BACKSTAY_SLOT_COUNT'?"
     ]
 
