@@ -6,7 +6,7 @@ from paddle import nn
 
 from backstay.trainer.paddle import DistributedOptimizer, Embedding, init
 
-USERS, ADS, BATCH, STEPS = 5_000, 500, 512, 400
+USERS, ADS, BATCH, STEPS = 5_000, 500, 512, 1_000
 
 
 class ClickModel(nn.Layer):  # type: ignore[misc]

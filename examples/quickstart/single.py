@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-USERS, ADS, BATCH, STEPS = 5_000, 500, 512, 400
+USERS, ADS, BATCH, STEPS = 5_000, 500, 512, 1_000
 
 
 class ClickModel(nn.Layer):  # type: ignore[misc]
