@@ -74,3 +74,16 @@ def test_the_map_of_the_internals_names_every_page() -> None:
     index = (DOCS / "internals" / "index.md").read_text(encoding="utf-8")
     for page in (DOCS / "internals").glob("*.md"):
         assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "bench/*.md", "proto/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_figure_is_left_to_be_filled_in(page: Path) -> None:
+    text = re.sub(r"```diff\n.*?\n```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"@[A-Z_]+@", text)
