@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,8 @@ from typing import Any
 
 # "python examples/census/demo.py" puts only this file's folder on the path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+# Paddle looks for a compiler cache when it is imported; nothing is compiled here.
+warnings.filterwarnings("ignore", message="No ccache found")
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -153,7 +153,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
-    splits = load(arguments.data, arguments.form, arguments.rows)
+    try:
+        splits = load(arguments.data, arguments.form, arguments.rows)
+    except (OSError, EOFError, ValueError) as error:
+        sys.exit(f"--data {arguments.data} cannot be read as --form {arguments.form}: {error}")
     if arguments.role == "trainer":
         train_on_cluster(splits, arguments)
         return

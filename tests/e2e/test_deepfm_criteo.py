@@ -101,3 +101,17 @@ def test_too_few_rows(tmp_path: Path) -> None:
     path.write_text(criteo_line(), encoding="ascii")
     with pytest.raises(ValueError, match="too few"):
         load(path, "criteo")
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.deepfm.train", "--data", "nope.gz"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "--data nope.gz cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
