@@ -9,8 +9,8 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from backstay.pserver.local_cluster import LocalCluster  # noqa: E402
-from backstay.trainer.paddle import DistributedOptimizer, Embedding, init  # noqa: E402
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer.paddle import DistributedOptimizer, Embedding, init
 
 pytestmark = pytest.mark.paddle
 

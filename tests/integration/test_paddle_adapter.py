@@ -11,16 +11,16 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from backstay import tables  # noqa: E402
-from backstay.errors import (  # noqa: E402
+from backstay import tables
+from backstay.errors import (
     ConfigError,
     InvalidRequest,
     NonFiniteGradient,
     TableConflict,
 )
-from backstay.pserver.local_cluster import LocalCluster  # noqa: E402
-from backstay.trainer import Client  # noqa: E402
-from backstay.trainer.paddle import (  # noqa: E402
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer import Client
+from backstay.trainer.paddle import (
     DistributedOptimizer,
     Embedding,
     EmbeddingBag,
@@ -401,7 +401,7 @@ def test_minimize_takes_no_argument_in_silence(session: Session) -> None:
     optimizer = DistributedOptimizer(sgd(layer))
     loss = layer(paddle.ones([1, 2])).sum()
     with pytest.raises(ConfigError, match="parameters"):
-        optimizer.minimize(loss, parameters=layer.parameters())  # type: ignore[arg-type]
+        optimizer.minimize(loss, parameters=layer.parameters())
     with pytest.raises(TypeError):
         optimizer.minimize(loss, whatever=1)  # type: ignore[call-arg]
 
@@ -416,6 +416,16 @@ def test_nothing_looks_saved_that_is_not(session: Session) -> None:
         optimizer.state_dict()
     with pytest.raises(ConfigError, match="cannot load"):
         optimizer.set_state_dict({})
+
+
+def test_rows_are_carried_over_as_the_guide_says(session: Session) -> None:
+    old, new = Embedding(None, 2, name="old"), Embedding(None, 2, name="new", seed=9)
+    DistributedOptimizer(sgd(old, new))
+    ids = np.array([3, BIG])
+    rows = session.client.pull(old.table_name, ids)
+    assert (new(ids).numpy() != rows).any()
+    session.client.assign(new.table_name, ids, rows)
+    np.testing.assert_array_equal(new(ids).numpy(), rows)
 
 
 def test_without_a_session() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from backstay import tables  # noqa: E402
-from backstay.errors import ConfigError  # noqa: E402
-from backstay.trainer.paddle.environment import TrainerEnvironment  # noqa: E402
-from backstay.trainer.paddle.lookup import Bags  # noqa: E402
-from backstay.trainer.paddle.translate import (  # noqa: E402
+from backstay import tables
+from backstay.errors import ConfigError
+from backstay.trainer.paddle.environment import TrainerEnvironment
+from backstay.trainer.paddle.lookup import Bags
+from backstay.trainer.paddle.translate import (
     base_learning_rate,
     initializer_of,
     optimizer_of,
