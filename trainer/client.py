@@ -51,14 +51,19 @@ def _watch(native: DataClient, directory: Directory, nodes: Sequence[NodeRecord]
 
     A function and not a method: a thread that held its client would keep it for ever.
     """
+    silent: set[str] = set()
     while native.wait_for_trouble():
         for node in nodes:
             try:
                 # Each node is asked itself: its peers may not know of its restart yet.
                 instance = directory.instance(node, deadline_ms=_TROUBLE_DEADLINE_MS)
             except BackstayError as error:
-                _LOG.info("pserver %s does not answer: %s", node.node_id, error)
+                if node.node_id not in silent:
+                    # Once, so that a trainer that waits does not look like one that hangs.
+                    silent.add(node.node_id)
+                    _LOG.warning("waiting for pserver %s: %s", node.node_id, error)
                 continue
+            silent.discard(node.node_id)
             if native.instance_of(node.data_address) not in (0, instance):
                 _LOG.error("pserver %s was restarted and lost its rows", node.node_id)
                 native.mark_lost(node.data_address)

@@ -5,6 +5,7 @@ Imports :mod:`backstay.rpc` and the records of :mod:`backstay.consensus`. Never 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,10 @@ T = TypeVar("T")
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+# A call that may take longer than this says what it waits for.
+_SILENCE_S = 5.0
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Directory:
         deadline = started + (deadline_ms or self._config.deadline_ms) / 1000
         backoff = _FIRST_BACKOFF_S
         reasons: dict[str, str] = {}
+        warned = False
         while True:
             for offset in range(len(self._endpoints)):
                 at = (self._preferred + offset) % len(self._endpoints)
@@ -147,6 +153,11 @@ class Directory:
                 else:
                     self._preferred = at
                     return answer
+            if not warned and deadline - started > _SILENCE_S:
+                # Once, so that a wrong address does not look like a program that hangs.
+                warned = True
+                patience = deadline - time.monotonic()
+                _LOG.warning("%s; trying for %.0f s more", "; ".join(reasons.values()), patience)
             if time.monotonic() + backoff >= deadline:
                 tried = "; ".join(reasons.values())
                 raise ServerUnavailable(
