@@ -62,13 +62,12 @@ class Directory:
         self._lock = threading.Lock()
         self._preferred = 0
 
-    def cluster(self, *, deadline_ms: int | None = None) -> ClusterInfo:
+    def cluster(self) -> ClusterInfo:
         """Fetch nodes and routing, and remember the nodes as further endpoints."""
         response = self._call(
             lambda channel, timeout_s: cluster_pb2_grpc.ClusterServiceStub(channel).GetCluster(
                 cluster_pb2.GetClusterRequest(), timeout=timeout_s
-            ),
-            deadline_ms,
+            )
         )
         routing = routing_from_message(response)
         for node in routing.nodes:
@@ -126,12 +125,11 @@ class Directory:
     def _call(
         self,
         call: Callable[[grpc.Channel, float], T],
-        deadline_ms: int | None = None,
         attempt_ms: int | None = None,
     ) -> T:
         """Make a call at one endpoint after the other until one answers or time is up."""
         started = time.monotonic()
-        deadline = started + (deadline_ms or self._config.deadline_ms) / 1000
+        deadline = started + self._config.deadline_ms / 1000
         backoff = _FIRST_BACKOFF_S
         reasons: dict[str, str] = {}
         warned = False
