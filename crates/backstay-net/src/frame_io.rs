@@ -201,14 +201,7 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     meta: &[u8],
     body: &[u8],
 ) -> io::Result<()> {
-    let header = Header {
-        opcode,
-        flags: 0,
-        request_id,
-        meta_bytes: meta.len() as u32,
-        checksum: 0,
-        body_bytes: body.len() as u64,
-    };
+    let header = Header::plain(opcode, request_id, meta.len(), body.len());
     let mut bytes = Vec::with_capacity(HEADER_BYTES + meta.len() + body.len());
     bytes.extend_from_slice(&header.encode());
     bytes.extend_from_slice(meta);

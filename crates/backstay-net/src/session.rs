@@ -202,14 +202,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         if self.reply.len() < words {
             self.reply.resize(words, 0);
         }
-        let header = Header {
-            opcode: Opcode::PullReply,
-            flags: 0,
-            request_id: frame.header.request_id,
-            meta_bytes: PullReply::BYTES as u32,
-            checksum: 0,
-            body_bytes,
-        };
+        let header = Header::plain(
+            Opcode::PullReply,
+            frame.header.request_id,
+            PullReply::BYTES,
+            body_bytes as usize,
+        );
         let routing_version = self.shared.store.routing_version();
         let reply = PullReply {
             routing_version,
@@ -321,14 +319,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     }
 
     fn small_reply(&mut self, opcode: Opcode, request_id: u64, meta: &[u8], body: &[u8]) {
-        let header = Header {
-            opcode,
-            flags: 0,
-            request_id,
-            meta_bytes: meta.len() as u32,
-            checksum: 0,
-            body_bytes: body.len() as u64,
-        };
+        let header = Header::plain(opcode, request_id, meta.len(), body.len());
         let bytes = HEADER_BYTES + meta.len() + body.len();
         if self.reply.len() * 8 < bytes {
             self.reply.resize(bytes.div_ceil(8), 0);

@@ -92,6 +92,18 @@ pub struct Header {
 }
 
 impl Header {
+    /// The head of a frame that carries no checksum.
+    pub fn plain(opcode: Opcode, request_id: u64, meta_bytes: usize, body_bytes: usize) -> Self {
+        Self {
+            opcode,
+            flags: 0,
+            request_id,
+            meta_bytes: meta_bytes as u32,
+            checksum: 0,
+            body_bytes: body_bytes as u64,
+        }
+    }
+
     /// Lay it out.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];

@@ -25,14 +25,7 @@ impl OutFrame {
         mut buffer: Vec<u64>,
     ) -> Self {
         debug_assert_eq!(meta.len() % 8, 0);
-        let header = Header {
-            opcode,
-            flags: 0,
-            request_id: 0,
-            meta_bytes: meta.len() as u32,
-            checksum: 0,
-            body_bytes: body_bytes as u64,
-        };
+        let header = Header::plain(opcode, 0, meta.len(), body_bytes);
         let bytes = HEADER_BYTES + meta.len() + body_bytes;
         if buffer.len() < bytes.div_ceil(8) {
             buffer.resize(bytes.div_ceil(8), 0);
