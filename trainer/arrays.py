@@ -60,11 +60,12 @@ def as_keys(values: object) -> Keys:
     array = as_array(values, "keys")
     if array.size == 0:
         raise InvalidRequest("there are no keys: a batch needs at least one")
-    if array.dtype in (np.dtype(np.int64), np.dtype(np.uint64)):
-        return np.ascontiguousarray(array).view(np.uint64)
     if array.dtype.kind not in "iu":
         raise InvalidRequest(f"keys have dtype {array.dtype}: they must be integers")
-    return np.ascontiguousarray(array.astype(np.int64)).view(np.uint64)
+    if array.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)):
+        array = array.astype(np.int64)
+    # numpy makes a single key a list of one: its shape is put back.
+    return np.ascontiguousarray(array).view(np.uint64).reshape(array.shape)
 
 
 def as_rows(values: object, shape: tuple[int, ...], what: str) -> Rows:
@@ -87,13 +88,14 @@ def output(out: Rows | None, shape: tuple[int, ...]) -> Rows:
     """Return the array to write results of ``shape`` to: ``out`` if it fits, else a new one.
 
     Raises:
-        InvalidRequest: ``out`` has another shape or dtype, or is not contiguous.
+        InvalidRequest: ``out`` has another shape or dtype, or is not contiguous or writeable.
     """
     if out is None:
         return np.empty(shape, dtype=np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+    fits = out.shape == shape and out.dtype == np.float32
+    if not (fits and out.flags.c_contiguous and out.flags.aligned and out.flags.writeable):
         raise InvalidRequest(
             f"out has shape {out.shape} and dtype {out.dtype}: "
-            f"must be a contiguous float32 array of shape {shape}"
+            f"must be a contiguous, writeable float32 array of shape {shape}"
         )
     return out

@@ -59,6 +59,26 @@ def test_equal_keys_are_summed_and_any_shape_goes(client: Client, counter: Table
     assert rows[..., 0].tolist() == [[3, 3, 2], [3, 1, 2]]
 
 
+def test_a_single_key_has_no_shape_and_its_row_has_one(client: Client, counter: Table) -> None:
+    client.push(counter, np.array(5), ones())
+    assert client.pull(counter, np.array(5)).shape == (DIM,)
+    assert client.pull(counter, np.array([5]))[0, 0] == 1
+
+
+def test_foreign_byte_order_and_strides(client: Client, counter: Table) -> None:
+    keys = np.array([2**63 + 5, 7, 9, 11, 13, 15], dtype=">u8")[::-2]
+    client.push(counter, keys, -np.ones((12, 2 * DIM))[::4, ::2])
+    counted = client.pull(counter, np.array([2**63 + 5, 7, 9, 11, 13, 15], dtype=np.uint64))
+    assert counted[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_an_output_that_cannot_be_written_is_refused(client: Client, counter: Table) -> None:
+    out = np.zeros((1, DIM), dtype=np.float32)
+    out.flags.writeable = False
+    with pytest.raises(errors.InvalidRequest, match="writeable"):
+        client.pull(counter, np.array([1]), out=out)
+
+
 def test_signed_keys_keep_their_bits(client: Client, counter: Table) -> None:
     client.push(counter, np.array([-1, -5]), ones(2))
     bits = np.array([2**64 - 1, 2**64 - 5], dtype=np.uint64)
