@@ -53,6 +53,25 @@ NODE_STATUS_UNREACHABLE: NodeStatus.ValueType  # 5
 """It was met, and does not answer now."""
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
 
+class _ClusterHealth:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClusterHealthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClusterHealth.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLUSTER_HEALTH_UNSPECIFIED: _ClusterHealth.ValueType  # 0
+    CLUSTER_HEALTH_OK: _ClusterHealth.ValueType  # 1
+    CLUSTER_HEALTH_UNHEALTHY: _ClusterHealth.ValueType  # 2
+    CLUSTER_HEALTH_UNKNOWN: _ClusterHealth.ValueType  # 3
+
+class ClusterHealth(_ClusterHealth, metaclass=_ClusterHealthEnumTypeWrapper): ...
+
+CLUSTER_HEALTH_UNSPECIFIED: ClusterHealth.ValueType  # 0
+CLUSTER_HEALTH_OK: ClusterHealth.ValueType  # 1
+CLUSTER_HEALTH_UNHEALTHY: ClusterHealth.ValueType  # 2
+CLUSTER_HEALTH_UNKNOWN: ClusterHealth.ValueType  # 3
+Global___ClusterHealth: _TypeAlias = ClusterHealth  # noqa: Y015
+
 @_typing.final
 class Node(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -113,16 +132,49 @@ class GetClusterResponse(_message.Message):
     ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     MASTER_OF_SLOT_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    REPLICA_SETS_FIELD_NUMBER: _builtins.int
+    SET_OF_SLOT_FIELD_NUMBER: _builtins.int
+    TERM_OF_SLOT_FIELD_NUMBER: _builtins.int
+    HEALTH_FIELD_NUMBER: _builtins.int
+    HEALTH_REASON_FIELD_NUMBER: _builtins.int
+    CONTROLLER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     slot_count: _builtins.int
     """A power of two, fixed when the cluster is created."""
     routing_version: _builtins.int
     """Grows with each change of a slot's master; requests on the data plane carry it."""
+    generation: _builtins.int
+    """Grows whenever a slot lost all its copies and began anew, empty: a trainer that began
+    with a smaller number relies on rows that are gone.
+    """
+    replicas: _builtins.int
+    """Copies that the cluster wants of each slot."""
+    health: Global___ClusterHealth.ValueType
+    health_reason: _builtins.str
+    """Why, in words; empty while all is well."""
+    controller: _builtins.str
+    """node_id of the controller, empty while there is none."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
     def master_of_slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each slot, the index into `nodes` of its master. Length: slot_count."""
+        """For each slot, the index into `nodes` of its master, or 4294967295 if it has none now.
+        Length: slot_count.
+        """
+
+    @_builtins.property
+    def replica_sets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSet]:
+        """The distinct groups of nodes that hold slots together."""
+
+    @_builtins.property
+    def set_of_slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each slot, the index into `replica_sets`. Length: slot_count."""
+
+    @_builtins.property
+    def term_of_slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each slot, its term. Length: slot_count."""
 
     def __init__(
         self,
@@ -132,14 +184,71 @@ class GetClusterResponse(_message.Message):
         routing_version: _builtins.int = ...,
         nodes: _abc.Iterable[Global___Node] | None = ...,
         master_of_slot: _abc.Iterable[_builtins.int] | None = ...,
+        generation: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        replica_sets: _abc.Iterable[Global___ReplicaSet] | None = ...,
+        set_of_slot: _abc.Iterable[_builtins.int] | None = ...,
+        term_of_slot: _abc.Iterable[_builtins.int] | None = ...,
+        health: Global___ClusterHealth.ValueType = ...,
+        health_reason: _builtins.str = ...,
+        controller: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "routing_version", b"routing_version", "slot_count", b"slot_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "replica_sets", b"replica_sets", "replicas", b"replicas", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterResponse: _TypeAlias = GetClusterResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaSet(_message.Message):
+    """Nodes by their index into `nodes`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASTER_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    CATCHING_UP_FIELD_NUMBER: _builtins.int
+    master: _builtins.int
+    """-1 if there is no master now."""
+    @_builtins.property
+    def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def catching_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        master: _builtins.int = ...,
+        in_sync: _abc.Iterable[_builtins.int] | None = ...,
+        catching_up: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catching_up", b"catching_up", "in_sync", b"in_sync", "master", b"master"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaSet: _TypeAlias = ReplicaSet  # noqa: Y015
+
+@_typing.final
+class WatchClusterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    known_routing_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        known_routing_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_routing_version", b"known_routing_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchClusterRequest: _TypeAlias = WatchClusterRequest  # noqa: Y015
 
 @_typing.final
 class GetNodeStatsRequest(_message.Message):

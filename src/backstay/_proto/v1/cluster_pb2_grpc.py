@@ -39,6 +39,11 @@ class ClusterServiceStub:
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.WatchCluster = channel.unary_stream(
+                '/backstay.v1.ClusterService/WatchCluster',
+                request_serializer=backstay_dot_v1_dot_cluster__pb2.WatchClusterRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.FromString,
+                _registered_method=True)
         self.GetNodeStats = channel.unary_unary(
                 '/backstay.v1.ClusterService/GetNodeStats',
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
@@ -57,6 +62,14 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCluster(self, request, context):
+        """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
+        and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetNodeStats(self, request, context):
         """Counters and gauges of the node that is asked.
         """
@@ -70,6 +83,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetClusterRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'WatchCluster': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCluster,
+                    request_deserializer=backstay_dot_v1_dot_cluster__pb2.WatchClusterRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.SerializeToString,
             ),
             'GetNodeStats': grpc.unary_unary_rpc_method_handler(
@@ -104,6 +122,33 @@ class ClusterService:
             target,
             '/backstay.v1.ClusterService/GetCluster',
             backstay_dot_v1_dot_cluster__pb2.GetClusterRequest.SerializeToString,
+            backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/backstay.v1.ClusterService/WatchCluster',
+            backstay_dot_v1_dot_cluster__pb2.WatchClusterRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.FromString,
             options,
             channel_credentials,

@@ -38,6 +38,10 @@ class ClusterServiceStub:
     """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
     message names those that are missing.
     """
+    WatchCluster: _grpc.UnaryStreamMultiCallable[_cluster_pb2.WatchClusterRequest, _cluster_pb2.GetClusterResponse]
+    """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
+    and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
+    """
     GetNodeStats: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]
     """Counters and gauges of the node that is asked."""
 
@@ -47,6 +51,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     GetCluster: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.GetClusterResponse]  # type: ignore[assignment]
     """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
     message names those that are missing.
+    """
+    WatchCluster: _aio.UnaryStreamMultiCallable[_cluster_pb2.WatchClusterRequest, _cluster_pb2.GetClusterResponse]  # type: ignore[assignment]
+    """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
+    and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
     """
     GetNodeStats: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the node that is asked."""
@@ -60,6 +68,16 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.GetClusterResponse, _abc.Awaitable[_cluster_pb2.GetClusterResponse]]:
         """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
         message names those that are missing.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchCluster(
+        self,
+        request: _cluster_pb2.WatchClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_cluster_pb2.GetClusterResponse], _abc.AsyncIterator[_cluster_pb2.GetClusterResponse]]:
+        """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
+        and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
         """
 
     @_abc_1.abstractmethod
