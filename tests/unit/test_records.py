@@ -330,7 +330,7 @@ def test_records_have_the_fields_of_the_design() -> None:
     ("make", "says"),
     [
         (lambda: replace(MEMBER, node_id=""), "id is empty"),
-        (lambda: replace(MEMBER, status="unknown"),  # type: ignore[arg-type] "unknown status"),
+        (lambda: replace(MEMBER, status="unknown"), "unknown status"),  # type: ignore[arg-type]
         (lambda: replace(MEMBER, instance=0), "instance 0"),
         (lambda: replace(MEMBER, incarnation=0), "incarnation 0"),
         (lambda: replace(MEMBER, lease=-1), "lease -1"),
