@@ -166,34 +166,45 @@ impl Plan {
     ///
     /// `routing` may be newer than the one the plan was made for.
     pub fn parts(&self, routing: &Arc<Routing>, keys_per_part: usize) -> Vec<Part> {
-        let same = Arc::ptr_eq(routing, &self.routing);
-        let mut parts: Vec<Part> = Vec::new();
-        // Of each server, the part that still grows.
-        let mut growing: Vec<(u32, usize)> = Vec::new();
+        if Arc::ptr_eq(routing, &self.routing) {
+            let runs = self.runs.iter().enumerate();
+            return self.parts_of(runs.map(|(i, run)| (run.server, i)), keys_per_part);
+        }
+        // A server takes keys in the order of their slots, which is not that of an old routing.
+        let mut order: Vec<(u32, u32, usize)> = Vec::with_capacity(self.runs.len());
         for (i, run) in self.runs.iter().enumerate() {
-            let piece = self.piece_of_runs(i..i + 1);
-            let server = if same {
-                run.server
-            } else {
-                routing.server_of_key(self.keys[piece.keys.start])
-            };
-            let open = growing.iter_mut().rev().find(|(known, _)| *known == server);
-            if let Some((_, at)) = &open {
-                let part = &mut parts[*at];
-                if part.key_count() + piece.keys.len() <= keys_per_part.max(1) {
+            let key = self.keys[run.first_key as usize];
+            order.push((routing.server_of_key(key), routing.slot(key), i));
+        }
+        order.sort_unstable();
+        let order = order.into_iter().map(|(server, _, i)| (server, i));
+        self.parts_of(order, keys_per_part)
+    }
+
+    /// Parts of runs that come by server, then by slot.
+    fn parts_of(
+        &self,
+        runs: impl Iterator<Item = (u32, usize)>,
+        keys_per_part: usize,
+    ) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut keys = 0;
+        for (server, run) in runs {
+            let piece = self.piece_of_runs(run..run + 1);
+            keys += piece.keys.len();
+            match parts.last_mut() {
+                Some(part) if part.server == server && keys <= keys_per_part.max(1) => {
                     part.append(piece);
-                    continue;
+                }
+                _ => {
+                    keys = piece.keys.len();
+                    parts.push(Part {
+                        server,
+                        first: piece,
+                        more: Vec::new(),
+                    });
                 }
             }
-            match open {
-                Some((_, at)) => *at = parts.len(),
-                None => growing.push((server, parts.len())),
-            }
-            parts.push(Part {
-                server,
-                first: piece,
-                more: Vec::new(),
-            });
         }
         interleave(parts)
     }
@@ -301,20 +312,15 @@ impl Plan {
 
 /// Put the first parts of all servers first, then the second ones, and so on.
 fn interleave(parts: Vec<Part>) -> Vec<Part> {
-    let mut turns: Vec<(u32, usize)> = Vec::new();
+    let (mut server, mut turn) = (None, 0);
     let mut numbered: Vec<(usize, Part)> = Vec::with_capacity(parts.len());
     for part in parts {
-        let known = turns
-            .iter_mut()
-            .rev()
-            .find(|(server, _)| *server == part.server);
-        let turn = if let Some((_, turn)) = known {
-            *turn += 1;
-            *turn
+        turn = if server == Some(part.server) {
+            turn + 1
         } else {
-            turns.push((part.server, 0));
             0
         };
+        server = Some(part.server);
         numbered.push((turn, part));
     }
     numbered.sort_by_key(|(turn, part)| (*turn, part.server));

@@ -57,9 +57,7 @@ impl Client {
                 routing.version,
             ));
             requests.send_all(self, Some(plan), deadline).await?;
-            if requests.has_missing() {
-                return Err(requests.unanswered(self, deadline));
-            }
+            requests.check_all_left(self, deadline)?;
         }
         Ok(Pull {
             client: Arc::clone(self),

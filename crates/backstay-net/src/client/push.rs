@@ -156,9 +156,10 @@ impl Client {
             // It is in the state before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
             state.requests.add(one);
-            // Until it has left, so that pushes leave in the order of their numbers. If it has
-            // not by the deadline, that is told when the push is settled.
-            if let Err(error) = state.requests.send_all(self, None, deadline).await {
+            // Until it has left, so that pushes leave in the order of their numbers.
+            let left = state.requests.send_all(self, None, deadline).await;
+            let left = left.and_then(|()| state.requests.check_all_left(self, deadline));
+            if let Err(error) = left {
                 let outcome = Err(state.failure(&push, error));
                 self.pushes.settled(&push, &outcome);
                 state.outcome = Some(outcome);

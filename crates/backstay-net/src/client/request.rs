@@ -3,6 +3,8 @@
 //!
 //! What has happened to a request is in docs/internals/client-failover.md, with a diagram.
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::future::{poll_fn, Future};
 use std::ops::Range;
 use std::pin::{pin, Pin};
@@ -88,22 +90,15 @@ impl Leg<'_> {
         })
     }
 
-    /// "512 slots (ps-1 at 127.0.0.1:7001)".
-    fn name(&self, routing: &Routing) -> String {
-        let slots = split::slot_count(self.keys, routing);
-        let slots = format!("{slots} slot{}", if slots == 1 { "" } else { "s" });
-        match self.link {
-            Some(link) => format!("{slots} ({})", link.server.name()),
-            None => slots,
-        }
-    }
-
     fn describe(&self, client: &Client, reason: &str) -> String {
         let routing = client.newest();
         let Some(routing) = routing.as_deref() else {
             return reason.into();
         };
-        let name = self.name(routing);
+        let server = self
+            .link
+            .map_or_else(String::new, |link| link.server.name());
+        let name = slots_of(split::slot_count(self.keys, routing), &server);
         let version = routing.version;
         if self.link.is_some() {
             format!("the master of {name}: {reason}; waiting for it or for routing newer than {version}")
@@ -111,6 +106,21 @@ impl Leg<'_> {
             format!("{name} without a master; waiting for routing newer than {version}")
         }
     }
+}
+
+/// "512 slots (ps-1 at 127.0.0.1:7001)".
+fn slots_of(count: usize, server: &str) -> String {
+    let slots = format!("{count} slot{}", if count == 1 { "" } else { "s" });
+    if server.is_empty() {
+        return slots;
+    }
+    format!("{slots} ({server})")
+}
+
+/// What an error tells of one server.
+struct Waited {
+    slots: usize,
+    since: Instant,
 }
 
 /// Wait for `work`, and meanwhile look after the routing, the deadline, and those who want to
@@ -462,9 +472,20 @@ impl Requests {
         self.list.iter().all(ready)
     }
 
-    /// Whether some have not left.
-    pub(crate) fn has_missing(&self) -> bool {
+    fn has_missing(&self) -> bool {
         self.list.iter().any(Request::is_missing)
+    }
+
+    /// The error for what has not left until the deadline.
+    pub(crate) fn check_all_left(
+        &self,
+        client: &Client,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if self.has_missing() {
+            return Err(self.unanswered(client, deadline));
+        }
+        Ok(())
     }
 
     /// How many have been answered.
@@ -606,7 +627,8 @@ impl Requests {
             _ = newer => self.backoff = Backoff::default(),
             () = sleep_until(until) => {}
         }
-        if let Some(request) = self.list.iter().find(waiting) {
+        let missing = self.list.iter().find(|request| request.is_missing());
+        if let Some(request) = missing.or_else(|| self.list.iter().find(waiting)) {
             let leg = request.leg();
             let reason = request.trouble.as_ref().map(|trouble| &trouble.reason);
             client.waits.waiting(leg.since, || {
@@ -617,33 +639,41 @@ impl Requests {
     }
 
     /// The error for what was not answered until the deadline: whom it waited for, since when.
-    pub(crate) fn unanswered(&self, client: &Client, deadline: Deadline) -> ClientError {
+    fn unanswered(&self, client: &Client, deadline: Deadline) -> ClientError {
         let routing = client.newest();
         let open = || self.list.iter().filter(|request| !request.is_over());
         let address = open().next().map_or_else(String::new, Request::address);
-        let mut named: Vec<String> = Vec::new();
+        let mut targets: BTreeMap<(String, String), Waited> = BTreeMap::new();
         for request in open() {
             let leg = request.leg();
-            let name = match routing.as_deref() {
-                Some(routing) => leg.name(routing),
-                None => request.address(),
-            };
-            let since = leg.since.elapsed();
             let trouble = request.trouble.as_ref();
             let reason = trouble.map_or("no answer", |trouble| trouble.reason.as_str());
-            let line = format!("{name} for {:.1} s: {reason}", since.as_secs_f64());
-            if !named.contains(&line) {
-                named.push(line);
-            }
+            let name = leg.link.map_or_else(String::new, |link| link.server.name());
+            let waited = targets.entry((name, reason.into())).or_insert(Waited {
+                slots: 0,
+                since: leg.since,
+            });
+            waited.since = waited.since.min(leg.since);
+            waited.slots += routing
+                .as_deref()
+                .map_or(0, |r| split::slot_count(leg.keys, r));
         }
-        let more = named.len().saturating_sub(MAX_NAMED);
-        named.truncate(MAX_NAMED);
+        let more = targets.len().saturating_sub(MAX_NAMED);
+        let named = targets
+            .iter()
+            .take(MAX_NAMED)
+            .map(|((name, reason), waited)| {
+                let slots = slots_of(waited.slots, name);
+                let seconds = waited.since.elapsed().as_secs_f64();
+                format!("{slots} for {seconds:.1} s: {reason}")
+            });
+        let named: Vec<String> = named.collect();
         let mut reason = format!("waited for the master of {}", named.join("; "));
         if more > 0 {
-            reason.push_str(&format!("; and {more} more"));
+            let _ = write!(reason, "; and {more} more");
         }
         if let Some(routing) = routing {
-            reason.push_str(&format!("; the routing is version {}", routing.version));
+            let _ = write!(reason, "; the routing is version {}", routing.version);
         }
         let waited_ms = deadline.waited_ms();
         // Nothing but silence: no word of a server, none of the system.
