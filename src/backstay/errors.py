@@ -24,7 +24,7 @@
     │   ├── LimitExceeded      a frame, key count or queue is over its limit
     │   ├── NotMaster          that node does not hold these slots (any more)
     │   └── Stopping           the server is shutting down
-    └── StateLost              a server came back empty: its rows are gone
+    └── StateLost              slots lost all their copies and began anew, empty
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
 any risk of counting an update twice or losing one.
@@ -173,4 +173,4 @@ class Stopping(RequestRefused):
 
 
 class StateLost(BackstayError):
-    """A server came back without its rows and no replica or checkpoint replaced them."""
+    """Rows are gone with all their copies, and no checkpoint replaced them."""
