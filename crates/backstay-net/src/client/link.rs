@@ -164,7 +164,6 @@ impl Link {
 
     /// What to hold while a request is under way.
     pub(crate) fn ticket(
-        &self,
         connection: Arc<Connection>,
         sent: Result<oneshot::Receiver<Reply>, Lost>,
     ) -> Ticket {

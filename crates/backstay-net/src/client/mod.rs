@@ -1,10 +1,11 @@
 //! The client's runtime: plan a batch, send its parts, wait, try again, never count twice.
 //!
 //! [`plan`] merges and orders keys; [`routing`] says where they go; `link` keeps the way to
-//! each server; `request` tries one part of a call until it is answered, and [`split`] cuts it
-//! anew when slots move; `pull` and `push` are the two kinds of calls; [`rows`] moves values;
+//! each server; `request` tries one part of a call, `requests` all of them until they are
+//! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
+mod attend;
 mod connection;
 mod error;
 mod link;
@@ -13,6 +14,7 @@ pub mod plan;
 mod pull;
 mod push;
 mod request;
+mod requests;
 pub mod routing;
 pub mod rows;
 pub mod split;

@@ -9,7 +9,8 @@ use super::error::ClientError;
 use super::link::Deadline;
 use super::out_frame::OutFrame;
 use super::plan::Plan;
-use super::request::{Request, Requests};
+use super::request::Request;
+use super::requests::Requests;
 use super::{no_routing, rows, Client};
 use crate::frame_io::Frame;
 

@@ -20,7 +20,8 @@ use super::error::ClientError;
 use super::link::{Deadline, Failure};
 use super::out_frame::{self, OutFrame};
 use super::plan::{Part, Plan};
-use super::request::{Request, Requests};
+use super::request::Request;
+use super::requests::Requests;
 use super::routing::Routing;
 use super::{no_routing, rows, Client};
 
@@ -203,7 +204,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let mut silent = BTreeSet::new();
-        for part in parts.iter() {
+        for part in parts {
             let Some(link) = self.link_to(routing, part.server) else {
                 continue;
             };

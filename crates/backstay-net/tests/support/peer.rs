@@ -1,5 +1,8 @@
 //! A peer that shakes hands as a server does, and then does what a script says.
 
+// Each test program uses a part of it.
+#![allow(dead_code, clippy::unwrap_used)]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
