@@ -22,6 +22,7 @@ from pysyncobj import (
     SyncObjException,
     replicated,
 )
+from pysyncobj.transport import TCPTransport
 
 from backstay.consensus.store_codec import command, execute
 from backstay.consensus.store_state import StoreState

@@ -59,7 +59,7 @@ def execute(state: StoreState, text: str) -> Any:
                 return state.tick(term, elapsed_ms)
             case "barrier", []:
                 return None
-    except (ValueError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(f"store command {text[:100]!r}: {error}") from error
     raise InvalidRequest(f"store command {text[:100]!r}: unknown; a member of a later version?")
 
@@ -79,5 +79,6 @@ def _operation_to_json(operation: Operation) -> list[str | int]:
 
 
 def _operation_from_json(value: Sequence[Any]) -> Operation:
-    kinds = {"put": Put, "get": Get, "delete": Delete}
-    return kinds[value[0]](*value[1:])
+    kind, *arguments = value
+    kinds: dict[str, type[Put | Get | Delete]] = {"put": Put, "get": Get, "delete": Delete}
+    return kinds[kind](*arguments)
