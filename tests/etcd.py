@@ -128,7 +128,9 @@ class EtcdCluster:
 
     def pause(self, index: int = 0) -> None:
         """Stop one member's clock (SIGSTOP)."""
-        self._signal(index, signal.SIGSTOP)
+        process = self._signal(index, signal.SIGSTOP)
+        # Until then it may still answer.
+        os.waitpid(process.pid, os.WUNTRACED)
 
     def resume(self, index: int = 0) -> None:
         """Let it go on (SIGCONT)."""
@@ -194,7 +196,8 @@ class EtcdCluster:
     ) -> None:
         self.stop()
 
-    def _signal(self, index: int, number: int) -> None:
+    def _signal(self, index: int, number: int) -> subprocess.Popen[bytes]:
         process = self._processes[index]
         assert process is not None
         process.send_signal(number)
+        return process

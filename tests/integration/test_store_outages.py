@@ -223,7 +223,7 @@ class MemberProcesses:
         self._raft = [f"127.0.0.1:{port}" for port in ports[:3]]
         self.control = [f"127.0.0.1:{port}" for port in ports[3:]]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * 3
-        self._led = [0] * 3
+        self._led: list[int] = [0] * 3
         for index in range(3):
             self.start(index)
 
