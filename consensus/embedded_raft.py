@@ -226,6 +226,7 @@ class RaftMember:
         self._failure: BaseException | None = None
         self._stopping = False
         self._pending = 0
+        self._pending_lock = threading.Lock()
         self._led_term = 0
         self._ticked_at = 0.0
         self._tick_under_way = False
@@ -278,10 +279,10 @@ class RaftMember:
                 be; not at all if the leader that had it is lost without another taking over.
             reader: Reads the state right after the command; its result becomes the outcome's.
         """
-        self._pending += 1
+        self._count_pending(1)
 
         def finish(outcome: Outcome | None, reason: int) -> None:
-            self._pending -= 1
+            self._count_pending(-1)
             if reason != FAIL_REASON.SUCCESS or outcome is None:
                 on_outcome(
                     Outcome(
@@ -296,6 +297,10 @@ class RaftMember:
                 on_outcome(outcome)
 
         self._replica.run_command(text, callback=finish)
+
+    def _count_pending(self, change: int) -> None:
+        with self._pending_lock:
+            self._pending += change
 
     # In the member's thread
 

@@ -53,7 +53,7 @@ async def read_to(watch: Watch, key: str, value: str) -> list[tuple[str, str]]:
     return seen
 
 
-@pytest.mark.parametrize("how", ["paused", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("paused", marks=pytest.mark.slow), "killed"])
 def test_etcd_away_for_seconds_costs_no_event(tmp_path: Path, how: str) -> None:
     async def scenario(etcd: EtcdCluster) -> None:
         store = EtcdStore(etcd.endpoints, "c", deadline_ms=500)
@@ -245,14 +245,11 @@ class MemberProcesses:
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             for index in range(3):
-                text = (self._folder / f"member-{index}.log").read_text()
-                terms = [
-                    int(line.rpartition(" ")[2]) for line in text.splitlines() if "leads" in line
-                ]
-                if terms:
-                    self._terms = getattr(self, "_terms", {}) | {index: terms[-1]}
-            if getattr(self, "_terms", None):
-                return max(self._terms, key=lambda index: self._terms[index])
+                lines = (self._folder / f"member-{index}.log").read_text().splitlines()
+                terms = [int(line.rpartition(" ")[2]) for line in lines if "leads the" in line]
+                self._led[index] = max(terms, default=0)
+            if max(self._led):
+                return self._led.index(max(self._led))
             time.sleep(0.05)
         raise AssertionError("nobody leads")
 
@@ -278,7 +275,9 @@ def members(tmp_path: Path) -> Iterator[MemberProcesses]:
     processes.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_the_embedded_store_goes_on_without_its_leader(
     members: MemberProcesses, number: signal.Signals
 ) -> None:
