@@ -178,6 +178,8 @@ class EtcdCluster:
                     log = (self._folder / f"etcd-{index}.log").read_text(errors="replace")
                     assert time.monotonic() < deadline, f"etcd does not start: {log[-2000:]}"
                     time.sleep(POLL_PAUSE_S)
+        if self._tls is None:
+            self.leader()
 
     def stop(self) -> None:
         """End all members."""

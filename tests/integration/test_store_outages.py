@@ -58,8 +58,10 @@ def test_etcd_away_for_seconds_costs_no_event(tmp_path: Path, how: str) -> None:
     async def scenario(etcd: EtcdCluster) -> None:
         store = EtcdStore(etcd.endpoints, "c", deadline_ms=500)
         other = EtcdStore(etcd.endpoints, "c", deadline_ms=500)
-        watch = store.watch("", await store.put("first", "1"))
-        assert await read_to(watch, "first", "1") == [("first", "1")]
+        # A slow machine may need more than one deadline for the first connection.
+        await put_until_done(store, "first", "1")
+        watch = store.watch("", 2)
+        assert set(await read_to(watch, "first", "1")) == {("first", "1")}
         etcd.pause() if how == "paused" else etcd.kill()
         for _ in range(2):
             started = time.monotonic()
@@ -73,7 +75,8 @@ def test_etcd_away_for_seconds_costs_no_event(tmp_path: Path, how: str) -> None:
         await put_until_done(other, "second", "2")
         await put_until_done(other, "third", "3")
         seen = await read_to(watch, "third", "3")
-        assert sorted(set(seen)) == [("second", "2"), ("third", "3")]
+        # The first put may have been done twice, before the watch had seen it once.
+        assert set(seen) - {("first", "1")} == {("second", "2"), ("third", "3")}
         await store.close()
         await other.close()
 
