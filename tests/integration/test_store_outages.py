@@ -300,7 +300,8 @@ def test_the_embedded_store_goes_on_without_its_leader(
         # A new leader gives every lease its full time.
         assert await store.lease_keepalive(lease.id) == 2000
         seen = await read_to(watch, "later", "3")
-        assert seen == [("leased", "1"), ("after", "2"), ("later", "3")]
+        # A put of unknown outcome was repeated, and may have happened twice.
+        assert list(dict.fromkeys(seen)) == [("leased", "1"), ("after", "2"), ("later", "3")]
         if number is signal.SIGSTOP:
             members.signal(leader, signal.SIGCONT)
         else:
