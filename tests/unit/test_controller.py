@@ -15,6 +15,7 @@ from backstay.consensus.records import (
     CaughtUp,
     ClusterConfig,
     MemberRecord,
+    MemberStatus,
     NodeReport,
     RoutingTable,
     ShardRecord,
@@ -261,7 +262,8 @@ def test_a_backup_becomes_in_sync_on_its_masters_word_only() -> None:
     report = NodeReport(100, routing.version, caught_up=(good,))
     assert decide(replace(hung, reports={100: report})).relies_on == (100,)
     # Under another process's key it is nobody's report.
-    assert decide(replace(hung, reports={102: report})).routing is None
+    forged = replace(report, instance=102)
+    assert decide(replace(hung, reports={100: forged})).routing is None
 
 
 def test_a_backup_that_is_silent_and_caught_up_stays_out() -> None:
@@ -490,6 +492,52 @@ def test_a_copy_taken_in_does_not_become_master_in_the_same_decision() -> None:
     assert table(first).replicas_of_slot[0] == SlotReplicas(0, (1,))
     second = after(first)
     assert table(second).replicas_of_slot[0] == SlotReplicas(1)
+
+
+def test_a_master_that_is_gone_asks_for_nothing() -> None:
+    before = with_slots(cluster(nodes=3, slots=4), [SlotReplicas(0, (1,), (2,))] * 4)
+    entry = CaughtUp(0, 1, 102)
+    report = NodeReport(100, 1, silent=(101,), caught_up=(entry,))
+    new = table(after(without(replace(before, reports={100: report}), 0)))
+    assert new.generation == 0
+    assert names(new, new.replicas_of_slot[0].synced) == ["ps-1"]
+
+
+def test_a_master_of_this_decision_has_nothing_to_say_yet() -> None:
+    before = with_slots(cluster(nodes=3, slots=4), [SlotReplicas(0, (1,), (2,))] * 4)
+    report = NodeReport(101, 1, caught_up=(CaughtUp(0, 1, 102),))
+    new = table(after(without(replace(before, reports={101: report}), 0)))
+    assert names(new, new.replicas_of_slot[0].synced) == ["ps-1"]
+
+
+def test_a_copy_taken_in_does_not_follow_a_stopping_master_in_the_same_decision() -> None:
+    before = with_slots(cluster(nodes=2, slots=2), [SlotReplicas(0, (), (1,))] * 2)
+    stopping = {**before.members, "ps-0": member(0, status="stopping")}
+    first = after(true_reports(replace(before, members=stopping)))
+    assert table(first).sets == (SlotReplicas(0, (1,)),)
+    assert table(after(first)).sets == (SlotReplicas(1, (0,)),)
+
+
+@pytest.mark.parametrize("status", ["starting", "stopping"])
+def test_only_a_node_that_serves_gets_copies(status: MemberStatus) -> None:
+    alone = after(without(cluster(nodes=2), 1))
+    more = {**alone.members, "ps-1": member(1, 999, status=status)}
+    assert catching_up(after(replace(alone, members=more))) == 0
+
+
+def test_masters_go_to_in_sync_backups_only() -> None:
+    uneven = with_slots(cluster(nodes=2, slots=4), [SlotReplicas(0, (), (1,))] * 4)
+    draft = Draft(uneven, table(uneven))
+    balance_masters(draft)
+    assert draft.finish() == (None, ())
+
+
+def test_nothing_is_evened_out_while_copies_are_missing() -> None:
+    held = [SlotReplicas(0, (1,))] * 7 + [SlotReplicas(0, (), (1,))]
+    waits = with_slots(cluster(nodes=2, slots=8), held)
+    assert decide(waits).routing is None
+    three = replace(waits, members=members(*map(member, range(3))))
+    assert catching_up(after(three)) == 1
 
 
 def test_records_of_two_clusters_are_refused() -> None:
