@@ -193,14 +193,15 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     replicas: int | None = setting(
         None,
-        "Copies of each slot, the same on every node. Default: 2, or 1 if initial_nodes is 1.",
+        "Copies of each slot. Default: as many as the cluster has; a new one gets 2, or 1 if "
+        "initial_nodes is 1.",
         minimum=1,
         maximum=REPLICAS_MAX,
     )
-    initial_nodes: int = setting(
-        1,
-        "Nodes that must have joined before slots are handed out for the first time; the same on "
-        "every node.",
+    initial_nodes: int | None = setting(
+        None,
+        "Nodes that must have joined before slots are handed out for the first time. Default: "
+        "what the cluster has; a new one gets 1.",
         minimum=1,
         maximum=NODES_MAX,
     )
@@ -294,7 +295,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
             raise ConfigError("tls_require_client_cert: needs tls_ca_file to check clients against")
 
     def _check_cluster(self) -> None:
-        if self.initial_nodes > self.slot_count:
+        if self.initial_nodes_wanted > self.slot_count:
             raise ConfigError(
                 f"initial_nodes: {self.initial_nodes} nodes, but only {self.slot_count} slots"
             )
@@ -303,7 +304,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
                 f"promise_ms: {self.promise_ms} is more than a third of lease_ttl_ms, "
                 f"{self.lease_ttl_ms}"
             )
-        alone = self.keeps_store_alone(self.node_id) and self.initial_nodes == 1
+        alone = self.keeps_store_alone(self.node_id) and self.initial_nodes_wanted == 1
         if not alone and self.tls_cert_file is not None and self.tls_ca_file is None:
             raise ConfigError("tls_ca_file: must be set so that this node can trust the others")
 
@@ -322,10 +323,15 @@ class ServerConfig(StoreConfig, SecurityConfig):
 
     @property
     def replicas_wanted(self) -> int:
-        """Copies of each slot, with the default worked out."""
+        """Copies of each slot in a cluster that this node creates."""
         if self.replicas is not None:
             return self.replicas
-        return 1 if self.initial_nodes == 1 else 2
+        return 1 if self.initial_nodes_wanted == 1 else 2
+
+    @property
+    def initial_nodes_wanted(self) -> int:
+        """Nodes that a cluster which this node creates begins with."""
+        return self.initial_nodes if self.initial_nodes is not None else 1
 
     @property
     def control_host(self) -> str:

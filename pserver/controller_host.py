@@ -1,0 +1,277 @@
+"""The controller's shell: campaigns for the office, and while it is held carries decisions out.
+
+What to decide is the pure core's business (``pserver.controller``). Here the records are handed
+to it on every change, and what it decides is written in transactions that hold only as long as
+the office does and nobody else has written the routing table. Whatever is interrupted is done
+again by the next controller, from the records alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from backstay.consensus import ClusterMirror, ClusterSnapshot
+from backstay.consensus.keys import Keys
+from backstay.consensus.records import (
+    ClusterConfig,
+    ControllerRecord,
+    Event,
+    RoutingTable,
+    ShardRecord,
+)
+from backstay.consensus.store import (
+    CoordinationStore,
+    Delete,
+    Get,
+    Operation,
+    Put,
+    Txn,
+    mod_revision_is,
+)
+from backstay.consensus.store_follow import Election, FencingToken
+from backstay.errors import StoreUnavailable
+from backstay.pserver.controller import ClusterRecords, Decision
+from backstay.pserver.departures import now_text
+from backstay.pserver.logs import fields
+from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.shard_view import batches, read_view, view_changes
+
+__all__ = ["ControllerHost"]
+
+# Records of one cause (a node's death is up to three) come together; one decision for all.
+DEBOUNCE_S = 0.003
+RETRY_PAUSE_S = 0.1
+EVENTS_MAX = 1000
+# Written with the routing; further ones of the same decision follow in transactions of their own.
+EVENTS_PER_WRITE = 40
+DEATHS_MAX = 64
+
+log = logging.getLogger(__name__)
+
+
+class _Deposed(Exception):
+    """Another one is the controller now."""
+
+
+class ControllerHost:
+    """One node's candidacy and office."""
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        keys: Keys,
+        mirror: ClusterMirror,
+        watch: RecordWatch,
+        config: ClusterConfig,
+        own: ControllerRecord,
+        decide: Callable[[ClusterRecords], Decision],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: The coordination store.
+            keys: Where the records are.
+            mirror: The records as this node sees them.
+            watch: What feeds the mirror.
+            config: The cluster's config record.
+            own: This process, as the election key names it.
+            decide: The pure core.
+        """
+        self._store = store
+        self._keys = keys
+        self._mirror = mirror
+        self._watch = watch
+        self._config = config
+        self._own = own
+        self._decide = decide
+        self._written = 0
+        self._routing_to_show: RoutingTable | None = None
+        self._show = asyncio.Event()
+        self._events: deque[str] = deque()
+
+    async def run(self, lease: int) -> None:
+        """Be a candidate, and rule when elected; never returns."""
+        election = Election(self._store, self._keys.controller)
+        while True:
+            token = await election.campaign(self._own.to_json(), lease)
+            log.info("this node is the controller now", extra=fields(term=token.create_revision))
+            view = asyncio.create_task(self._keep_view(token))
+            try:
+                await self._rule(token)
+            except _Deposed:
+                log.info("this node is no longer the controller")
+            finally:
+                view.cancel()
+                await asyncio.gather(view, return_exceptions=True)
+
+    async def _rule(self, token: FencingToken) -> None:
+        await self._repeat(self._take_over)
+        revision = -1
+        while True:
+            snapshot = await self._mirror.newer_than(revision)
+            await asyncio.sleep(DEBOUNCE_S)
+            snapshot = self._mirror.snapshot()
+            revision = snapshot.revision
+            if snapshot.routing_revision < self._written:
+                # What this one wrote has not come back yet; a decision now would be of yesterday.
+                continue
+            try:
+                await self._decide_once(snapshot, token)
+            except StoreUnavailable as error:
+                log.warning("a decision could not be written: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+                # Whether it was written is not known: look again at once.
+                revision = -1
+
+    async def _take_over(self) -> None:
+        """Read everything, so that the first decision is not one of yesterday's records."""
+        await self._watch.read_all()
+        events = await self._store.range(self._keys.events)
+        self._events = deque(item.key for item in events.items)
+        self._written = 0
+
+    async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
+        if snapshot.unreadable:
+            key, reason = next(iter(snapshot.unreadable.items()))
+            log.error("nothing is decided while %s cannot be read: %s", key, reason)
+            return
+        records = ClusterRecords(
+            config=self._config,
+            members={
+                node_id: member
+                for node_id, member in snapshot.members.items()
+                if member.instance not in snapshot.deaths
+            },
+            routing=snapshot.routing,
+            reports=snapshot.reports,
+            gone=frozenset(snapshot.deaths),
+        )
+        # In a thread: with many slots it takes longer than this loop may stand still.
+        decision = await asyncio.to_thread(self._decide, records)
+        operations: list[Operation] = []
+        conditions = [token.still_mine()]
+        if decision.routing is not None:
+            operations.append(Put(self._keys.routing, decision.routing.to_json()))
+            conditions.append(mod_revision_is(self._keys.routing, snapshot.routing_revision))
+        if decision.health != snapshot.status:
+            operations.append(Put(self._keys.status, decision.health.to_json()))
+        operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
+        operations += self._forget_deaths(snapshot, decision.routing or snapshot.routing)
+        if operations:
+            result = await self._store.transaction(
+                Txn(tuple(conditions), tuple(operations), (Get(self._keys.controller),))
+            )
+            if not result.succeeded:
+                held = result.results[0]
+                if held is None or held.create_revision != token.create_revision:
+                    raise _Deposed
+                # Another controller before this one wrote last: the mirror will bring it.
+                return
+            if decision.routing is not None:
+                self._written = result.revision
+            self._tell(decision)
+        for start in range(EVENTS_PER_WRITE, len(decision.events), EVENTS_PER_WRITE):
+            await self._write(
+                self._event_writes(decision.events[start : start + EVENTS_PER_WRITE], start), token
+            )
+        routing = decision.routing or snapshot.routing
+        if routing is not None and routing is not self._routing_to_show:
+            self._routing_to_show = routing
+            self._show.set()
+
+    def _tell(self, decision: Decision) -> None:
+        for event in decision.events:
+            level = logging.ERROR if event.kind in ("lost", "unavailable") else logging.INFO
+            log.log(
+                level,
+                "routing %d: %s",
+                event.routing_version,
+                event.reason,
+                extra=fields(kind=event.kind, node=event.node, slots=event.slot_count),
+            )
+        if decision.routing is None:
+            log.info(
+                "cluster status %s: %s", decision.health.cluster_status, decision.health.reason
+            )
+
+    def _event_writes(self, events: Sequence[Event], first: int) -> list[Operation]:
+        operations: list[Operation] = []
+        for number, event in enumerate(events, start=first):
+            key = self._keys.event(event.routing_version, number)
+            operations.append(Put(key, event.to_json()))
+            if key not in self._events:
+                self._events.append(key)
+        written = {operation.key for operation in operations}
+        while len(self._events) > EVENTS_MAX and self._events[0] not in written:
+            operations.append(Delete(self._events.popleft()))
+            if len(operations) > 2 * EVENTS_PER_WRITE:
+                break
+        return operations
+
+    def _forget_deaths(
+        self, snapshot: ClusterSnapshot, routing: RoutingTable | None
+    ) -> list[Operation]:
+        """Return what removes the oldest death records that the routing needs no more."""
+        if len(snapshot.deaths) <= DEATHS_MAX or routing is None:
+            return []
+        needed = {node.instance for node in routing.nodes}
+        oldest = sorted(snapshot.deaths.values(), key=lambda death: death.time)
+        surplus = len(snapshot.deaths) - DEATHS_MAX
+        return [
+            Delete(self._keys.death(death.instance))
+            for death in oldest[: min(surplus, EVENTS_PER_WRITE)]
+            if death.instance not in needed
+        ]
+
+    async def _write(self, operations: Sequence[Operation], token: FencingToken) -> None:
+        result = await self._store.transaction(
+            Txn((token.still_mine(),), tuple(operations), (Get(self._keys.controller),))
+        )
+        if not result.succeeded:
+            raise _Deposed
+
+    async def _keep_view(self, token: FencingToken) -> None:
+        """Bring the readable view up to date after each change of the routing table."""
+        view: dict[str, ShardRecord] = {}
+
+        async def read() -> None:
+            found = await self._store.range(self._keys.shards)
+            view.update(read_view({item.key: item.value for item in found.items}))
+
+        await self._repeat(read)
+        while True:
+            await self._show.wait()
+            self._show.clear()
+            routing = self._routing_to_show
+            if routing is None:
+                continue
+            changes = await asyncio.to_thread(view_changes, self._keys, view, routing, now_text())
+            for batch in batches(changes):
+                try:
+                    await self._write([operation for operation, _, _ in batch], token)
+                except StoreUnavailable:
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    self._show.set()
+                    break
+                except _Deposed:
+                    return
+                for _, key, record in batch:
+                    if record is None:
+                        view.pop(key, None)
+                    else:
+                        view[key] = record
+                if self._show.is_set():
+                    # A newer table makes the rest of this work void.
+                    break
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+                return
+            except StoreUnavailable as error:
+                log.warning("the controller waits for the store: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
