@@ -160,7 +160,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Get:
-    """Read a key inside a transaction, before its writes."""
+    """Read a key inside a transaction; it comes before any write of that key."""
 
     key: str
 
@@ -198,9 +198,11 @@ class Txn:
                 check_key(operation.key)
                 if isinstance(operation, Put):
                     check_value(operation.key, operation.value)
+                if operation.key in written:
+                    raise InvalidRequest(
+                        f"transaction: {operation.key!r} is used again after it was written"
+                    )
                 if not isinstance(operation, Get):
-                    if operation.key in written:
-                        raise InvalidRequest(f"transaction: writes {operation.key!r} twice")
                     written.add(operation.key)
 
 
