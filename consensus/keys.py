@@ -1,6 +1,7 @@
-"""Where each record stands in the coordination store: the names below ``/<cluster>/``.
+"""Where each record stands in the coordination store: its key.
 
-Pure; imports nothing.
+The store itself puts ``/<cluster>/`` before each key, where it is shared with others. Pure;
+imports nothing.
 """
 
 from __future__ import annotations
@@ -18,83 +19,83 @@ class Keys:
 
     @property
     def root(self) -> str:
-        """The prefix of all of them."""
+        """The prefix that the store puts before each key, for messages."""
         return f"/{self.cluster}/"
 
     @property
     def config(self) -> str:
         """What is fixed when the cluster is created."""
-        return f"{self.root}config"
+        return "config"
 
     @property
     def routing(self) -> str:
         """The routing table."""
-        return f"{self.root}routing"
+        return "routing"
 
     @property
     def controller(self) -> str:
         """The election key."""
-        return f"{self.root}controller"
+        return "controller"
 
     @property
     def status(self) -> str:
         """How the cluster does."""
-        return f"{self.root}pserver_cluster_status"
+        return "pserver_cluster_status"
 
     @property
     def members(self) -> str:
         """The prefix of the nodes that are registered."""
-        return f"{self.root}pservers/"
+        return "pservers/"
 
     @property
     def reports(self) -> str:
         """The prefix of what masters report."""
-        return f"{self.root}reports/"
+        return "reports/"
 
     @property
     def deaths(self) -> str:
         """The prefix of the processes that are known to be gone."""
-        return f"{self.root}gone/"
+        return "gone/"
 
     @property
     def tables(self) -> str:
         """The prefix of the tables."""
-        return f"{self.root}tables/"
+        return "tables/"
 
     @property
     def shards(self) -> str:
         """The prefix of the readable view of the routing table."""
-        return f"{self.root}pshards/"
+        return "pshards/"
 
     @property
     def events(self) -> str:
         """The prefix of what the controller decided."""
-        return f"{self.root}events/"
+        return "events/"
 
     def member(self, node_id: str) -> str:
         """Return the key of a node's registration."""
-        return f"{self.members}{node_id}"
+        return f"pservers/{node_id}"
 
     def incarnation(self, node_id: str) -> str:
         """Return the key that counts how often a node has registered."""
-        return f"{self.root}incarnations/{node_id}"
+        return f"incarnations/{node_id}"
 
     def report(self, instance: int) -> str:
         """Return the key of a process's report."""
-        return f"{self.reports}{instance}"
+        return f"reports/{instance}"
 
     def death(self, instance: int) -> str:
         """Return the key that says that a process is gone."""
-        return f"{self.deaths}{instance}"
+        return f"gone/{instance}"
 
     def table(self, name: str) -> str:
         """Return the key of a table."""
-        return f"{self.tables}{name}"
+        return f"tables/{name}"
 
     def shard(self, slot: int, node_id: str) -> str:
         """Return the key of one replica in the readable view."""
-        return f"{self.shards}{slot}/{node_id}"
+        return f"pshards/{slot}/{node_id}"
 
     def event(self, routing_version: int, number: int) -> str:
         """Return the key of an event; the order of the keys is the order of the events."""
-        return f"{self.events}{routing_version * 1000 + number:019d}"
+        return f"events/{routing_version * 1000 + number:019d}"

@@ -186,6 +186,10 @@ class ClusterMirror:
         if changes.any:
             self._put(changes.snapshot())
 
+    def revision_of(self, key: str) -> int:
+        """Return the store's revision of the last write of a record; 0 if it is not there."""
+        return self._seen.get(key, 0)
+
     def set_trouble(self, reason: str) -> None:
         """Note why the store does not answer; empty when it does again."""
         if self._snapshot.trouble != reason:

@@ -32,7 +32,7 @@ async def join_or_create(
     if found is None:
         strangers = [
             item.key
-            for item in (await store.range(keys.root)).items
+            for item in (await store.range("")).items
             if item.key != keys.config and not item.key.startswith(keys.members)
         ]
         made = ClusterConfig(
@@ -53,7 +53,7 @@ async def join_or_create(
             return made
         if result.succeeded:
             raise ConfigError(
-                f"cluster: the store holds {strangers[0]!r} but no config record under "
+                f"cluster: the store holds {keys.root + strangers[0]!r} but no config record under "
                 f"{keys.root!r}: something else is kept there, or it has lost data. Choose "
                 "another name for the cluster, or remove these keys"
             )
@@ -64,8 +64,8 @@ async def join_or_create(
         config = ClusterConfig.from_json(found.value)
     except InvalidRequest as error:
         raise ConfigError(
-            f"cluster: the store holds a record {keys.config!r} that this version cannot read "
-            f"({error}): it belongs to something else or to another version"
+            f"cluster: the store holds a record {keys.root + keys.config!r} that this version "
+            f"cannot read ({error}): it belongs to something else or to another version"
         ) from error
     check_fits(config, wanted)
     return config

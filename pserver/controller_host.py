@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from backstay.consensus import ClusterMirror, ClusterSnapshot
 from backstay.consensus.keys import Keys
@@ -32,12 +33,11 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.consensus.store_follow import Election, FencingToken
-from backstay.errors import StoreUnavailable
-from backstay.pserver.controller import ClusterRecords, Decision
+from backstay.errors import InvalidRequest, StoreUnavailable
+from backstay.pserver.controller import ClusterRecords, Decision, shard_changes
 from backstay.pserver.departures import now_text
 from backstay.pserver.logs import fields
 from backstay.pserver.record_watch import RecordWatch
-from backstay.pserver.shard_view import batches, read_view, view_changes
 
 __all__ = ["ControllerHost"]
 
@@ -48,6 +48,7 @@ EVENTS_MAX = 1000
 # Written with the routing; further ones of the same decision follow in transactions of their own.
 EVENTS_PER_WRITE = 40
 DEATHS_MAX = 64
+SHARDS_PER_WRITE = 100
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,8 @@ class ControllerHost:
         watch: RecordWatch,
         config: ClusterConfig,
         own: ControllerRecord,
+        *,
+        return_grace_ms: int,
         decide: Callable[[ClusterRecords], Decision],
     ) -> None:
         """Prepare.
@@ -78,6 +81,8 @@ class ControllerHost:
             watch: What feeds the mirror.
             config: The cluster's config record.
             own: This process, as the election key names it.
+            return_grace_ms: How long a process whose lease is over may come back before slots
+                that nobody else holds are given up.
             decide: The pure core.
         """
         self._store = store
@@ -86,7 +91,10 @@ class ControllerHost:
         self._watch = watch
         self._config = config
         self._own = own
+        self._return_grace_s = return_grace_ms / 1000
         self._decide = decide
+        self._loop = asyncio.get_running_loop()
+        self._missing_since: dict[int, float] = {}
         self._written = 0
         self._routing_to_show: RoutingTable | None = None
         self._show = asyncio.Event()
@@ -111,7 +119,8 @@ class ControllerHost:
         await self._repeat(self._take_over)
         revision = -1
         while True:
-            snapshot = await self._mirror.newer_than(revision)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._mirror.newer_than(revision), self._next_deadline())
             await asyncio.sleep(DEBOUNCE_S)
             snapshot = self._mirror.snapshot()
             revision = snapshot.revision
@@ -134,32 +143,32 @@ class ControllerHost:
         self._written = 0
 
     async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
+        routing, routing_revision = snapshot.routing, snapshot.routing_revision
+        # The rest is read after the routing table: members of before it could make a process
+        # look as if it had been replaced by the one that it replaced.
+        await self._watch.read_all()
+        snapshot = self._mirror.snapshot()
         if snapshot.unreadable:
             key, reason = next(iter(snapshot.unreadable.items()))
             log.error("nothing is decided while %s cannot be read: %s", key, reason)
             return
-        records = ClusterRecords(
-            config=self._config,
-            members={
-                node_id: member
-                for node_id, member in snapshot.members.items()
-                if member.instance not in snapshot.deaths
-            },
-            routing=snapshot.routing,
-            reports=snapshot.reports,
-            gone=frozenset(snapshot.deaths),
-        )
+        records = self._records(snapshot, routing)
+        if not records.members:
+            return
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision = await asyncio.to_thread(self._decide, records)
         operations: list[Operation] = []
         conditions = [token.still_mine()]
         if decision.routing is not None:
             operations.append(Put(self._keys.routing, decision.routing.to_json()))
-            conditions.append(mod_revision_is(self._keys.routing, snapshot.routing_revision))
+            conditions.append(mod_revision_is(self._keys.routing, routing_revision))
+            reports = (self._keys.report(instance) for instance in decision.relies_on)
+            conditions += [mod_revision_is(key, self._mirror.revision_of(key)) for key in reports]
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
-        operations += self._forget_deaths(snapshot, decision.routing or snapshot.routing)
+        newest = decision.routing or routing
+        operations += self._forget_deaths(snapshot, newest)
         if operations:
             result = await self._store.transaction(
                 Txn(tuple(conditions), tuple(operations), (Get(self._keys.controller),))
@@ -177,10 +186,39 @@ class ControllerHost:
             await self._write(
                 self._event_writes(decision.events[start : start + EVENTS_PER_WRITE], start), token
             )
-        routing = decision.routing or snapshot.routing
-        if routing is not None and routing is not self._routing_to_show:
-            self._routing_to_show = routing
+        if newest is not None and newest is not self._routing_to_show:
+            self._routing_to_show = newest
             self._show.set()
+
+    def _records(self, snapshot: ClusterSnapshot, routing: RoutingTable | None) -> ClusterRecords:
+        """Return what there is to decide from, and note who is missing for how long."""
+        now_s = self._loop.time()
+        alive = {member.instance for member in snapshot.members.values()}
+        listed = {node.instance for node in routing.nodes} if routing is not None else set()
+        missing = listed - alive - snapshot.deaths.keys()
+        self._missing_since = {one: self._missing_since.get(one, now_s) for one in missing}
+        return ClusterRecords(
+            config=self._config,
+            members={
+                node_id: member
+                for node_id, member in snapshot.members.items()
+                if member.instance not in snapshot.deaths
+            },
+            routing=routing,
+            reports=snapshot.reports,
+            gone=frozenset(snapshot.deaths),
+            waiting=frozenset(
+                one
+                for one, since_s in self._missing_since.items()
+                if now_s < since_s + self._return_grace_s
+            ),
+        )
+
+    def _next_deadline(self) -> float | None:
+        """Return in how many seconds a missing process is given up, None if none is waited for."""
+        now_s = self._loop.time()
+        left = [since_s + self._return_grace_s - now_s for since_s in self._missing_since.values()]
+        return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _tell(self, decision: Decision) -> None:
         for event in decision.events:
@@ -235,11 +273,15 @@ class ControllerHost:
 
     async def _keep_view(self, token: FencingToken) -> None:
         """Bring the readable view up to date after each change of the routing table."""
-        view: dict[str, ShardRecord] = {}
+        view: dict[tuple[int, str], ShardRecord] = {}
 
         async def read() -> None:
             found = await self._store.range(self._keys.shards)
-            view.update(read_view({item.key: item.value for item in found.items}))
+            for item in found.items:
+                # One that cannot be read is written anew.
+                with suppress(InvalidRequest):
+                    record = ShardRecord.from_json(item.value)
+                    view[record.slot, record.node] = record
 
         await self._repeat(read)
         while True:
@@ -248,24 +290,33 @@ class ControllerHost:
             routing = self._routing_to_show
             if routing is None:
                 continue
-            changes = await asyncio.to_thread(view_changes, self._keys, view, routing, now_text())
-            for batch in batches(changes):
+            changes = await asyncio.to_thread(shard_changes, view, routing, time=now_text())
+            steps: list[tuple[tuple[int, str], ShardRecord | None]] = [
+                *(((record.slot, record.node), record) for record in changes.put),
+                *((key, None) for key in changes.delete),
+            ]
+            for start in range(0, len(steps), SHARDS_PER_WRITE):
+                batch = steps[start : start + SHARDS_PER_WRITE]
                 try:
-                    await self._write([operation for operation, _, _ in batch], token)
+                    await self._write([self._shard_write(*step) for step in batch], token)
                 except StoreUnavailable:
                     await asyncio.sleep(RETRY_PAUSE_S)
                     self._show.set()
-                    break
                 except _Deposed:
                     return
-                for _, key, record in batch:
-                    if record is None:
-                        view.pop(key, None)
-                    else:
-                        view[key] = record
+                else:
+                    for key, record in batch:
+                        if record is None:
+                            view.pop(key, None)
+                        else:
+                            view[key] = record
                 if self._show.is_set():
-                    # A newer table makes the rest of this work void.
+                    # A newer table, or a write that failed, makes the rest of this work void.
                     break
+
+    def _shard_write(self, key: tuple[int, str], record: ShardRecord | None) -> Operation:
+        name = self._keys.shard(*key)
+        return Delete(name) if record is None else Put(name, record.to_json())
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:

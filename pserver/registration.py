@@ -274,8 +274,8 @@ class Registration:
             )
         if config is None or config.value != self._config.to_json():
             raise StoreDataLost(
-                f"the config record {self._keys.config!r} is not the one of the cluster that this "
-                "node joined: the store has lost its data or was replaced"
+                f"the record {self._keys.root + self._keys.config!r} is not the one of the cluster "
+                "that this node joined: the store has lost its data or was replaced"
             )
 
     async def _displace(self, held: KeyValue, lease: int, deadline: float) -> bool:

@@ -211,6 +211,13 @@ class ServerConfig(StoreConfig, SecurityConfig):
         minimum=1000,
         maximum=600_000,
     )
+    return_grace_ms: int = setting(
+        30_000,
+        "Time a node that was lost without evidence that its process ended may come back before "
+        "slots of which only it has a copy begin anew, empty.",
+        minimum=0,
+        maximum=86_400_000,
+    )
     promise_ms: int = setting(
         400,
         "Time for which a backup promises its master not to be promoted. At most a third of "
