@@ -90,7 +90,9 @@ class EtcdCluster:
         cluster = ",".join(
             f"m{other}=http://127.0.0.1:{port}" for other, port in enumerate(self._peer_ports)
         )
-        certificates = [f"--cert-file={self._tls[0]}", f"--key-file={self._tls[1]}"] if self._tls else []
+        certificates = (
+            [f"--cert-file={self._tls[0]}", f"--key-file={self._tls[1]}"] if self._tls else []
+        )
         with (self._folder / f"etcd-{index}.log").open("ab") as log:
             self._processes[index] = subprocess.Popen(
                 [
