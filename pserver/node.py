@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
-from backstay.pserver.services.store import StoreService
-
 from backstay import _native
 from backstay._native import DataServer
 from backstay._proto.v1 import cluster_pb2_grpc, node_pb2_grpc, store_pb2_grpc, tables_pb2_grpc
@@ -34,8 +32,9 @@ from backstay.pserver.handover import slots_to_hand_over
 from backstay.pserver.logs import fields
 from backstay.pserver.services.cluster import ClusterService
 from backstay.pserver.services.node import NodeService
+from backstay.pserver.services.store import StoreService
 from backstay.pserver.services.tables import TablesService
-from backstay.pserver.stores import OpenedStore, open_store
+from backstay.pserver.stores import OpenedStore, open_for_node
 from backstay.pserver.supervision import Ready
 from backstay.pserver.table_creation import TableKeeper
 from backstay.pserver.table_registry import TableRegistry
@@ -115,7 +114,7 @@ class Node:
             Whether every request that was under way could finish.
         """
         async with AsyncExitStack() as stack:
-            opened = open_store(self._config)
+            opened = await open_for_node(self._config)
             stack.push_async_callback(opened.store.close)
             stack.push_async_callback(self._control.stop, CONTROL_GRACE_S)
             await self._start_control(opened)
@@ -137,7 +136,6 @@ class Node:
         self._add_services()
         embedded = opened.embedded
         if embedded is not None:
-            await embedded.start()
             store_pb2_grpc.add_StoreServiceServicer_to_server(
                 StoreService(embedded, lambda: embedded.leader is not None), self._control.server
             )

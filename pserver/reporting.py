@@ -98,7 +98,7 @@ class Reporter:
         written = NodeReport(self._instance, 0)
         if self._latest is not None:
             self._news.set()
-        suspected: set[asyncio.Task[bool]] = set()
+        suspected: set[asyncio.Future[bool]] = set()
         while True:
             await self._news.wait()
             self._news.clear()
@@ -106,7 +106,7 @@ class Reporter:
             if said is None:
                 continue
             for instance in said.refused:
-                task = asyncio.create_task(
+                task = asyncio.ensure_future(
                     self._suspect(instance, "its ports refuse connections, says its master")
                 )
                 suspected.add(task)

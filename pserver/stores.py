@@ -1,23 +1,19 @@
 """Opens the coordination store that a node's settings name.
 
-It only builds; what a store does is in ``backstay.consensus``.
+It only translates settings; what a store does is in ``backstay.consensus``.
 """
 
 from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from pathlib import Path
-
-from backstay.consensus.embedded_store import EmbeddedStore
-from backstay.consensus.remote_store import RemoteStore
 
 from backstay.config import ServerConfig
-from backstay.consensus.etcd_store import EtcdStore, EtcdTls
+from backstay.consensus.embedded_store import EmbeddedStore
+from backstay.consensus.open_store import StoreConfig, open_store
 from backstay.consensus.store import CoordinationStore
-from backstay.errors import ConfigError
 
-__all__ = ["OpenedStore", "open_store"]
+__all__ = ["OpenedStore", "open_for_node"]
 
 
 @dataclass(frozen=True)
@@ -35,48 +31,54 @@ class OpenedStore:
     description: str
 
 
-def open_store(config: ServerConfig) -> OpenedStore:
-    """Return the store; nothing is connected yet. Call it while the event loop runs.
+async def open_for_node(config: ServerConfig) -> OpenedStore:
+    """Return the store; it need not answer yet. Call it while the event loop runs.
 
     Raises:
         ConfigError: A setting is wrong or a file cannot be read.
+        ListenError: This member of the embedded store cannot listen.
     """
+    settings, description = _settings_of(config)
+    store = await open_store(settings)
+    return OpenedStore(store, store if isinstance(store, EmbeddedStore) else None, description)
+
+
+def _settings_of(config: ServerConfig) -> tuple[StoreConfig, str]:
     if config.store == "etcd":
-        return _open_etcd(config)
+        settings = StoreConfig(
+            kind="etcd",
+            cluster=config.cluster,
+            endpoints=config.store_endpoints,
+            username=config.store_username,
+            password=config.store_password,
+            tls_ca_file=config.store_tls_ca_file,
+            tls_cert_file=config.store_tls_cert_file,
+            tls_key_file=config.store_tls_key_file,
+            deadline_ms=config.store_deadline_ms,
+        )
+        return settings, f"etcd at {', '.join(config.store_endpoints)}"
     if not config.is_store_member(config.node_id):
-        remote = RemoteStore(config.store_endpoints, config, deadline_ms=config.store_timeout_ms)
-        where = ", ".join(config.store_endpoints)
-        return OpenedStore(remote, None, f"embedded, in the nodes at {where}")
+        settings = StoreConfig(
+            kind="remote",
+            cluster=config.cluster,
+            endpoints=config.store_endpoints,
+            security=config,
+            deadline_ms=config.store_deadline_ms,
+        )
+        return settings, f"embedded, in the nodes at {', '.join(config.store_endpoints)}"
     members = {member.node_id: member.raft_address for member in config.store_members}
     if not members:
         members = {config.node_id: _free_loopback_address()}
-    embedded = EmbeddedStore(
-        members[config.node_id],
-        list(members.values()),
+    settings = StoreConfig(
+        kind="embedded",
+        cluster=config.cluster,
+        listen=members[config.node_id],
+        members=tuple(members.values()),
         secret=config.store_secret,
-        data_dir=Path(config.store_directory) if config.store_directory else None,
-        deadline_ms=config.store_timeout_ms,
+        data_dir=config.store_data_dir,
+        deadline_ms=config.store_deadline_ms,
     )
-    return OpenedStore(embedded, embedded, f"embedded, in {', '.join(members)}")
-
-
-def _open_etcd(config: ServerConfig) -> OpenedStore:
-    tls = None
-    if config.store_ca_file is not None:
-        tls = EtcdTls(
-            _read("store_ca_file", config.store_ca_file),
-            _read("store_cert_file", config.store_cert_file) if config.store_cert_file else None,
-            _read("store_key_file", config.store_key_file) if config.store_key_file else None,
-        )
-    store = EtcdStore(
-        config.store_endpoints,
-        config.cluster,
-        username=config.store_username,
-        password=config.store_password,
-        tls=tls,
-        deadline_ms=config.store_timeout_ms,
-    )
-    return OpenedStore(store, None, f"etcd at {', '.join(config.store_endpoints)}")
+    return settings, f"embedded, in {', '.join(members)}"
 
 
 def _free_loopback_address() -> str:
@@ -84,10 +86,3 @@ def _free_loopback_address() -> str:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{bound.getsockname()[1]}"
-
-
-def _read(name: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot read {path!r}: {error.strerror}") from error

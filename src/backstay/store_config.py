@@ -72,7 +72,7 @@ class StoreConfig:
         "keeps it alone.",
         parse=parse_members,
     )
-    store_directory: str | None = setting(
+    store_data_dir: str | None = setting(
         None,
         "Folder for the embedded store's journal. Not set: it is kept in memory only.",
     )
@@ -83,15 +83,17 @@ class StoreConfig:
     )
     store_username: str | None = setting(None, "User name at etcd.")
     store_password: str | None = setting(None, "Password at etcd.", secret=True)
-    store_ca_file: str | None = setting(
+    store_tls_ca_file: str | None = setting(
         None, "PEM file with the authorities whose etcd servers are trusted. It turns TLS on."
     )
-    store_cert_file: str | None = setting(
+    store_tls_cert_file: str | None = setting(
         None, "PEM file with the certificate that this node shows to etcd."
     )
-    store_key_file: str | None = setting(None, "PEM file with the private key of store_cert_file.")
-    store_timeout_ms: int = setting(
-        2000, "Time one call to the store may take.", minimum=10, maximum=600_000
+    store_tls_key_file: str | None = setting(
+        None, "PEM file with the private key of store_tls_cert_file."
+    )
+    store_deadline_ms: int = setting(
+        2000, "Time one call to the store may take.", minimum=100, maximum=60_000
     )
 
     def check_store(self, node_id: str) -> None:
@@ -114,20 +116,27 @@ class StoreConfig:
             self._check_etcd()
         else:
             self._check_embedded(node_id)
-        if (self.store_cert_file is None) != (self.store_key_file is None):
-            raise ConfigError("store_cert_file: needs store_key_file, and the other way round")
+        if (self.store_tls_cert_file is None) != (self.store_tls_key_file is None):
+            raise ConfigError(
+                "store_tls_cert_file: needs store_tls_key_file, and the other way round"
+            )
         if (self.store_username is None) != (self.store_password is None):
-            raise ConfigError("store_username: needs store_password, and the other way round")
+            raise ConfigError("store_username: needs store_password, and vice versa")
 
     def _check_etcd(self) -> None:
         if not self.store_endpoints:
             raise ConfigError("store_endpoints: must name etcd's addresses, as host:port,...")
-        for name in ("store_members", "store_directory", "store_secret"):
+        for name in ("store_members", "store_data_dir", "store_secret"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: is for the embedded store, but store is etcd")
 
     def _check_embedded(self, node_id: str) -> None:
-        for name in ("store_username", "store_password", "store_ca_file", "store_cert_file"):
+        for name in (
+            "store_username",
+            "store_password",
+            "store_tls_ca_file",
+            "store_tls_cert_file",
+        ):
             if getattr(self, name) is not None:
                 raise ConfigError(f"{name}: is for etcd, but store is embedded")
         members: object = self.store_members

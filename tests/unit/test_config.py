@@ -45,10 +45,10 @@ ETCD = {"store": "etcd", "store_endpoints": ("h:2379",)}
         ({"store_endpoints": ("h",)}, "store_endpoints: 'h' is not of the form host:port"),
         ({"store_endpoints": "h:1"}, "store_endpoints: 'h:1' is not a list of host:port"),
         (ETCD | {"store_members": parse_members(THREE)}, "store_members: is for the embedded"),
-        (ETCD | {"store_directory": "d"}, "store_directory: is for the embedded store"),
+        (ETCD | {"store_data_dir": "d"}, "store_data_dir: is for the embedded store"),
         (ETCD | {"store_username": "u"}, "store_username: needs store_password"),
-        (ETCD | {"store_cert_file": "c.pem"}, "store_cert_file: needs store_key_file"),
-        ({"store_ca_file": "c.pem"}, "store_ca_file: is for etcd, but store is embedded"),
+        (ETCD | {"store_tls_cert_file": "c.pem"}, "store_tls_cert_file: needs store_tls_key_file"),
+        ({"store_tls_ca_file": "c.pem"}, "store_tls_ca_file: is for etcd, but store is embedded"),
         (
             {"store_members": parse_members(THREE), "node_id": "ps-9"},
             "store_members: this node, 'ps-9', is not in the list",
