@@ -35,6 +35,7 @@ from backstay.pserver.registration import Predecessor, Registration
 from backstay.pserver.reporting import Reporter
 from backstay.pserver.table_creation import TableCreation, TableKeeper
 from backstay.pserver.table_registry import TableRegistry
+from backstay.pserver.tasks import end_tasks
 
 __all__ = ["ClusterMember", "Identity"]
 
@@ -133,6 +134,7 @@ class ClusterMember:
             stack.callback(self._registration.close)
             await self._registration.register()
             self.is_registered = True
+            stack.push_async_callback(self._departures.close)
             await stack.enter_async_context(self._watch)
             await self._read_all()
             failures = self._keeper.apply_records(dict(self._mirror.snapshot().tables))
@@ -151,9 +153,7 @@ class ClusterMember:
                     if task.done():
                         task.result()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await end_tasks(*tasks)
 
     async def set_status(self, status: MemberStatus) -> None:
         """Tell the cluster, and wait until the store has it."""
@@ -179,9 +179,7 @@ class ClusterMember:
                 if task.done():
                     task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*tasks)
 
     async def _follow(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         """Go by the records, one change after the other."""

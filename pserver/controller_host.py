@@ -38,6 +38,7 @@ from backstay.pserver.controller import ClusterRecords, Decision, shard_changes
 from backstay.pserver.departures import now_text
 from backstay.pserver.logs import fields
 from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.tasks import end_tasks, spawn
 
 __all__ = ["ControllerHost"]
 
@@ -106,14 +107,13 @@ class ControllerHost:
         while True:
             token = await election.campaign(self._own.to_json(), lease)
             log.info("this node is the controller now", extra=fields(term=token.create_revision))
-            view = asyncio.create_task(self._keep_view(token))
+            view = spawn(self._keep_view(token), "the readable view of the routing")
             try:
                 await self._rule(token)
             except _Deposed:
                 log.info("this node is no longer the controller")
             finally:
-                view.cancel()
-                await asyncio.gather(view, return_exceptions=True)
+                await end_tasks(view)
 
     async def _rule(self, token: FencingToken) -> None:
         await self._repeat(self._take_over)

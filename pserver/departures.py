@@ -19,6 +19,7 @@ from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, mod_re
 from backstay.errors import InvalidRequest, StoreUnavailable
 from backstay.pserver.evidence import all_refuse, can_judge
 from backstay.pserver.logs import fields
+from backstay.pserver.tasks import end_tasks, spawn
 
 __all__ = ["Departures", "now_text"]
 
@@ -54,7 +55,7 @@ class Departures:
         self._view = view
         self._node_id = node_id
         self._host = host
-        self._checking: set[int] = set()
+        self._checks: dict[int, asyncio.Task[bool]] = {}
 
     async def suspect(self, instance: int, because: str) -> bool:
         """Check whether a process is gone, and say so to the cluster if that is sure.
@@ -66,13 +67,22 @@ class Departures:
         member = snapshot.member_of(instance)
         if instance in snapshot.deaths or member is None:
             return True
-        if instance in self._checking:
-            return False
-        self._checking.add(instance)
+        if instance not in self._checks:
+            # A task of its own: whoever asked may be cancelled by what it brings about.
+            self._checks[instance] = spawn(
+                self._check(member, because), f"the check of {member.node_id}"
+            )
+        return bool(await asyncio.shield(self._checks[instance]))
+
+    async def _check(self, member: MemberRecord, because: str) -> bool:
         try:
             return await self.is_gone(member) and await self.declare(member, because)
         finally:
-            self._checking.discard(instance)
+            del self._checks[member.instance]
+
+    async def close(self) -> None:
+        """End the checks that are under way."""
+        await end_tasks(*self._checks.values())
 
     async def is_gone(self, member: MemberRecord) -> bool:
         """Whether both of its ports refuse connections, and that says something from here."""

@@ -52,7 +52,7 @@ STORE_SERVICE_NAME = "backstay.v1.StoreService"
 # Control calls are short; what is still under way after this is cut off.
 CONTROL_GRACE_S = 1.0
 # A store that does not answer must not hold up a stop.
-FAREWELL_S = 2.0
+FAREWELL_S = 1.0
 RETRY_PAUSE_MIN_S = 0.05
 RETRY_PAUSE_MAX_S = 2.0
 

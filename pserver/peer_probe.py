@@ -21,12 +21,14 @@ from backstay import rpc
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterView
 from backstay.consensus.records import MemberRecord
+from backstay.pserver.tasks import end_tasks, spawn
 
 __all__ = ["PeerProbe", "peers_to_watch"]
 
 PEERS_MAX = 8
 RETRY_PAUSE_MIN_S = 0.05
 RETRY_PAUSE_MAX_S = 1.0
+LOOK_PAUSES_S = (0.0, 0.01, 0.03, 0.06, 0.1)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class PeerProbe:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> PeerProbe:
-        self._task = asyncio.create_task(self._follow_members())
+        self._task = spawn(self._follow_members(), "the choice of peers to watch")
         return self
 
     async def __aexit__(
@@ -72,9 +74,7 @@ class PeerProbe:
         traceback: TracebackType | None,
     ) -> None:
         tasks = [*self._watched.values(), *([self._task] if self._task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
     async def _follow_members(self) -> None:
         revision = -1
@@ -89,7 +89,9 @@ class PeerProbe:
                 self._watched.pop(instance).cancel()
             for instance, member in wanted.items():
                 if instance not in self._watched:
-                    self._watched[instance] = asyncio.create_task(self._watch(member))
+                    self._watched[instance] = spawn(
+                        self._watch(member), f"the watch over {member.node_id}"
+                    )
 
     async def _watch(self, member: MemberRecord) -> None:
         pause_s = RETRY_PAUSE_MIN_S
@@ -103,9 +105,13 @@ class PeerProbe:
                         pause_s = RETRY_PAUSE_MIN_S
                 except grpc.RpcError as error:
                     reason = str(rpc.error_of(error, member.control_address))
-                await self._suspect(
-                    member.instance, f"{self._own_id} found its ports refusing connections"
-                )
-                log.debug("%s is still there after: %s", member.node_id, reason)
+                # A process that dies closes its ports one by one: look more than once.
+                for look_pause_s in LOOK_PAUSES_S:
+                    await asyncio.sleep(look_pause_s)
+                    if await self._suspect(
+                        member.instance, f"{self._own_id} found its ports refusing connections"
+                    ):
+                        return
+                log.info("%s is still there after: %s", member.node_id, reason)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)

@@ -16,6 +16,7 @@ from backstay.consensus.keys import Keys
 from backstay.consensus.store import CoordinationStore
 from backstay.consensus.store_follow import follow
 from backstay.errors import StoreError
+from backstay.pserver.tasks import end_tasks, spawn
 
 __all__ = ["RecordWatch"]
 
@@ -55,7 +56,9 @@ class RecordWatch:
             self._mirror.load(prefix, result)
 
     async def __aenter__(self) -> RecordWatch:
-        self._tasks = [asyncio.create_task(self._follow(prefix)) for prefix in self._prefixes]
+        self._tasks = [
+            spawn(self._follow(prefix), f"the watch over {prefix}") for prefix in self._prefixes
+        ]
         return self
 
     async def __aexit__(
@@ -64,9 +67,7 @@ class RecordWatch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def _follow(self, prefix: str) -> None:
         while True:

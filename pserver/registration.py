@@ -112,6 +112,7 @@ class Registration:
         self._changed = asyncio.Event()
         self._watchdog: asyncio.TimerHandle | None = None
         self._keepalive: KeepAlive | None = None
+        self._leaving = False
 
     @property
     def record(self) -> MemberRecord:
@@ -168,6 +169,8 @@ class Registration:
                 outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             self._keepalive = None
             self._on_alive(0)
+            if self._leaving:
+                await asyncio.Event().wait()
             for outcome in outcomes:
                 if isinstance(outcome, LeaseLost):
                     log.warning("the lease is lost, registering again: %s", outcome)
@@ -197,6 +200,7 @@ class Registration:
         """
         if self._keepalive is None:
             return
+        self._leaving = True
         death = DeathRecord(
             self._wanted.instance, self._wanted.node_id, self._wanted.node_id, reason, now_text()
         )
