@@ -97,8 +97,7 @@ class RoutingTable:
         index_of: dict[SlotReplicas, int] = {}
         order = [index_of.setdefault(held, len(index_of)) for held in self.replicas_of_slot]
         sets = tuple(index_of)
-        for held in sets:
-            _check_set(held, len(self.nodes))
+        _check_sets(sets, len(self.nodes))
         object.__setattr__(self, "sets", sets)
         set_of_slot = np.array(order, dtype=np.int64)
         self._freeze("set_of_slot", set_of_slot)
@@ -198,9 +197,7 @@ class RoutingTable:
             raise InvalidRequest(
                 f"{_WHAT}: format {parts['format']}, this version reads {ROUTING_FORMAT} only"
             )
-        sets = [_set_of(value) for value in parts["sets"]]
-        if len(set(sets)) != len(sets):
-            raise InvalidRequest(f"{_WHAT}: a set appears more than once")
+        sets = _sets_of(parts["sets"])
         order = whole_numbers_of(_WHAT, "set_of_slot", parts["set_of_slot"])
         if len(order) != parts["slot_count"]:
             raise InvalidRequest(f"{_WHAT}: {len(order)} sets for {parts['slot_count']} slots")
@@ -247,6 +244,7 @@ class RoutingTable:
 
 
 _WHAT = "routing table"
+_SET_TYPES = [int, list, list]
 _ROUTING_FIELDS: Mapping[str, type] = {
     "format": int,
     "version": int,
@@ -262,27 +260,43 @@ _ROUTING_FIELDS: Mapping[str, type] = {
 }
 
 
-def _check_set(held: SlotReplicas, node_count: int) -> None:
-    holders = held.holders
-    if len(set(holders)) != len(holders):
-        raise InvalidRequest(f"{_WHAT}: a node appears more than once in {list(held)}")
-    lowest, highest = min(holders, default=0), max(holders, default=0)
-    if held.master < NO_MASTER or lowest < 0 or highest >= node_count:
+def _check_sets(sets: Sequence[SlotReplicas], node_count: int) -> None:
+    """Refuse sets that name a node twice, or one that is not there.
+
+    A large cluster has as many sets as slots, and this is in the way of a failover: the loop
+    does no more than it must.
+    """
+    lowest, highest = 0, -1
+    for master, in_sync, catching_up in sets:
+        holders = (*in_sync, *catching_up)
+        if master != NO_MASTER:
+            holders = (master, *holders)
+        if not holders:
+            continue
+        if len(set(holders)) != len(holders):
+            raise InvalidRequest(f"{_WHAT}: a node appears more than once in {list(holders)}")
+        lowest = min(lowest, *holders)
+        highest = max(highest, *holders)
+    if lowest < 0 or highest >= node_count:
         raise InvalidRequest(
-            f"{_WHAT}: master {held.master}, replicas {lowest} to {highest}, "
-            f"but there are {node_count} nodes"
+            f"{_WHAT}: sets name nodes {lowest} to {highest}, but there are {node_count} nodes"
         )
 
 
-def _set_of(value: object) -> SlotReplicas:
-    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not int:
-        raise InvalidRequest(f"{_WHAT}: a set is not [master, [in sync], [catching up]]")
-    master, in_sync, catching_up = value
-    return SlotReplicas(
-        master,
-        tuple(whole_numbers_of(_WHAT, "sets", in_sync)),
-        tuple(whole_numbers_of(_WHAT, "sets", catching_up)),
-    )
+def _sets_of(values: Sequence[object]) -> list[SlotReplicas]:
+    sets = []
+    numbers: list[object] = []
+    for value in values:
+        if type(value) is not list or [type(part) for part in value] != _SET_TYPES:
+            raise InvalidRequest(f"{_WHAT}: a set is not [master, [in sync], [catching up]]")
+        master, in_sync, catching_up = value
+        numbers += in_sync
+        numbers += catching_up
+        sets.append(SlotReplicas(master, tuple(in_sync), tuple(catching_up)))
+    whole_numbers_of(_WHAT, "sets", numbers)
+    if len(set(sets)) != len(sets):
+        raise InvalidRequest(f"{_WHAT}: a set appears more than once")
+    return sets
 
 
 def _counted(parts: Mapping[str, object], name: str) -> NDArray[np.uint64]:

@@ -24,7 +24,11 @@ MOVES_MAX = 256
 
 
 def relieve_stopping(draft: Draft) -> None:
-    """Hand every slot of a process that is stopping to an in-sync backup that serves."""
+    """Hand every slot of a process that is stopping to an in-sync backup that serves.
+
+    Not those that this decision has changed: one that was taken in just now must not be made
+    master in the same step.
+    """
     leaving = {
         number
         for number, alive in enumerate(draft.alive)
@@ -33,7 +37,7 @@ def relieve_stopping(draft: Draft) -> None:
     if not leaving:
         return
     for slot, held in enumerate(draft.held):
-        if held.master in leaving:
+        if held.master in leaving and slot not in draft.changed:
             heirs = [number for number in held.in_sync if draft.serving[number]]
             if heirs:
                 heir = min(heirs, key=lambda number: draft.masters[number])

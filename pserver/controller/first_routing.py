@@ -36,8 +36,9 @@ def place_replicas(slot_count: int, hosts: Sequence[str], replicas: int) -> list
     those that follow the master at some distance in a circle of the nodes, another distance in
     each round: so each round gives each node as many copies, and what one node is master of
     has its backups on all the others, which then share its load if it fails. In the circle,
-    nodes of one host are apart; in a last round that is not whole, and where a backup would share a host with another copy all the
-    same, the node that holds least is taken, on another host if there is one.
+    nodes of one host are apart. In a last round that is not whole, and where a backup would
+    share a host with another copy all the same, the node that holds least is taken, on another
+    host if there is one.
 
     Args:
         slot_count: The number of slots.

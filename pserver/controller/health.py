@@ -43,7 +43,7 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
     serving = [n for n in nodes if members[n].status == "serving" and n not in outcast]
     if len(serving) < wanted:
         reasons.append(f"{counted(len(serving), 'node')} for {wanted} copies: start more nodes")
-    copies = np.array([len(held.synced) if held.master >= 0 else 0 for held in routing.sets])
+    copies = np.array([len(held.in_sync) + 1 if held.master >= 0 else 0 for held in routing.sets])
     copies_of_slot = copies[routing.set_of_slot]
     orphans = int(np.count_nonzero(copies_of_slot == 0))
     if orphans:

@@ -54,12 +54,15 @@ def drop_surplus(draft: Draft) -> None:
     """Take copies away where more than wanted are in sync.
 
     A slot may have one copy more than wanted as long as that one is catching up: so a copy is
-    moved without ever having fewer.
+    moved without ever having fewer. Slots that this decision has changed wait for the next: one
+    that was taken in just now must not be made master in the same step.
     """
     many = [
         slot
         for slot, held in enumerate(draft.held)
-        if held.master != NO_MASTER and len(held.in_sync) + len(held.catching_up) >= draft.wanted
+        if held.master != NO_MASTER
+        and len(held.in_sync) + len(held.catching_up) >= draft.wanted
+        and slot not in draft.changed
     ]
     for slot in many:
         while len(draft.held[slot].synced) > draft.wanted:
