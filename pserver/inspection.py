@@ -26,7 +26,7 @@ from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import health_from_message, routing_from_message
 from backstay.consensus.records import NO_MASTER
-from backstay.errors import BackstayError, ServerUnavailable
+from backstay.errors import BackstayError, ServerUnavailable, TransportError
 
 __all__ = ["ClusterInspection", "roles_of_nodes"]
 
@@ -100,7 +100,7 @@ class ClusterInspection:
         for node in routing.nodes:
             try:
                 held = self._tables_of(node.control_address)
-            except ServerUnavailable:
+            except TransportError:
                 silent.append(node.node_id)
                 continue
             for table in held:

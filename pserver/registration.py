@@ -34,7 +34,9 @@ from backstay.errors import (
     ConfigError,
     InvalidRequest,
     LeaseLost,
+    StoreAuthError,
     StoreDataLost,
+    StoreError,
     StoreUnavailable,
     TakenForDead,
 )
@@ -113,6 +115,7 @@ class Registration:
         self._watchdog: asyncio.TimerHandle | None = None
         self._keepalive: KeepAlive | None = None
         self._leaving = False
+        self._said = ""
 
     @property
     def record(self) -> MemberRecord:
@@ -153,8 +156,8 @@ class Registration:
             ConfigError, TakenForDead, StoreError: As for ``register``, when the lease was lost.
         """
         while True:
-            if self._keepalive is None:
-                await self.register()
+            if self._keepalive is None and not await self._register_again():
+                continue
             assert self._keepalive is not None
             tasks = [
                 asyncio.ensure_future(self._keepalive.run()),
@@ -174,13 +177,27 @@ class Registration:
             for outcome in outcomes:
                 if isinstance(outcome, LeaseLost):
                     log.warning("the lease is lost, registering again: %s", outcome)
-                elif isinstance(outcome, StoreDataLost):
-                    # Nothing it says now can be relied on; the node goes on with what it has.
-                    log.critical("%s", outcome)
-                    self._on_trouble(str(outcome))
-                    await asyncio.sleep(self._ttl_ms / 1000)
+                elif isinstance(outcome, StoreDataLost | StoreAuthError):
+                    await self._wait_out(outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
+
+    async def _register_again(self) -> bool:
+        """Register after the lease was lost; False if the store cannot be relied on now."""
+        try:
+            await self.register()
+        except (StoreDataLost, StoreAuthError) as error:
+            await self._wait_out(error)
+            return False
+        return True
+
+    async def _wait_out(self, error: StoreError) -> None:
+        """Go on with what is known: what the store says now cannot be relied on."""
+        if str(error) != self._said:
+            self._said = str(error)
+            log.critical("%s; serving on without the store", error)
+        self._on_trouble(str(error))
+        await asyncio.sleep(self._ttl_ms / 1000)
 
     async def set_status(self, status: MemberStatus) -> None:
         """Say this status, and wait until the store has it."""

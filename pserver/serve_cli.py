@@ -15,7 +15,7 @@ import click
 
 from backstay._version import __version__
 from backstay.config import ServerConfig
-from backstay.errors import BackstayError, ConfigError, ListenError
+from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
 from backstay.pserver.logs import set_up_logging
 from backstay.pserver.node import Node
 from backstay.pserver.options import config_options
@@ -86,7 +86,7 @@ def serve(
         clean = asyncio.run(_run(loaded.config, supervisor_fd))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
-    except ConfigError as error:
+    except (ConfigError, StoreAuthError) as error:
         _fail(error, EXIT_WRONG_SETTING)
     except BackstayError as error:
         _fail(error, EXIT_FAILED)
