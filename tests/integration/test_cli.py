@@ -129,7 +129,7 @@ def test_a_lost_node_makes_the_cluster_unhealthy(command: Command, eventually: E
             done = command(*here, "status", "--json")
             assert done.returncode == 1, done.stderr
             report = json.loads(done.stdout)
-            return report["cluster_status"] == "UNHEALTHY"
+            return str(report["cluster_status"]) == "UNHEALTHY"
 
         eventually(is_told)
         report = json.loads(command(*here, "status", "--json").stdout)
