@@ -1,8 +1,8 @@
 //! A range of slots with all their tables: stage, commit, discard, read.
 //!
 //! A server runs several engines, one lock each; a test or a simulator runs one. The engine
-//! decides everything about a slot's order: which transaction takes which position, what has
-//! been applied already, what a rollback takes along.
+//! keeps each slot's order: which position a transaction takes, what has been applied already,
+//! what a rollback takes along. Who may give positions is decided by [`crate::replication`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,24 +10,50 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::{mix64, SlotSpace};
+use crate::replication::SlotCopy;
 use crate::spec::TableSpec;
-use crate::stream::{StreamId, StreamMemory, StreamWindow, TransactionId};
+use crate::stream::{StreamId, StreamMemory};
 use crate::table::Table;
-use crate::transaction::Transaction;
+use crate::transaction::{Change, Run, StagedRun, Transaction};
+
+/// What this node is to a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Standing {
+    /// Not its master.
+    #[default]
+    Elsewhere,
+    /// Its master, and not ready to serve yet.
+    Waiting,
+    /// Its master.
+    Serving,
+}
+
+/// A transaction that was given its place in a slot's order and waits there.
+#[derive(Debug, Clone)]
+pub struct Staged {
+    /// The number under which whoever gave the place knows it.
+    pub tag: u64,
+    /// Which keys.
+    pub run: Run,
+    /// The transaction.
+    pub transaction: Arc<Transaction>,
+}
 
 /// What the engine keeps of one slot besides its rows.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Slot {
-    /// Whether this node is its master now.
-    served: bool,
+    standing: Standing,
     /// How many transactions have been applied.
     position: u64,
     /// Prepared and not applied, in order; the front would take position + 1.
-    staged: VecDeque<Arc<Transaction>>,
+    staged: VecDeque<Staged>,
 }
 
-/// The keys of one slot in a transaction: the slot's number within the engine, and where.
-type Run = (usize, Range<usize>);
+impl Slot {
+    fn end(&self) -> u64 {
+        self.position + self.staged.len() as u64
+    }
+}
 
 /// How a transaction met the slots of this engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,6 +71,17 @@ impl std::ops::AddAssign for StageReport {
     }
 }
 
+/// Everything of one slot but its rows: they are too many to travel in one piece.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SlotMemory {
+    /// How many transactions have been applied.
+    pub position: u64,
+    /// The open streams, with what they have applied.
+    pub streams: Vec<(StreamId, crate::stream::StreamWindow)>,
+    /// The streams that were closed.
+    pub closed: Vec<StreamId>,
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Engine {
@@ -55,7 +92,7 @@ pub struct Engine {
     streams: StreamMemory,
     routing_version: u64,
     /// Kept between calls for its memory.
-    scratch: Vec<Run>,
+    scratch: Vec<StagedRun>,
 }
 
 impl Engine {
@@ -77,12 +114,20 @@ impl Engine {
         self.first_slot..self.first_slot + self.slots.len() as u32
     }
 
-    /// Serve exactly the slots for which `is_served` says so.
-    pub fn set_routing(&mut self, version: u64, is_served: impl Fn(u32) -> bool) {
+    /// The routing version that refusals name.
+    pub fn set_version(&mut self, version: u64) {
         self.routing_version = version;
-        for (slot, number) in self.slots.iter_mut().zip(self.first_slot..) {
-            slot.served = is_served(number);
-        }
+    }
+
+    /// What this node is to a slot.
+    pub fn standing(&self, slot: u32) -> Standing {
+        self.slots[self.index(slot)].standing
+    }
+
+    /// A slot becomes ready to serve, or not.
+    pub fn set_standing(&mut self, slot: u32, standing: Standing) {
+        let slot = self.index(slot);
+        self.slots[slot].standing = standing;
     }
 
     /// Create a table; the same settings again change nothing.
@@ -132,123 +177,195 @@ impl Engine {
                 out.len()
             )));
         }
-        for (slot, _) in self.runs(keys, 0..keys.len()) {
-            self.check_served(slot?)?;
+        let mut previous = None;
+        for &key in keys {
+            let slot = self.space.slot_of(key);
+            if previous != Some(slot) {
+                self.check_slot(slot)?;
+                self.check_serving(slot)?;
+                previous = Some(slot);
+            }
         }
         table.read(keys, out);
         Ok(())
     }
 
-    /// Stage the part `keys` of a transaction: all of its keys that lie in this engine's slots.
-    ///
-    /// Refuses the whole part and changes nothing if any slot refuses it.
-    pub fn stage(
-        &mut self,
-        transaction: &Arc<Transaction>,
-        keys: Range<usize>,
-    ) -> Result<StageReport, Refusal> {
-        let mut runs = std::mem::take(&mut self.scratch);
-        let report = self.admit(transaction, keys, &mut runs);
-        if report.is_ok() {
-            for (slot, _) in &runs {
-                let staged = &mut self.slots[*slot].staged;
-                staged.push_back(Arc::clone(transaction));
-            }
+    /// Refuse a transaction that could not be applied here: an unknown table, rows of another
+    /// shape, no room.
+    pub fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
+        if transaction.change == Change::Close {
+            return Ok(());
         }
-        self.scratch = runs;
-        report
-    }
-
-    /// Apply the part `keys` of a staged transaction. Slots in which it is not staged (skipped
-    /// as applied before) are passed over. Refuses, and changes nothing, if in any slot
-    /// something older is still staged.
-    pub fn commit(
-        &mut self,
-        transaction: &Arc<Transaction>,
-        keys: Range<usize>,
-    ) -> Result<(), Refusal> {
-        let mut runs = Vec::new();
-        for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
-            let slot = slot?;
-            let mut waiting = self.slots[slot].staged.iter();
-            match waiting.position(|staged| staged.id == transaction.id) {
-                Some(0) => runs.push((slot, keys)),
-                Some(_) => return Err(Refusal::InFlight),
-                None => {}
-            }
-        }
-        for (slot, _) in &runs {
-            self.slots[*slot].staged.pop_front();
-        }
-        self.apply_runs(transaction, &runs)
-    }
-
-    /// Stage and commit in one step, for a slot without backups to wait for. Refuses, and
-    /// changes nothing, if in any slot something is staged.
-    pub fn apply(
-        &mut self,
-        transaction: &Transaction,
-        keys: Range<usize>,
-    ) -> Result<StageReport, Refusal> {
-        let mut runs = std::mem::take(&mut self.scratch);
-        let report = self.admit(transaction, keys, &mut runs);
-        let busy = runs
-            .iter()
-            .any(|(slot, _)| !self.slots[*slot].staged.is_empty());
-        let outcome = report.and_then(|report| {
-            if busy {
-                return Err(Refusal::InFlight);
-            }
-            self.apply_runs(transaction, &runs).map(|()| report)
-        });
-        self.scratch = runs;
-        outcome
-    }
-
-    /// Find the slots that still need a transaction; an error if any of its slots refuses it.
-    fn admit(
-        &self,
-        transaction: &Transaction,
-        keys: Range<usize>,
-        runs: &mut Vec<Run>,
-    ) -> Result<StageReport, Refusal> {
-        runs.clear();
         let table = self.table(transaction.table)?;
         table.check_shape(&transaction.batch)?;
-        self.streams.check(transaction.id, transaction.floor)?;
-        let windows = self.streams.windows(transaction.id.stream);
-        let closed = self.streams.is_closed(transaction.id.stream);
+        let here = transaction
+            .runs()
+            .iter()
+            .filter(|run| self.slots().contains(&run.slot));
+        for run in here {
+            table.check_room(self.index(run.slot), (run.end - run.start) as usize)?;
+        }
+        Ok(())
+    }
+
+    /// Give the runs of a transaction that lie here their places, without taking them: `places`
+    /// gains those that still need it. An error if any slot refuses.
+    pub fn admit(
+        &self,
+        transaction: &Transaction,
+        runs: &[Run],
+        places: &mut Vec<StagedRun>,
+    ) -> Result<StageReport, Refusal> {
+        let table = match transaction.change {
+            Change::Close => None,
+            _ => Some(self.table(transaction.table)?),
+        };
+        if let Some(table) = table {
+            table.check_shape(&transaction.batch)?;
+            self.streams.check(transaction.id, transaction.floor)?;
+        }
+        let stream = self.streams.stream(transaction.id.stream);
         let mut report = StageReport::default();
-        for (slot, keys) in self.runs(transaction.batch.keys(), keys) {
-            let slot = slot?;
-            self.check_served(slot)?;
-            let mut staged = self.slots[slot].staged.iter();
-            if staged.any(|staged| staged.id == transaction.id) {
+        for &run in runs {
+            self.check_slot(run.slot)?;
+            self.check_serving(run.slot)?;
+            let index = self.index(run.slot);
+            let slot = &self.slots[index];
+            let mut staged = slot.staged.iter();
+            if staged.any(|staged| staged.transaction.id == transaction.id) {
                 return Err(Refusal::InFlight);
             }
-            let settled =
-                |windows: &[StreamWindow]| windows[slot].is_settled(transaction.id.sequence);
-            if closed || windows.is_some_and(settled) {
+            let settled = match table {
+                Some(_) => stream.is_settled(index, transaction.id.sequence),
+                None => stream.is_closed(index),
+            };
+            if settled {
                 report.skipped += 1;
-            } else {
-                table.check_room(slot, keys.len())?;
-                report.staged += 1;
-                runs.push((slot, keys));
+                continue;
             }
+            if let Some(table) = table {
+                table.check_room(index, (run.end - run.start) as usize)?;
+            }
+            report.staged += 1;
+            places.push(StagedRun {
+                term: 0,
+                position: slot.end() + 1,
+                run,
+            });
         }
         Ok(report)
     }
 
-    /// Apply a transaction to slots that were found to need it.
-    fn apply_runs(&mut self, transaction: &Transaction, runs: &[Run]) -> Result<(), Refusal> {
-        let unknown_table = || unknown(transaction.table);
-        let table = self
-            .tables
-            .get_mut(&transaction.table)
-            .ok_or_else(unknown_table)?;
-        if runs.is_empty() {
+    /// Take places that were given here or by another node. Changes nothing and returns the
+    /// first run whose place is not the next free one of its slot, if any.
+    pub fn stage(
+        &mut self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+        tag: u64,
+    ) -> Option<StagedRun> {
+        let free =
+            |place: &&StagedRun| self.slots[self.index(place.run.slot)].end() + 1 != place.position;
+        if let Some(taken) = places.iter().find(free) {
+            return Some(*taken);
+        }
+        for place in places {
+            let index = self.index(place.run.slot);
+            self.slots[index].staged.push_back(Staged {
+                tag,
+                run: place.run,
+                transaction: Arc::clone(transaction),
+            });
+        }
+        None
+    }
+
+    /// Apply a transaction in the places it holds, and whatever stands before it there. Places
+    /// that have been applied before, or were discarded, are passed over.
+    pub fn commit(
+        &mut self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+    ) -> Result<(), Refusal> {
+        let mut runs = std::mem::take(&mut self.scratch);
+        runs.clear();
+        for place in places {
+            let index = self.index(place.run.slot);
+            if self.slots[index].position + 1 < place.position {
+                self.commit_through(place.run.slot, place.position - 1)?;
+            }
+            let slot = &mut self.slots[index];
+            let next = slot.position + 1 == place.position;
+            let front = slot.staged.front();
+            if next && front.is_some_and(|front| front.transaction.id == transaction.id) {
+                slot.staged.pop_front();
+                runs.push(*place);
+            }
+        }
+        let outcome = self.apply_runs(transaction, &runs);
+        self.scratch = runs;
+        outcome
+    }
+
+    /// Apply what is staged in a slot up to a position.
+    pub fn commit_through(&mut self, slot: u32, position: u64) -> Result<(), Refusal> {
+        let index = self.index(slot);
+        while self.slots[index].position < position {
+            let Some(staged) = self.slots[index].staged.pop_front() else {
+                return Ok(());
+            };
+            let place = StagedRun {
+                term: 0,
+                position: self.slots[index].position + 1,
+                run: staged.run,
+            };
+            self.apply_runs(&staged.transaction, &[place])?;
+        }
+        Ok(())
+    }
+
+    /// Admit, stage and commit in one step, for slots without backups to wait for. Refuses,
+    /// and changes nothing, if in any slot something is staged.
+    pub fn apply(
+        &mut self,
+        transaction: &Transaction,
+        runs: &[Run],
+    ) -> Result<StageReport, Refusal> {
+        let mut places = std::mem::take(&mut self.scratch);
+        places.clear();
+        let report = self.admit(transaction, runs, &mut places);
+        let busy = places
+            .iter()
+            .any(|place| !self.slots[self.index(place.run.slot)].staged.is_empty());
+        let outcome = report.and_then(|report| {
+            if busy {
+                return Err(Refusal::InFlight);
+            }
+            self.apply_runs(transaction, &places).map(|()| report)
+        });
+        self.scratch = places;
+        outcome
+    }
+
+    /// Apply a transaction to slots in which it is next.
+    fn apply_runs(
+        &mut self,
+        transaction: &Transaction,
+        places: &[StagedRun],
+    ) -> Result<(), Refusal> {
+        let Some(first) = places.first() else {
+            return Ok(());
+        };
+        if transaction.change == Change::Close {
+            for place in places {
+                let slot = self.index(place.run.slot);
+                self.slots[slot].position += 1;
+                self.streams.close(transaction.id.stream, slot);
+            }
             return Ok(());
         }
+        let (first_slot, table) = (self.first_slot, self.tables.get_mut(&transaction.table));
+        let table = table.ok_or_else(|| unknown(transaction.table))?;
         let windows = self.streams.windows_mut(transaction.id.stream);
         let elements = table.spec().row_elements();
         let mut write = |keys: Range<usize>| {
@@ -256,10 +373,13 @@ impl Engine {
             table.write(&transaction.batch.keys()[keys], values, transaction.change);
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
-        let mut joined = runs[0].1.start..runs[0].1.start;
-        for (slot, keys) in runs {
-            self.slots[*slot].position += 1;
-            windows[*slot].record(transaction.id.sequence, transaction.floor);
+        let start = first.run.start as usize;
+        let mut joined = start..start;
+        for StagedRun { run, .. } in places {
+            let slot = (run.slot - first_slot) as usize;
+            self.slots[slot].position += 1;
+            windows[slot].record(transaction.id.sequence, transaction.floor);
+            let keys = run.start as usize..run.end as usize;
             if joined.end != keys.start {
                 write(std::mem::replace(&mut joined, keys.clone()));
             }
@@ -269,24 +389,36 @@ impl Engine {
         Ok(())
     }
 
-    /// Drop a staged transaction from a slot, with everything staged behind it.
-    /// Returns what was dropped, oldest first; empty if it is not staged there.
-    pub fn discard(&mut self, slot: u32, id: TransactionId) -> Vec<TransactionId> {
-        let staged = &mut self.slots[(slot - self.first_slot) as usize].staged;
-        match staged.iter().position(|staged| staged.id == id) {
-            Some(at) => staged.drain(at..).map(|staged| staged.id).collect(),
-            None => Vec::new(),
-        }
+    /// Drop what is staged in a slot at `position` and behind it.
+    pub fn discard_from(&mut self, slot: u32, position: u64) {
+        let slot = self.index(slot);
+        let slot = &mut self.slots[slot];
+        let kept = position.saturating_sub(slot.position + 1);
+        slot.staged.truncate(kept as usize);
     }
 
     /// How many transactions a slot has applied.
     pub fn position(&self, slot: u32) -> u64 {
-        self.slots[(slot - self.first_slot) as usize].position
+        self.slots[self.index(slot)].position
     }
 
-    /// Close a stream: late copies of its pushes count as settled from now on.
-    pub fn close_stream(&mut self, stream: StreamId) {
-        self.streams.close(stream);
+    /// How many transactions a slot has applied; how many there are with those staged.
+    pub fn place(&self, slot: u32) -> (u64, u64) {
+        let slot = &self.slots[self.index(slot)];
+        (slot.position, slot.end())
+    }
+
+    /// What is staged in a slot, in order: the first would take position + 1.
+    pub fn staged(&self, slot: u32) -> impl Iterator<Item = &Staged> {
+        self.slots[self.index(slot)].staged.iter()
+    }
+
+    /// Give what is staged in a slot the number under which its new master knows it.
+    pub fn retag(&mut self, slot: u32, tag: u64) {
+        let slot = self.index(slot);
+        for staged in &mut self.slots[slot].staged {
+            staged.tag = tag;
+        }
     }
 
     /// Forget a stream in every slot; returns in how many it was known.
@@ -294,13 +426,13 @@ impl Engine {
         self.streams.forget(stream)
     }
 
-    /// A hash of a slot's rows and stream memory; equal replicas have equal digests,
+    /// A hash of a slot's rows and open streams; equal replicas have equal digests,
     /// whatever the order in which their rows were created.
     pub fn digest(&self, slot: u32) -> u64 {
         let rows = self.tables.values().fold(0u64, |sum, table| {
             sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
         });
-        let streams = self.streams.of_slot((slot - self.first_slot) as usize);
+        let streams = self.streams.of_slot(self.index(slot));
         streams.fold(rows, |hash, (stream, window)| {
             let words = [
                 stream.job,
@@ -315,6 +447,51 @@ impl Engine {
         })
     }
 
+    /// Everything of a slot but its rows.
+    pub fn memory(&self, slot: u32) -> SlotMemory {
+        let index = self.index(slot);
+        SlotMemory {
+            position: self.slots[index].position,
+            streams: self.streams.of_slot(index).collect(),
+            closed: self.streams.closed_in(index).collect(),
+        }
+    }
+
+    /// A copy of a slot, with what is staged in it.
+    pub fn copy_slot(&self, slot: u32) -> SlotCopy {
+        let rows = self
+            .tables
+            .iter()
+            .map(|(&id, table)| (id, table.export_slot(slot)));
+        SlotCopy {
+            memory: self.memory(slot),
+            tables: rows.collect(),
+            staged: self.staged(slot).cloned().collect(),
+        }
+    }
+
+    /// Take over another replica's memory of a slot; its rows are imported one by one.
+    pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
+        let index = self.index(slot);
+        self.streams.clear(index);
+        for &(stream, window) in &memory.streams {
+            self.streams.windows_mut(stream)[index] = window;
+        }
+        for &stream in &memory.closed {
+            self.streams.close(stream, index);
+        }
+        self.slots[index].staged.clear();
+        self.slots[index].position = memory.position;
+    }
+
+    /// Forget everything about a slot: its rows, its streams, its order.
+    pub fn clear_slot(&mut self, slot: u32) {
+        self.set_memory(slot, &SlotMemory::default());
+        for table in self.tables.values_mut() {
+            table.clear_slot(slot);
+        }
+    }
+
     /// The rows of one slot of a table as plain arrays, ordered by key.
     pub fn export_slot(&self, table: u64, slot: u32) -> Result<crate::table::PlainRows, Refusal> {
         Ok(self.table(table)?.export_slot(slot))
@@ -325,51 +502,51 @@ impl Engine {
         &mut self,
         table: u64,
         slot: u32,
-        keys: &[u64],
-        weights: &[f32],
-        state: &[f32],
+        rows: (&[u64], &[f32], &[f32]),
     ) -> Result<(), Refusal> {
-        let table = self.tables.get_mut(&table).ok_or_else(|| unknown(table))?;
-        table.import_slot(slot, keys, weights, state)
+        self.table_mut(table)?
+            .import_slot(slot, rows.0, rows.1, rows.2)
     }
 
-    fn check_served(&self, slot: usize) -> Result<(), Refusal> {
-        if self.slots[slot].served {
+    /// Add rows to one slot of a table; none of them may be there.
+    pub fn add_rows(
+        &mut self,
+        table: u64,
+        slot: u32,
+        rows: (&[u64], &[f32], &[f32]),
+    ) -> Result<(), Refusal> {
+        self.table_mut(table)?
+            .add_rows(slot, rows.0, rows.1, rows.2)
+    }
+
+    fn table_mut(&mut self, id: u64) -> Result<&mut Table, Refusal> {
+        self.tables.get_mut(&id).ok_or_else(|| unknown(id))
+    }
+
+    fn index(&self, slot: u32) -> usize {
+        (slot - self.first_slot) as usize
+    }
+
+    fn check_slot(&self, slot: u32) -> Result<(), Refusal> {
+        if self.slots().contains(&slot) {
             return Ok(());
         }
-        Err(Refusal::NotMaster {
-            slot: self.first_slot + slot as u32,
-            version: self.routing_version,
-        })
+        Err(Refusal::InvalidRequest(format!(
+            "slot {slot} is out of order: keys must be sorted by slot"
+        )))
     }
 
-    /// Cut keys into runs of one slot each (its number within the engine); an error for a key out of order or out of range.
-    fn runs<'a>(
-        &self,
-        keys: &'a [u64],
-        part: Range<usize>,
-    ) -> impl Iterator<Item = (Result<usize, Refusal>, Range<usize>)> + 'a {
-        let (space, range) = (self.space, self.slots());
-        let (mut at, end) = (part.start, part.end.min(keys.len()));
-        let mut previous = None;
-        std::iter::from_fn(move || {
-            let first = *keys.get(at..end)?.first()?;
-            let slot = space.slot_of(first);
-            let start = at;
-            while at < end && space.slot_of(keys[at]) == slot {
-                at += 1;
-            }
-            let ordered = range.contains(&slot) && previous.is_none_or(|previous| previous < slot);
-            previous = Some(slot);
-            let slot = if ordered {
-                Ok((slot - range.start) as usize)
-            } else {
-                Err(Refusal::InvalidRequest(format!(
-                    "key {first} of slot {slot} is out of order: keys must be sorted by slot"
-                )))
-            };
-            Some((slot, start..at))
-        })
+    fn check_serving(&self, slot: u32) -> Result<(), Refusal> {
+        match self.slots[self.index(slot)].standing {
+            Standing::Serving => Ok(()),
+            Standing::Waiting => Err(Refusal::NotReady(format!(
+                "slot {slot} has changed hands, and its new master is settling in"
+            ))),
+            Standing::Elsewhere => Err(Refusal::NotMaster {
+                slot,
+                version: self.routing_version,
+            }),
+        }
     }
 }
 

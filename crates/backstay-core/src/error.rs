@@ -3,7 +3,8 @@
 
 use thiserror::Error;
 
-/// A request that was refused. But for [`Refusal::Incomplete`], nothing of it was applied.
+/// A request that was refused. But for [`Refusal::Incomplete`] and [`Refusal::RolledBack`],
+/// nothing of it was applied.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// No table has this id or name.
@@ -38,6 +39,14 @@ pub enum Refusal {
     /// Some slots have the push and others refused it: the same push again completes it.
     #[error("applied in some slots only, send the same push again: {0}")]
     Incomplete(String),
+    /// This master may not serve at the moment: it waits for promises, settles what its
+    /// predecessor left, or holds no live lease.
+    #[error("not ready to serve: {0}")]
+    NotReady(String),
+    /// A backup did not confirm, so the push was undone here. A backup that staged it may yet
+    /// become master and keep it: only the same push again tells, and counts once.
+    #[error("rolled back, send the same push again: {0}")]
+    RolledBack(String),
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Stopping,
@@ -65,6 +74,8 @@ impl Refusal {
             Self::Stopping => code::STOPPING,
             Self::InFlight => code::IN_FLIGHT,
             Self::Incomplete(_) => code::INCOMPLETE,
+            Self::NotReady(_) => code::NOT_READY,
+            Self::RolledBack(_) => code::ROLLED_BACK,
         }
     }
 
@@ -77,6 +88,8 @@ impl Refusal {
                 | Self::Stopping
                 | Self::InFlight
                 | Self::Incomplete(_)
+                | Self::NotReady(_)
+                | Self::RolledBack(_)
         )
     }
 }
@@ -96,4 +109,6 @@ pub mod code {
     pub const STOPPING: u16 = 10;
     pub const IN_FLIGHT: u16 = 11;
     pub const INCOMPLETE: u16 = 12;
+    pub const NOT_READY: u16 = 13;
+    pub const ROLLED_BACK: u16 = 14;
 }

@@ -7,7 +7,8 @@
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
 //! of one slot and [`table`] those of many; [`stream`] remembers what was applied;
-//! [`engine`] stages and commits [`transaction`]s; [`wire`] lays requests out as bytes.
+//! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
+//! [`wire`] lays requests out as bytes.
 
 #[cfg(target_endian = "big")]
 compile_error!("backstay lays arrays on the wire as they are in memory, little-endian");
@@ -19,6 +20,7 @@ pub mod hash;
 pub mod initializer;
 pub mod optimizer;
 mod prefetch;
+pub mod replication;
 pub mod row_map;
 pub mod spec;
 pub mod storage;

@@ -4,7 +4,7 @@
 //! a batch need not touch every slot, so gaps are normal. Hence a floor, below which the
 //! client has settled everything, and a bitmap of the window above it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::error::Refusal;
 
@@ -80,8 +80,9 @@ impl StreamWindow {
 pub struct StreamMemory {
     slots: usize,
     windows: BTreeMap<StreamId, Box<[StreamWindow]>>,
-    /// Streams whose client has settled everything: what still comes is a late copy.
-    closed: BTreeSet<StreamId>,
+    /// Streams whose client has settled everything, with the slots that were told (a bit
+    /// each): what still comes is a late copy. Much smaller than windows.
+    closed: BTreeMap<StreamId, Box<[u64]>>,
 }
 
 impl StreamMemory {
@@ -93,7 +94,7 @@ impl StreamMemory {
         Self {
             slots,
             windows: BTreeMap::new(),
-            closed: BTreeSet::new(),
+            closed: BTreeMap::new(),
         }
     }
 
@@ -105,7 +106,7 @@ impl StreamMemory {
                 id.sequence
             )));
         }
-        let known = self.windows.contains_key(&id.stream) || self.is_closed(id.stream);
+        let known = self.windows.contains_key(&id.stream) || self.closed.contains_key(&id.stream);
         if known || self.windows.len() < Self::MAX_STREAMS {
             return Ok(());
         }
@@ -115,9 +116,12 @@ impl StreamMemory {
         )))
     }
 
-    /// The windows of a stream, one for each slot, if it is known.
-    pub fn windows(&self, stream: StreamId) -> Option<&[StreamWindow]> {
-        self.windows.get(&stream).map(|windows| &**windows)
+    /// What is known of one stream, slot by slot.
+    pub fn stream(&self, stream: StreamId) -> OneStream<'_> {
+        OneStream {
+            windows: self.windows.get(&stream).map(|windows| &**windows),
+            closed: self.closed.get(&stream).map(|bits| &**bits),
+        }
     }
 
     /// The windows of a stream, one for each slot, to record pushes in.
@@ -127,16 +131,21 @@ impl StreamMemory {
         self.windows.entry(stream).or_insert_with(fresh)
     }
 
-    /// Whether a stream was closed.
-    pub fn is_closed(&self, stream: StreamId) -> bool {
-        self.closed.contains(&stream)
-    }
-
-    /// Close a stream: its client will push no more, so only late copies can come, which count
-    /// as settled. Forgetting it at once would apply them again.
-    pub fn close(&mut self, stream: StreamId) {
-        self.windows.remove(&stream);
-        self.closed.insert(stream);
+    /// Close a stream in one slot: its client will push no more, so only late copies can come,
+    /// which count as settled. Forgetting it at once would apply them again.
+    pub fn close(&mut self, stream: StreamId, slot: usize) {
+        let words = self.slots.div_ceil(64);
+        let bits = self
+            .closed
+            .entry(stream)
+            .or_insert_with(|| vec![0; words].into_boxed_slice());
+        bits[slot / 64] |= 1 << (slot % 64);
+        if let Some(windows) = self.windows.get_mut(&stream) {
+            windows[slot] = StreamWindow::default();
+            if !windows.iter().any(StreamWindow::is_known) {
+                self.windows.remove(&stream);
+            }
+        }
     }
 
     /// Forget a stream altogether, once no copy of its pushes can be on its way any more;
@@ -148,13 +157,59 @@ impl StreamMemory {
         known.count() as u32
     }
 
-    /// The streams that one slot knows, in order.
+    /// Forget everything about one slot.
+    pub fn clear(&mut self, slot: usize) {
+        for windows in self.windows.values_mut() {
+            windows[slot] = StreamWindow::default();
+        }
+        self.windows
+            .retain(|_, windows| windows.iter().any(StreamWindow::is_known));
+        for bits in self.closed.values_mut() {
+            bits[slot / 64] &= !(1 << (slot % 64));
+        }
+        self.closed
+            .retain(|_, bits| bits.iter().any(|&word| word != 0));
+    }
+
+    /// The open streams that one slot knows, in order.
     pub fn of_slot(&self, slot: usize) -> impl Iterator<Item = (StreamId, StreamWindow)> + '_ {
         let pairs = self
             .windows
             .iter()
             .map(move |(id, slots)| (*id, slots[slot]));
         pairs.filter(|(_, window)| window.is_known())
+    }
+
+    /// The streams that were closed in one slot, in order.
+    pub fn closed_in(&self, slot: usize) -> impl Iterator<Item = StreamId> + '_ {
+        let told = move |bits: &[u64]| bits[slot / 64] >> (slot % 64) & 1 == 1;
+        self.closed
+            .iter()
+            .filter(move |(_, bits)| told(bits))
+            .map(|(stream, _)| *stream)
+    }
+}
+
+/// What the slots remember of one stream.
+#[derive(Debug, Clone, Copy)]
+pub struct OneStream<'a> {
+    windows: Option<&'a [StreamWindow]>,
+    closed: Option<&'a [u64]>,
+}
+
+impl OneStream<'_> {
+    /// Whether a sequence needs no applying (any more) in a slot.
+    pub fn is_settled(&self, slot: usize, sequence: u64) -> bool {
+        self.is_closed(slot)
+            || self
+                .windows
+                .is_some_and(|windows| windows[slot].is_settled(sequence))
+    }
+
+    /// Whether the stream was closed in a slot.
+    pub fn is_closed(&self, slot: usize) -> bool {
+        self.closed
+            .is_some_and(|bits| bits[slot / 64] >> (slot % 64) & 1 == 1)
     }
 }
 
@@ -189,8 +244,8 @@ mod tests {
     fn a_late_copy_below_the_floor_is_settled() {
         let mut memory = StreamMemory::new(2);
         memory.windows_mut(STREAM)[1].record(200, 190);
-        assert!(memory.windows(STREAM).unwrap()[1].is_settled(3));
-        assert!(!memory.windows(STREAM).unwrap()[0].is_settled(3));
+        assert!(memory.stream(STREAM).is_settled(1, 3));
+        assert!(!memory.stream(STREAM).is_settled(0, 3));
         assert!(memory.check(id(3), 3).is_ok());
         assert!(memory.check(id(3), 4).is_err());
         assert!(memory.check(id(500), 3).is_err());
@@ -204,6 +259,20 @@ mod tests {
         assert_eq!(memory.of_slot(1).count(), 1);
         assert_eq!(memory.forget(STREAM), 1);
         assert_eq!(memory.of_slot(1).count(), 0);
+    }
+
+    #[test]
+    fn closing_is_a_matter_of_each_slot() {
+        let mut memory = StreamMemory::new(70);
+        memory.windows_mut(STREAM)[1].record(0, 0);
+        memory.windows_mut(STREAM)[69].record(0, 0);
+        memory.close(STREAM, 69);
+        assert!(memory.stream(STREAM).is_settled(69, 5));
+        assert!(!memory.stream(STREAM).is_settled(1, 5));
+        assert_eq!(memory.closed_in(69).count(), 1);
+        memory.clear(69);
+        assert!(!memory.stream(STREAM).is_settled(69, 0));
+        assert!(memory.stream(STREAM).is_settled(1, 0));
     }
 
     proptest! {

@@ -179,6 +179,7 @@ impl Table {
                 });
             }
             Change::Assign { only_if_absent } => self.assign(keys, values, only_if_absent),
+            Change::Close => {}
         }
     }
 
@@ -216,15 +217,73 @@ impl Table {
         state: &[f32],
     ) -> Result<(), Refusal> {
         self.check_import(slot, keys, weights, state)?;
+        let fresh = self.filled(self.empty_map(), keys, weights, state)?;
+        self.replace_map(slot, fresh);
+        Ok(())
+    }
+
+    /// Add rows, ordered by key, to one slot; refuses, and changes nothing, if any is there.
+    pub fn add_rows(
+        &mut self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        self.check_import(slot, keys, weights, state)?;
         self.ensure_maps();
-        let mut map = RowMap::new(self.weight_words + self.state_words);
+        let at = (slot - self.first_slot) as usize;
+        let map = &self.maps[at];
+        let known = keys
+            .iter()
+            .find(|&&key| map.find(key, mix64(key)).is_some());
+        let repeated = keys.windows(2).find(|pair| pair[0] >= pair[1]);
+        if let Some(&key) = known.or(repeated.map(|pair| &pair[1])) {
+            return Err(twice(key));
+        }
+        map.check_room(keys.len())?;
+        let empty = self.empty_map();
+        let old = std::mem::replace(&mut self.maps[at], empty);
+        let (rows, bytes) = (old.len(), old.allocated_bytes());
+        let filled = self.filled(old, keys, weights, state)?;
+        self.rows += filled.len() - rows;
+        self.allocated_bytes = self.allocated_bytes + filled.allocated_bytes() - bytes;
+        self.maps[at] = filled;
+        Ok(())
+    }
+
+    /// Drop the rows of one slot.
+    pub fn clear_slot(&mut self, slot: u32) {
+        if !self.maps.is_empty() {
+            self.replace_map(slot, self.empty_map());
+        }
+    }
+
+    fn empty_map(&self) -> RowMap {
+        RowMap::new(self.weight_words + self.state_words)
+    }
+
+    fn replace_map(&mut self, slot: u32, new: RowMap) {
+        self.ensure_maps();
+        let (rows, bytes) = (new.len(), new.allocated_bytes());
+        let old = std::mem::replace(&mut self.maps[(slot - self.first_slot) as usize], new);
+        self.rows = self.rows + rows - old.len();
+        self.allocated_bytes = self.allocated_bytes + bytes - old.allocated_bytes();
+    }
+
+    /// A map with rows added.
+    fn filled(
+        &self,
+        mut map: RowMap,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<RowMap, Refusal> {
         map.check_room(keys.len())?;
         for (i, &key) in keys.iter().enumerate() {
             let hash = mix64(key);
             if map.find(key, hash).is_some() {
-                return Err(Refusal::InvalidRequest(format!(
-                    "key {key} stands twice in the rows to import"
-                )));
+                return Err(twice(key));
             }
             let row = map.insert(key, hash);
             let words = map.values_mut(row);
@@ -237,11 +296,7 @@ impl Table {
             let state = &state[i * self.state_words..][..self.state_words];
             bytemuck::cast_slice_mut::<u32, f32>(state_words).copy_from_slice(state);
         }
-        let old = std::mem::replace(&mut self.maps[(slot - self.first_slot) as usize], map);
-        let new = &self.maps[(slot - self.first_slot) as usize];
-        self.rows = self.rows + new.len() - old.len();
-        self.allocated_bytes = self.allocated_bytes + new.allocated_bytes() - old.allocated_bytes();
-        Ok(())
+        Ok(map)
     }
 
     /// A hash of the rows of one slot that does not depend on the order they came in.
@@ -358,6 +413,10 @@ impl Table {
         self.initializer.fill(key, out);
         storage::round(self.spec.storage, out);
     }
+}
+
+fn twice(key: u64) -> Refusal {
+    Refusal::InvalidRequest(format!("key {key} stands twice in the rows to import"))
 }
 
 /// The optimizer's kernel over a batch, compiled once per optimizer.

@@ -1,6 +1,7 @@
 //! A push as it travels and waits: its identity, its keys and its values.
 
 use crate::error::Refusal;
+use crate::hash::SlotSpace;
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -75,6 +76,30 @@ pub enum Change {
         /// Leave rows alone that exist already.
         only_if_absent: bool,
     },
+    /// Close the transaction's stream: late copies of its pushes count as settled. No rows.
+    Close,
+}
+
+/// The rows of one slot in a transaction: `start..end` of its keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// The slot.
+    pub slot: u32,
+    /// Its first key.
+    pub start: u32,
+    /// Behind its last key.
+    pub end: u32,
+}
+
+/// A run with its place in the slot's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StagedRun {
+    /// The slot's term under which it was given its place; 0 if there are no replicas.
+    pub term: u64,
+    /// The slot's position once it is applied.
+    pub position: u64,
+    /// Which slot, which keys.
+    pub run: Run,
 }
 
 /// One push to one master.
@@ -90,4 +115,72 @@ pub struct Transaction {
     pub change: Change,
     /// To which rows, ordered by slot.
     pub batch: Batch,
+    runs: Vec<Run>,
+}
+
+impl Transaction {
+    /// A transaction over a batch. Refuses keys that are not sorted by slot.
+    pub fn new(
+        space: SlotSpace,
+        id: TransactionId,
+        floor: u64,
+        table: u64,
+        change: Change,
+        batch: Batch,
+    ) -> Result<Self, Refusal> {
+        let runs = cut(space, batch.keys())?;
+        Ok(Self {
+            id,
+            floor,
+            table,
+            change,
+            batch,
+            runs,
+        })
+    }
+
+    /// The end of a stream, for each of `slots` (ascending). Its sequence is above all others.
+    pub fn close(id: TransactionId, slots: impl IntoIterator<Item = u32>) -> Self {
+        let run = |slot| Run {
+            slot,
+            start: 0,
+            end: 0,
+        };
+        Self {
+            id,
+            floor: id.sequence,
+            table: 0,
+            change: Change::Close,
+            batch: Batch::default(),
+            runs: slots.into_iter().map(run).collect(),
+        }
+    }
+
+    /// Its slots, ascending, with their keys.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+}
+
+/// Cut keys into runs of one slot each.
+pub fn cut(space: SlotSpace, keys: &[u64]) -> Result<Vec<Run>, Refusal> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (at, &key) in keys.iter().enumerate() {
+        let (slot, at) = (space.slot_of(key), at as u32);
+        match runs.last_mut() {
+            Some(run) if run.slot == slot => run.end = at + 1,
+            Some(run) if run.slot > slot => {
+                return Err(Refusal::InvalidRequest(format!(
+                    "key {key} of slot {slot} follows one of slot {}: keys must be sorted by slot",
+                    run.slot
+                )));
+            }
+            _ => runs.push(Run {
+                slot,
+                start: at,
+                end: at + 1,
+            }),
+        }
+    }
+    Ok(runs)
 }

@@ -173,6 +173,8 @@ pub enum PushKind {
     Assign = 1,
     /// New weights for rows that do not exist yet.
     AssignIfAbsent = 2,
+    /// The end of a stream; between servers only.
+    Close = 3,
 }
 
 /// Change rows. Body: `key_count` u64 keys, sorted by slot, then as many rows of
@@ -208,6 +210,7 @@ impl PushMeta {
             Change::Assign {
                 only_if_absent: true,
             } => (PushKind::AssignIfAbsent, 1.0),
+            Change::Close => (PushKind::Close, 1.0),
         };
         let mut out = Vec::with_capacity(64);
         out.extend(self.table.to_le_bytes());

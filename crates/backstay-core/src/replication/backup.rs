@@ -1,0 +1,188 @@
+//! The backup's side: stage, apply, discard; and the fence.
+//!
+//! A backup follows one master per slot: the one with the newest term it has heard of. It
+//! stages nothing for an older term, and nothing that leaves a gap in the slot's order.
+
+use std::sync::Arc;
+
+use super::message::{Message, Refuse, SettledSlot};
+use super::replica::{Replica, Work};
+use super::rows::Rows;
+use super::NodeId;
+use crate::engine::Standing;
+use crate::transaction::{StagedRun, Transaction};
+
+impl Replica {
+    pub(super) fn answer(&mut self, to: NodeId, number: u64, outcome: Result<(), Refuse>) {
+        let message = match outcome {
+            Ok(()) => Message::Accepted { number },
+            Err(reason) => {
+                self.counters.refused_to_others += 1;
+                Message::Refused { number, reason }
+            }
+        };
+        self.peers
+            .entry(to)
+            .or_default()
+            .to_master
+            .push_back(message);
+    }
+
+    /// A master asks to stage.
+    pub(super) fn prepare(
+        &mut self,
+        rows: &impl Rows,
+        from: NodeId,
+        number: u64,
+        lsn: u64,
+        mut places: Vec<StagedRun>,
+        transaction: Arc<Transaction>,
+    ) {
+        let outcome = self.stage(rows, from, &places, &transaction);
+        let outcome = outcome.map(|()| {
+            self.counters.staged_for_others += 1;
+            places.retain(|place| !self.slots[place.run.slot as usize].torn);
+            let peer = self.peers.entry(from).or_default();
+            let prepared = peer.prepared.entry(lsn).or_default();
+            prepared.push((transaction, places));
+        });
+        self.answer(from, number, outcome);
+    }
+
+    fn stage(
+        &mut self,
+        rows: &impl Rows,
+        from: NodeId,
+        places: &[StagedRun],
+        transaction: &Arc<Transaction>,
+    ) -> Result<(), Refuse> {
+        let mut missing = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(slot) = self.slots.get_mut(place.run.slot as usize) else {
+                return Err(Refuse::Gap);
+            };
+            if place.term < slot.fence {
+                return Err(Refuse::OldTerm);
+            }
+            if slot.source != from {
+                return Err(Refuse::Gap);
+            }
+            slot.fence = place.term;
+            // A copy that failed: its master is told, and does not count on this slot.
+            if slot.torn {
+                continue;
+            }
+            // A new master sends again what this node may have applied already.
+            if rows.position(place.run.slot).0 < place.position {
+                missing.push(*place);
+            }
+        }
+        rows.check(transaction).map_err(Refuse::Rows)?;
+        match rows.stage(transaction, &missing, 0) {
+            None => Ok(()),
+            Some(_) => Err(Refuse::Gap),
+        }
+    }
+
+    /// A master says that everything it has prepared up to `lsn` is decided.
+    pub(super) fn apply_decided(&mut self, from: NodeId, lsn: u64) {
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return;
+        };
+        let rest = peer.prepared.split_off(&(lsn + 1));
+        let decided = std::mem::replace(&mut peer.prepared, rest);
+        for (transaction, mut places) in decided.into_values().flatten() {
+            // Slots that follow another master by now are none of its business.
+            places.retain(|place| self.slots[place.run.slot as usize].source == from);
+            if !places.is_empty() {
+                let work = self.work.entry(from).or_default();
+                work.push_back(Work::Commit {
+                    transaction,
+                    places,
+                });
+            }
+        }
+    }
+
+    /// A master rolls back.
+    pub(super) fn discard(&mut self, rows: &impl Rows, from: NodeId, lsns: &[u64]) {
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return;
+        };
+        let undone = lsns.iter().filter_map(|lsn| peer.prepared.remove(lsn));
+        for (_, places) in undone.flatten() {
+            for place in places {
+                if self.slots[place.run.slot as usize].source == from {
+                    rows.discard_from(place.run.slot, place.position);
+                }
+            }
+        }
+    }
+
+    /// A master, new or on a new connection, fixes the order of slots.
+    pub(super) fn obey(
+        &mut self,
+        rows: &impl Rows,
+        from: NodeId,
+        number: u64,
+        settled: &[SettledSlot],
+    ) {
+        let outcome = self.check_settled(rows, settled).map(|()| {
+            for one in settled {
+                self.follow_master(rows, from, *one);
+                // Errors would mean that a table is gone: tables are never dropped.
+                let applied = rows.commit_through(one.slot, one.decided);
+                debug_assert!(applied.is_ok());
+                rows.discard_from(one.slot, one.decided + 1);
+            }
+        });
+        self.answer(from, number, outcome);
+    }
+
+    fn check_settled(&self, rows: &impl Rows, settled: &[SettledSlot]) -> Result<(), Refuse> {
+        for one in settled {
+            let Some(slot) = self.slots.get(one.slot as usize) else {
+                return Err(Refuse::Gap);
+            };
+            self.check_term(one)?;
+            let end = if slot.birth == one.birth {
+                rows.position(one.slot).1
+            } else {
+                0
+            };
+            if end < one.decided || slot.torn {
+                return Err(Refuse::Gap);
+            }
+        }
+        Ok(())
+    }
+
+    /// The fence. A term has one master, so a sender with the newest term seen, or a newer one,
+    /// is the slot's master.
+    pub(super) fn check_term(&self, one: &SettledSlot) -> Result<(), Refuse> {
+        if one.term < self.slots[one.slot as usize].fence {
+            return Err(Refuse::OldTerm);
+        }
+        Ok(())
+    }
+
+    /// From now on the slot follows this master.
+    pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SettledSlot) {
+        if self.slots[one.slot as usize].master == self.me {
+            // The routing that says so has not come here yet.
+            rows.set_standing(one.slot, Standing::Elsewhere);
+            self.give_up(rows, &[one.slot]);
+            self.slots[one.slot as usize].master = 0;
+            self.slots[one.slot as usize].required.clear();
+            self.slots[one.slot as usize].extra.clear();
+        }
+        let slot = &mut self.slots[one.slot as usize];
+        if slot.birth != one.birth {
+            rows.clear_slot(one.slot);
+            slot.birth = one.birth;
+        }
+        slot.source = from;
+        slot.fence = one.term;
+        slot.seen_version = slot.seen_version.max(one.version);
+    }
+}

@@ -1,0 +1,452 @@
+//! The master's side: prepare, commit, rollback; settling what a predecessor left.
+//!
+//! A master has one order for all transactions of all its slots, numbered by lsn. They are
+//! decided in that order; a rollback takes along everything behind it.
+
+use std::sync::Arc;
+
+use super::message::{Message, Refuse, SettledSlot};
+use super::peer::{Awaited, Part};
+use super::replica::{Entry, Replica, Settling, Token, Work};
+use super::rows::Rows;
+use super::{Micros, NodeId};
+use crate::engine::StageReport;
+use crate::error::Refusal;
+use crate::transaction::{StagedRun, Transaction};
+
+impl Replica {
+    /// Take a push on. Its outcome comes as [`Work::Answer`], or at once where every slot has
+    /// had it before.
+    pub fn push(
+        &mut self,
+        now: Micros,
+        rows: &impl Rows,
+        token: Token,
+        transaction: &Arc<Transaction>,
+    ) -> Result<Option<StageReport>, Refusal> {
+        let mut places = Vec::with_capacity(transaction.runs().len());
+        let report = rows.admit(transaction, &mut places)?;
+        if places.is_empty() {
+            return Ok(Some(report));
+        }
+        self.check_ready(now, &places)?;
+        let lsn = self.last_lsn + 1;
+        for place in &mut places {
+            place.term = self.slots[place.run.slot as usize].term;
+        }
+        if let Some(taken) = rows.stage(transaction, &places, lsn) {
+            // Places are given under the same lock: this is a fault of ours.
+            let reason = format!("slot {} moved on while a push came", taken.run.slot);
+            return Err(Refusal::NotReady(reason));
+        }
+        self.last_lsn = lsn;
+        self.counters.prepared += 1;
+        let part = (Arc::clone(transaction), places);
+        let mut waiting = Vec::new();
+        for (node, required) in self.audience(&part.1) {
+            self.send_prepare(node, lsn, &part);
+            if required {
+                waiting.push((node, 1));
+            }
+        }
+        self.pending.push_back(Entry {
+            lsn,
+            parts: vec![part],
+            settles: Vec::new(),
+            waiting,
+            token: Some(token),
+            report,
+            since: now,
+        });
+        self.decide();
+        Ok(None)
+    }
+
+    /// Refuse a push that could not be committed now.
+    fn check_ready(&self, now: Micros, places: &[StagedRun]) -> Result<(), Refusal> {
+        let not_ready = |reason: String| Err(Refusal::NotReady(reason));
+        if self.pending.len() >= self.options.max_pending {
+            return not_ready(format!("{} pushes wait for backups", self.pending.len()));
+        }
+        let most = 4 * self.options.max_pending;
+        if self.peers.values().any(|peer| peer.in_flight.len() >= most) {
+            return not_ready("a backup is far behind".into());
+        }
+        for place in places {
+            let slot = &self.slots[place.run.slot as usize];
+            if slot.required.is_empty() && self.lease_until <= now {
+                return not_ready("this node's lease in the coordination store is over".into());
+            }
+            for node in &slot.required {
+                let healthy = |peer: &super::peer::Peer| peer.up && !peer.fallen_behind;
+                if !self.peers.get(node).is_some_and(healthy) {
+                    return not_ready(format!(
+                        "backup {node:#x} of slot {} is not connected; the controller is asked to take it out",
+                        place.run.slot
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The nodes that get a transaction, and whether it waits for them.
+    fn audience(&self, places: &[StagedRun]) -> Vec<(NodeId, bool)> {
+        let mut audience: Vec<(NodeId, bool)> = Vec::new();
+        let mut add = |node: NodeId, required: bool| match audience
+            .iter_mut()
+            .find(|(known, _)| *known == node)
+        {
+            Some((_, waits)) => *waits |= required,
+            None => audience.push((node, required)),
+        };
+        for place in places {
+            let slot = &self.slots[place.run.slot as usize];
+            slot.required.iter().for_each(|&node| add(node, true));
+            slot.extra.iter().for_each(|&node| add(node, false));
+        }
+        audience
+    }
+
+    /// The places of a part that a node holds.
+    fn share(&self, node: NodeId, places: &[StagedRun]) -> Vec<StagedRun> {
+        let held = |place: &&StagedRun| {
+            let slot = &self.slots[place.run.slot as usize];
+            slot.required.contains(&node) || slot.extra.contains(&node)
+        };
+        places.iter().filter(held).copied().collect()
+    }
+
+    pub(super) fn send_prepare(&mut self, node: NodeId, lsn: u64, part: &Part) {
+        let (places, decided) = (self.share(node, &part.1), self.decided);
+        let peer = self.peers.entry(node).or_default();
+        peer.told = decided;
+        peer.ask(Awaited::Entry(lsn), |number| Message::Prepare {
+            number,
+            lsn,
+            decided,
+            places,
+            transaction: Arc::clone(&part.0),
+        });
+    }
+
+    /// A backup has staged an entry, or one of its messages.
+    pub(super) fn staged_by(&mut self, node: NodeId, lsn: u64) {
+        let Ok(at) = self.pending.binary_search_by_key(&lsn, |entry| entry.lsn) else {
+            return;
+        };
+        let waiting = &mut self.pending[at].waiting;
+        for (waited, missing) in waiting.iter_mut() {
+            if *waited == node {
+                *missing = missing.saturating_sub(1);
+            }
+        }
+        waiting.retain(|(_, missing)| *missing > 0);
+    }
+
+    /// Decide whatever waits for nobody any more, in order, and tell.
+    pub(super) fn decide(&mut self) {
+        let lane = self.me;
+        while let Some(entry) = self.next_decided() {
+            self.decided = entry.lsn;
+            self.counters.committed += 1;
+            let work = self.work.entry(lane).or_default();
+            for (transaction, places) in entry.parts {
+                work.push_back(Work::Commit {
+                    transaction,
+                    places,
+                });
+            }
+            if !entry.settles.is_empty() {
+                work.push_back(Work::Settled { lsn: entry.lsn });
+            }
+            if let Some(token) = entry.token {
+                work.push_back(Work::Answer {
+                    token,
+                    outcome: Ok(entry.report),
+                });
+            }
+        }
+        // The decision rides on the next prepare; alone where none is under way.
+        let decided = self.decided;
+        for peer in self.peers.values_mut() {
+            if peer.up && peer.told < decided && peer.in_flight.is_empty() {
+                peer.told = decided;
+                peer.to_backup.push_back(Message::Commit { decided });
+            }
+        }
+    }
+
+    fn next_decided(&mut self) -> Option<Entry> {
+        if self.pending.front()?.waiting.is_empty() {
+            return self.pending.pop_front();
+        }
+        None
+    }
+
+    /// Undo the pushes from `lsn` on: nobody has applied them.
+    pub(super) fn roll_back(&mut self, rows: &impl Rows, lsn: u64, why: &Refusal) {
+        let (kept, undone): (Vec<Entry>, Vec<Entry>) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(|entry| entry.lsn < lsn || !entry.settles.is_empty());
+        self.pending = kept.into();
+        let lsns: Vec<u64> = undone.iter().map(|entry| entry.lsn).collect();
+        let mut told = std::collections::BTreeSet::new();
+        for entry in undone.into_iter().rev() {
+            self.counters.rolled_back += 1;
+            for (_, places) in &entry.parts {
+                told.extend(self.audience(places).into_iter().map(|(node, _)| node));
+                for place in places {
+                    // What is no longer this node's to order is its new master's to undo.
+                    if self.slots[place.run.slot as usize].source == self.me {
+                        rows.discard_from(place.run.slot, place.position);
+                    }
+                }
+            }
+            if let Some(token) = entry.token {
+                let first = lsns.first() == Some(&entry.lsn);
+                let outcome = Err(match why {
+                    why @ Refusal::RolledBack(_) => why.clone(),
+                    why if first => why.clone(),
+                    _ => Refusal::RolledBack("one before it was refused by a backup".into()),
+                });
+                let work = self.work.entry(self.me).or_default();
+                work.push_back(Work::Answer { token, outcome });
+            }
+        }
+        for node in told {
+            let peer = self.peers.entry(node).or_default();
+            if peer.up {
+                let lsns = lsns.clone();
+                peer.to_backup.push_back(Message::Rollback { lsns });
+            }
+        }
+    }
+
+    /// A backup refused an entry.
+    pub(super) fn refused_entry(
+        &mut self,
+        rows: &impl Rows,
+        node: NodeId,
+        lsn: u64,
+        reason: &Refuse,
+    ) {
+        let Ok(at) = self.pending.binary_search_by_key(&lsn, |entry| entry.lsn) else {
+            // Long undone, or from beginning anew on a connection.
+            if *reason == Refuse::Gap {
+                self.distrust(node);
+            }
+            return;
+        };
+        let waited = self.pending[at].waiting.iter().any(|(one, _)| *one == node);
+        let is_push = self.pending[at].settles.is_empty();
+        let why = match reason {
+            Refuse::OldTerm => Refusal::RolledBack("this node is master no more".into()),
+            Refuse::Gap => {
+                self.distrust(node);
+                Refusal::RolledBack(format!("backup {node:#x} has fallen behind"))
+            }
+            Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) => refusal.clone(),
+            Refuse::Rows(refusal) => {
+                Refusal::RolledBack(format!("backup {node:#x} refused: {refusal}"))
+            }
+        };
+        if waited && is_push {
+            self.roll_back(rows, lsn, &why);
+        }
+    }
+
+    /// A backup is not what it should be: have it taken out, or copied anew.
+    fn distrust(&mut self, node: NodeId) {
+        let peer = self.peers.entry(node).or_default();
+        peer.fallen_behind = true;
+        for copy in peer.copies.values_mut() {
+            if !copy.is_required() {
+                *copy = super::peer::Copy::Wanted;
+            }
+        }
+        self.recount();
+    }
+
+    /// These slots are somebody else's now: what was not decided is undone here, and the new
+    /// master finds out by itself what it holds of it.
+    pub(super) fn give_up(&mut self, rows: &impl Rows, lost: &[u32]) {
+        if lost.is_empty() {
+            return;
+        }
+        let is_lost = |slot: &u32| lost.binary_search(slot).is_ok();
+        let touches = |entry: &&Entry| {
+            let mut places = entry.parts.iter().flat_map(|(_, places)| places);
+            entry.settles.is_empty() && places.any(|place| is_lost(&place.run.slot))
+        };
+        if let Some(entry) = self.pending.iter().find(touches) {
+            let why = Refusal::RolledBack("a slot of it was given to another master".into());
+            self.roll_back(rows, entry.lsn, &why);
+        }
+        for entry in &mut self.pending {
+            entry.settles.retain(|slot| !is_lost(slot));
+            for (_, places) in &mut entry.parts {
+                places.retain(|place| !is_lost(&place.run.slot));
+            }
+            entry.parts.retain(|(_, places)| !places.is_empty());
+        }
+        self.pending
+            .retain(|entry| !entry.parts.is_empty() || !entry.settles.is_empty());
+        for settling in &mut self.settling {
+            settling.slots.retain(|slot| !is_lost(slot));
+        }
+        self.settling.retain(|settling| !settling.slots.is_empty());
+    }
+
+    /// Nobody waits any more for those that the routing has taken out.
+    pub(super) fn release_waiting(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        for entry in &mut pending {
+            let slots = &self.slots;
+            let needs = |node: NodeId, slot: u32| slots[slot as usize].required.contains(&node);
+            let places = entry.parts.iter().flat_map(|(_, places)| places);
+            let touched: Vec<u32> = places.map(|place| place.run.slot).collect();
+            entry.waiting.retain(|(node, _)| {
+                let mut all = touched.iter().chain(&entry.settles);
+                all.any(|&slot| needs(*node, slot))
+            });
+        }
+        self.pending = pending;
+    }
+
+    /// Gained slots: keep everything that is staged (it may have been acknowledged), bring the
+    /// in-sync backups to the same order, then commit it (invariant I6).
+    pub(super) fn settle(&mut self, now: Micros, rows: &impl Rows, slots: Vec<u32>) {
+        self.counters.promotions += 1;
+        self.last_lsn += 1;
+        let lsn = self.last_lsn;
+        let mut parts: Vec<Part> = Vec::new();
+        let mut round = 0;
+        // Round by round, so that each slot's order is kept and slots with the same push in the
+        // same place share a message.
+        let staged: Vec<_> = slots.iter().map(|&slot| rows.staged(slot)).collect();
+        loop {
+            let first = parts.len();
+            for (&slot, staged) in slots.iter().zip(&staged) {
+                let Some(one) = staged.get(round) else {
+                    continue;
+                };
+                let place = StagedRun {
+                    term: self.slots[slot as usize].term,
+                    position: rows.position(slot).0 + 1 + round as u64,
+                    run: one.run,
+                };
+                let known = parts[first..]
+                    .iter_mut()
+                    .find(|(known, _)| Arc::ptr_eq(known, &one.transaction));
+                match known {
+                    Some((_, places)) => places.push(place),
+                    None => parts.push((Arc::clone(&one.transaction), vec![place])),
+                }
+            }
+            if parts.len() == first {
+                break;
+            }
+            round += 1;
+        }
+        for &slot in &slots {
+            rows.retag(slot, lsn);
+        }
+        self.settling.push(Settling {
+            lsn,
+            slots: slots.clone(),
+            version: self.routing.version,
+            settled: false,
+        });
+        let mut backups: Vec<NodeId> = Vec::new();
+        for &slot in &slots {
+            backups.extend(&self.slots[slot as usize].required);
+        }
+        backups.sort_unstable();
+        backups.dedup();
+        self.pending.push_back(Entry {
+            lsn,
+            parts,
+            settles: slots,
+            // Filled in when it is sent; until then it counts as missing.
+            waiting: backups.iter().map(|&node| (node, 1)).collect(),
+            token: None,
+            report: StageReport::default(),
+            since: now,
+        });
+        for node in backups {
+            if self.peers.get(&node).is_some_and(|peer| peer.up) {
+                self.send_entry(rows, node, self.pending.len() - 1);
+            }
+        }
+    }
+
+    /// Begin anew on a connection: fix the order of every slot the node backs up, then send what
+    /// is not decided.
+    pub(super) fn resume(&mut self, rows: &impl Rows, node: NodeId) {
+        let slots: Vec<u32> = (0..self.slots.len() as u32)
+            .filter(|&slot| self.slots[slot as usize].required.contains(&node))
+            .collect();
+        if !slots.is_empty() {
+            self.send_settle(rows, node, 0, &slots);
+        }
+        for at in 0..self.pending.len() {
+            self.send_entry(rows, node, at);
+        }
+    }
+
+    /// Send an entry of the order to a node, if it holds any of its slots, and wait for it.
+    fn send_entry(&mut self, rows: &impl Rows, node: NodeId, at: usize) {
+        let entry = &self.pending[at];
+        let required = |slot: &&u32| self.slots[**slot as usize].required.contains(&node);
+        let settles: Vec<u32> = entry.settles.iter().filter(required).copied().collect();
+        let (lsn, parts) = (entry.lsn, entry.parts.clone());
+        let mut missing = 0;
+        if !settles.is_empty() {
+            self.send_settle(rows, node, lsn, &settles);
+            missing += 1;
+        }
+        let mut waits = missing > 0;
+        for part in &parts {
+            let share = self.share(node, &part.1);
+            if !share.is_empty() {
+                self.send_prepare(node, lsn, part);
+                missing += 1;
+                waits |= share
+                    .iter()
+                    .any(|place| self.slots[place.run.slot as usize].required.contains(&node));
+            }
+        }
+        let entry = &mut self.pending[at];
+        entry.waiting.retain(|(waited, _)| *waited != node);
+        if waits {
+            entry.waiting.push((node, missing));
+        }
+    }
+
+    fn send_settle(&mut self, rows: &impl Rows, node: NodeId, lsn: u64, slots: &[u32]) {
+        let settled = |&slot: &u32| SettledSlot {
+            slot,
+            term: self.slots[slot as usize].term,
+            birth: self.slots[slot as usize].birth,
+            version: self.routing.version,
+            decided: self.decided_position(rows, slot),
+        };
+        let slots = slots.iter().map(settled).collect();
+        let peer = self.peers.entry(node).or_default();
+        peer.ask(Awaited::Entry(lsn), |number| Message::Settle {
+            number,
+            lsn,
+            slots,
+        });
+    }
+
+    /// How far a slot's order is decided: further than it is applied, as long as the decided
+    /// rest waits in its lane.
+    pub(super) fn decided_position(&self, rows: &impl Rows, slot: u32) -> u64 {
+        let (position, _) = rows.position(slot);
+        let staged = rows.staged(slot);
+        let decided = staged.iter().take_while(|one| one.tag <= self.decided);
+        position + decided.count() as u64
+    }
+}

@@ -1,0 +1,124 @@
+//! What nodes say to each other. How it is laid out as bytes: [`crate::wire::peer`].
+
+use std::sync::Arc;
+
+use super::Micros;
+use crate::engine::SlotMemory;
+use crate::error::Refusal;
+use crate::table::PlainRows;
+use crate::transaction::{StagedRun, Transaction};
+
+/// A slot whose order a master fixes at a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SettledSlot {
+    /// The slot.
+    pub slot: u32,
+    /// Its term.
+    pub term: u64,
+    /// The routing version that the master goes by.
+    pub version: u64,
+    /// When its content began; another one at the backup is forgotten.
+    pub birth: u64,
+    /// Everything up to here is decided: apply it, and drop what is staged behind.
+    pub decided: u64,
+}
+
+/// Messages that ask for an answer carry a number, per connection and from 1; answers name it.
+#[derive(Debug, Clone)]
+pub enum Message {
+    /// Master: I am here; give me your promise. Also tells what was decided.
+    Heartbeat {
+        /// On the master's clock; comes back in the answer.
+        sent_at: Micros,
+        /// The routing version the master goes by.
+        version: u64,
+        /// Everything prepared up to here is decided.
+        decided: u64,
+    },
+    /// Master: stage this. Answered.
+    Prepare {
+        /// Number on this connection.
+        number: u64,
+        /// Number in the master's order.
+        lsn: u64,
+        /// Everything prepared up to here is decided.
+        decided: u64,
+        /// The slots the receiver holds, with their places.
+        places: Vec<StagedRun>,
+        /// The push.
+        transaction: Arc<Transaction>,
+    },
+    /// Master: everything prepared up to here is decided, apply it.
+    Commit {
+        /// Number in the master's order.
+        decided: u64,
+    },
+    /// Master: drop these.
+    Rollback {
+        /// Numbers in the master's order.
+        lsns: Vec<u64>,
+    },
+    /// Master, after a promotion or a new connection: this is how far your slots are. Answered.
+    Settle {
+        /// Number on this connection.
+        number: u64,
+        /// Number in the master's order.
+        lsn: u64,
+        /// The slots.
+        slots: Vec<SettledSlot>,
+    },
+    /// Master: a copy of a slot begins; forget what you have of it.
+    CopyBegin {
+        /// Which, and its term and birth.
+        slot: SettledSlot,
+    },
+    /// Master: rows of the copy.
+    CopyRows {
+        /// The slot.
+        slot: u32,
+        /// The table.
+        table: u64,
+        /// Some of its rows.
+        rows: PlainRows,
+    },
+    /// Master: the copy is whole. Answered.
+    CopyEnd {
+        /// Number on this connection.
+        number: u64,
+        /// The slot, as in the beginning.
+        slot: SettledSlot,
+        /// Its order and its streams.
+        memory: SlotMemory,
+    },
+    /// Backup: for some time from now I will not be a master of anything you hold by the
+    /// routing version that I name.
+    Promise {
+        /// From the heartbeat.
+        sent_at: Micros,
+        /// The routing version the backup goes by.
+        version: u64,
+    },
+    /// Backup: done.
+    Accepted {
+        /// Of the message.
+        number: u64,
+    },
+    /// Backup: not done.
+    Refused {
+        /// Of the message.
+        number: u64,
+        /// Why.
+        reason: Refuse,
+    },
+}
+
+/// Why a backup does not stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refuse {
+    /// It has seen a newer term of the slot: the sender is master no more.
+    OldTerm,
+    /// It lacks what comes before: it must be copied anew.
+    Gap,
+    /// It cannot take the rows.
+    Rows(Refusal),
+}

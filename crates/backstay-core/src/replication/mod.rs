@@ -1,0 +1,41 @@
+//! Replication of slots: two-phase commit between a master and its in-sync backups.
+//!
+//! A pure state machine. [`Replica`] is one node's part in it: it is told of requests, messages,
+//! broken connections, the routing and the time, and answers with messages to send and
+//! [`Work`] to do on the rows, which it reaches through [`Rows`]. It opens no socket and reads
+//! no clock, so a server and a simulator drive the same code.
+//!
+//! The protocol is primary-backup in the style of `PacificA` (Lin et al., MSR-TR-2008-25): the
+//! configuration of each slot (master, in-sync backups, term) comes from outside, here from the
+//! controller through the coordination store; the fence against an ousted master is in its
+//! backups; a promise of every in-sync backup is what lets a master answer reads.
+//!
+//! - [`routing`]: the routing record, as this node needs it.
+//! - [`message`]: what nodes say to each other.
+//! - `peer`: what is known of another node, and what is under way to it.
+//! - [`replica`]: the state, and what happens when routing, time or connections change.
+//! - `master`: prepare, commit, rollback, settling after a promotion.
+//! - `backup`: stage, apply, discard; the fence.
+//! - `catch_up`: copying slots to a replica that lacks them.
+//! - `promise`: who may answer reads, and until when.
+
+mod backup;
+mod catch_up;
+mod master;
+pub mod message;
+mod peer;
+mod promise;
+pub mod replica;
+pub mod routing;
+pub mod rows;
+
+pub use message::Message;
+pub use replica::{Replica, ReplicaOptions, Report, Token, Way, Work};
+pub use routing::RoutingTable;
+pub use rows::{LocalRows, Rows, SlotCopy};
+
+/// One process of a pserver: the number it draws at its start. Never 0.
+pub type NodeId = u64;
+
+/// Microseconds on the node's own monotonic clock, from any origin.
+pub type Micros = u64;

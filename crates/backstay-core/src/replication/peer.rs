@@ -1,0 +1,122 @@
+//! What a node knows of another one, and what is under way between them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::message::Message;
+use super::Micros;
+use crate::transaction::{StagedRun, Transaction};
+
+/// A transaction, or a part of it, in its places.
+pub(super) type Part = (Arc<Transaction>, Vec<StagedRun>);
+
+/// What an answer of a backup is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// An entry of the master's order, or none of it (0).
+    Entry(u64),
+    /// The copy of a slot.
+    Copy(u32),
+}
+
+/// How far the copy of a slot to a node has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copy {
+    /// Not begun.
+    Wanted,
+    /// Sent; what is staged from now on goes there, too.
+    Sent,
+    /// There. From now on nothing commits without that node; once it has answered everything
+    /// up to this number, it has all that was committed.
+    Installed {
+        /// Number of the last message sent before.
+        after: u64,
+    },
+    /// The controller is asked to take it into the in-sync set. Nothing commits without it
+    /// until the controller has answered, one way or the other.
+    CaughtUp {
+        /// The slot's term when it was asked.
+        term: u64,
+    },
+    /// As before, but the connection broke: the request is withdrawn, but may have been heard.
+    InDoubt {
+        /// The slot's term when it was asked.
+        term: u64,
+    },
+}
+
+impl Copy {
+    /// Whether commits wait for the node.
+    pub(super) fn is_required(self) -> bool {
+        !matches!(self, Self::Wanted | Self::Sent)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Peer {
+    // This node as the master.
+    /// Whether there is a connection to it.
+    pub(super) up: bool,
+    /// Its port refused a connection: the process is probably gone.
+    pub(super) refused: bool,
+    /// Number of the last message that asked for an answer.
+    pub(super) last_number: u64,
+    /// Those without an answer, in order.
+    pub(super) in_flight: VecDeque<(u64, Awaited)>,
+    /// To be sent on the connection to it.
+    pub(super) to_backup: VecDeque<Message>,
+    /// The newest decision it was told of.
+    pub(super) told: u64,
+    /// It will not be promoted before, on this node's clock.
+    pub(super) promised_until: Micros,
+    /// Since when it has not answered as it should.
+    pub(super) trouble_since: Option<Micros>,
+    /// It lacks something in the middle: only a copy helps.
+    pub(super) fallen_behind: bool,
+    /// Slots that are being copied to it.
+    pub(super) copies: BTreeMap<u32, Copy>,
+
+    // This node as the backup.
+    /// To be sent on the connection from it.
+    pub(super) to_master: VecDeque<Message>,
+    /// What it has prepared here, by its numbers.
+    pub(super) prepared: BTreeMap<u64, Vec<Part>>,
+    /// Until when it was promised that this node will not be promoted, by the routing version
+    /// this node went by when it promised.
+    pub(super) promises_given: BTreeMap<u64, Micros>,
+    /// The newest routing version it is known to go by.
+    pub(super) its_version: u64,
+}
+
+impl Peer {
+    /// Send a message that asks for an answer.
+    pub(super) fn ask(&mut self, awaited: Awaited, message: impl FnOnce(u64) -> Message) {
+        self.last_number += 1;
+        self.in_flight.push_back((self.last_number, awaited));
+        self.to_backup.push_back(message(self.last_number));
+    }
+
+    /// The connection to it is new: what was under way is not any more.
+    pub(super) fn reset_way_there(&mut self) {
+        self.last_number = 0;
+        self.in_flight.clear();
+        self.to_backup.clear();
+        self.told = 0;
+    }
+
+    /// The answer to a message: what it was about, if it is the next one that is awaited.
+    pub(super) fn answered(&mut self, number: u64) -> Option<Awaited> {
+        let &(next, awaited) = self.in_flight.front()?;
+        if next != number {
+            return None;
+        }
+        self.in_flight.pop_front();
+        Some(awaited)
+    }
+
+    /// The number of the oldest message without an answer, or the next one's.
+    pub(super) fn oldest_unanswered(&self) -> u64 {
+        let oldest = self.in_flight.front().map(|&(number, _)| number);
+        oldest.unwrap_or(self.last_number + 1)
+    }
+}

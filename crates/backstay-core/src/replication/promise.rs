@@ -1,0 +1,121 @@
+//! Who may answer reads, and until when: promises of the backups, and the node's own lease.
+//!
+//! A backup promises not to act as a master, for some time, of anything the asker holds by the
+//! routing version that the backup names. It counts the time from when it answers, the master
+//! from when it asked, so the master's end comes first whatever the network does; a margin
+//! covers clocks that run at different speeds. A master that meets a promise of a newer routing
+//! version than its own does not count it: there, it may be a master no more.
+
+use super::message::Message;
+use super::replica::Replica;
+use super::rows::Rows;
+use super::{Micros, NodeId};
+use crate::engine::Standing;
+
+/// A promise counts for this much less than it was given for: clocks drift.
+const MARGIN_DIVISOR: Micros = 20;
+
+impl Replica {
+    /// The node's lease in the coordination store is alive until then (0: it is lost).
+    pub fn set_lease(&mut self, until: Micros) {
+        self.lease_until = until;
+    }
+
+    /// Until when this node may answer reads of the slots it serves. What was read before counts
+    /// if this still lies in the future afterwards.
+    pub fn serving_until(&self) -> Micros {
+        let promised = |node: &NodeId| {
+            let peer = self.peers.get(node);
+            peer.map_or(0, |peer| peer.promised_until)
+        };
+        let backups = self.required.iter().map(promised).min();
+        let lease = self.solo.then_some(self.lease_until);
+        [backups, lease]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(Micros::MAX)
+    }
+
+    pub(super) fn heartbeat(&mut self, now: Micros, node: NodeId) {
+        let (version, decided) = (self.routing.version, self.decided);
+        let peer = self.peers.entry(node).or_default();
+        if peer.up {
+            peer.told = decided;
+            peer.to_backup.push_back(Message::Heartbeat {
+                sent_at: now,
+                version,
+                decided,
+            });
+        }
+    }
+
+    /// A master asks for a promise.
+    pub(super) fn promise(&mut self, now: Micros, from: NodeId, sent_at: Micros, version: u64) {
+        let mine = self.routing.version;
+        let until = now + self.options.promise;
+        let peer = self.peers.entry(from).or_default();
+        peer.its_version = peer.its_version.max(version);
+        peer.promises_given.retain(|_, until| *until > now);
+        let given = peer.promises_given.entry(mine).or_default();
+        *given = (*given).max(until);
+        peer.to_master.push_back(Message::Promise {
+            sent_at,
+            version: mine,
+        });
+    }
+
+    /// A backup has promised.
+    pub(super) fn promised(&mut self, now: Micros, from: NodeId, sent_at: Micros, version: u64) {
+        let counted = self.options.promise - self.options.promise / MARGIN_DIVISOR;
+        let mine = self.routing.version;
+        let peer = self.peers.entry(from).or_default();
+        if version <= mine {
+            peer.promised_until = peer.promised_until.max(sent_at + counted);
+        }
+        if peer.up && peer.promised_until > now {
+            let limit = self.options.prepare_timeout;
+            let late = self.pending.front().is_some_and(|entry| {
+                entry.since + limit <= now && entry.waiting.iter().any(|(node, _)| *node == from)
+            });
+            if !late {
+                peer.trouble_since = None;
+            }
+            self.refresh_report(now);
+        }
+    }
+
+    /// Whether somebody may still answer reads of what was gained by a routing version.
+    fn is_promised_away(&self, now: Micros, version: u64) -> bool {
+        self.peers.iter().any(|(node, peer)| {
+            let promised = |(&given_at, &until): (&u64, &Micros)| given_at < version && until > now;
+            peer.its_version < version
+                && !self.routing.gone.contains(node)
+                && peer.promises_given.iter().any(promised)
+        })
+    }
+
+    /// What an entry settled is applied here.
+    pub fn settled(&mut self, now: Micros, rows: &impl Rows, lsn: u64) {
+        for settling in &mut self.settling {
+            settling.settled |= settling.lsn == lsn;
+        }
+        self.serve_settled(now, rows);
+    }
+
+    /// Serve the slots whose former masters can serve them no more.
+    pub(super) fn serve_settled(&mut self, now: Micros, rows: &impl Rows) {
+        let settling = std::mem::take(&mut self.settling);
+        for one in settling {
+            if !one.settled || self.is_promised_away(now, one.version) {
+                self.settling.push(one);
+                continue;
+            }
+            for slot in one.slots {
+                if self.slots[slot as usize].master == self.me {
+                    rows.set_standing(slot, Standing::Serving);
+                }
+            }
+        }
+    }
+}

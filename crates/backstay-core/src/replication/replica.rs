@@ -1,0 +1,589 @@
+//! One node's part in replication: its state, and what happens when the routing, the time or a
+//! connection changes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::message::{Message, Refuse};
+use super::peer::{Awaited, Copy, Part, Peer};
+use super::routing::RoutingTable;
+use super::rows::Rows;
+use super::{Micros, NodeId};
+use crate::engine::{StageReport, Standing};
+use crate::error::Refusal;
+use crate::transaction::{StagedRun, Transaction};
+
+/// Times and limits of a replica.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaOptions {
+    /// For how long a backup promises not to be promoted.
+    pub promise: Micros,
+    /// How often a master asks for promises.
+    pub heartbeat: Micros,
+    /// A backup that does not answer for so long is reported, and its pushes are rolled back.
+    pub prepare_timeout: Micros,
+    /// Transactions under way at once.
+    pub max_pending: usize,
+    /// Slots that are copied to one node at once.
+    pub copies_at_once: usize,
+}
+
+impl Default for ReplicaOptions {
+    fn default() -> Self {
+        Self {
+            promise: 400_000,
+            heartbeat: 100_000,
+            prepare_timeout: 1_000_000,
+            max_pending: 256,
+            copies_at_once: 4,
+        }
+    }
+}
+
+/// Whose answer an outcome is; chosen by the caller of [`Replica::push`].
+pub type Token = u64;
+
+/// The two directions between nodes: each connection is opened by a master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// On the connection to the node, which is a backup of this one.
+    ToBackup,
+    /// On the connection from the node, which is a master to this one.
+    ToMaster,
+}
+
+/// What is to be done outside: in order within a lane, at leisure.
+#[derive(Debug)]
+pub enum Work {
+    /// Apply a transaction in its places.
+    Commit {
+        /// Which.
+        transaction: Arc<Transaction>,
+        /// Where.
+        places: Vec<StagedRun>,
+    },
+    /// Tell a client how its push went.
+    Answer {
+        /// From [`Replica::push`].
+        token: Token,
+        /// How.
+        outcome: Result<StageReport, Refusal>,
+    },
+    /// Call [`Replica::settled`].
+    Settled {
+        /// With this.
+        lsn: u64,
+    },
+}
+
+/// What a master wants of the controller. Level-triggered: it says what holds now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// The routing version it refers to.
+    pub routing_version: u64,
+    /// In-sync backups (or such that are to become it) that do not answer.
+    pub silent: BTreeSet<NodeId>,
+    /// (slot, its term, node): the node has all that was committed, take it in.
+    pub caught_up: BTreeSet<(u32, u64, NodeId)>,
+    /// Nodes whose port refuses connections.
+    pub refused: BTreeSet<NodeId>,
+}
+
+/// What has been done so far.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)] // The names say it.
+pub struct ReplicaCounters {
+    pub prepared: u64,
+    pub committed: u64,
+    pub rolled_back: u64,
+    pub staged_for_others: u64,
+    pub refused_to_others: u64,
+    pub promotions: u64,
+    pub slots_copied: u64,
+    pub slots_installed: u64,
+    /// Slots this node was made master of without being in sync: must stay 0.
+    pub unfit_promotions: u64,
+}
+
+/// What a node knows of a slot.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slot {
+    /// By the routing.
+    pub(super) term: u64,
+    /// By the routing.
+    pub(super) master: NodeId,
+    /// When the content that is held here began; 0 if none is.
+    pub(super) birth: u64,
+    /// The newest term seen, from the routing or a master: older ones are refused.
+    pub(super) fence: u64,
+    /// Whose order the staged transactions are in; 0 before any.
+    pub(super) source: NodeId,
+    /// The newest routing version by which a master gave orders here.
+    pub(super) seen_version: u64,
+    /// A copy has begun and not ended.
+    pub(super) torn: bool,
+    /// Some of its rows could not be taken in.
+    pub(super) copy_failed: bool,
+    /// As master: nothing commits without these.
+    pub(super) required: Vec<NodeId>,
+    /// As master: these get everything, too, but nobody waits for them.
+    pub(super) extra: Vec<NodeId>,
+}
+
+/// An entry of the master's order that is not decided.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) lsn: u64,
+    /// More than one only when settling.
+    pub(super) parts: Vec<Part>,
+    /// The slots that are settled by it; empty for a push.
+    pub(super) settles: Vec<u32>,
+    /// Whose answers are missing, and how many.
+    pub(super) waiting: Vec<(NodeId, u32)>,
+    pub(super) token: Option<Token>,
+    pub(super) report: StageReport,
+    pub(super) since: Micros,
+}
+
+/// Slots that were gained and are not served yet.
+#[derive(Debug)]
+pub(super) struct Settling {
+    pub(super) lsn: u64,
+    pub(super) slots: Vec<u32>,
+    /// The routing version that gave them to this node.
+    pub(super) version: u64,
+    /// Whether what was staged is applied, here and in the other replicas' orders.
+    pub(super) settled: bool,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Replica {
+    pub(super) me: NodeId,
+    pub(super) options: ReplicaOptions,
+    pub(super) routing: Arc<RoutingTable>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) peers: BTreeMap<NodeId, Peer>,
+    pub(super) pending: VecDeque<Entry>,
+    pub(super) settling: Vec<Settling>,
+    pub(super) last_lsn: u64,
+    /// Everything up to here is decided.
+    pub(super) decided: u64,
+    /// The node's own lease in the coordination store.
+    pub(super) lease_until: Micros,
+    /// Peers without which nothing commits, of any slot.
+    pub(super) required: BTreeSet<NodeId>,
+    /// Whether any slot has no backup to wait for.
+    pub(super) solo: bool,
+    pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
+    next_heartbeat: Micros,
+    report: (u64, Report),
+    /// What has been done so far.
+    pub counters: ReplicaCounters,
+}
+
+impl Replica {
+    /// A node that holds nothing yet.
+    pub fn new(me: NodeId, slots: u32, options: ReplicaOptions) -> Self {
+        Self {
+            me,
+            options,
+            routing: Arc::new(RoutingTable::alone(0, slots, 0)),
+            slots: vec![Slot::default(); slots as usize],
+            peers: BTreeMap::new(),
+            pending: VecDeque::new(),
+            settling: Vec::new(),
+            last_lsn: 0,
+            decided: 0,
+            lease_until: 0,
+            required: BTreeSet::new(),
+            solo: false,
+            work: BTreeMap::new(),
+            next_heartbeat: 0,
+            report: (0, Report::default()),
+            counters: ReplicaCounters::default(),
+        }
+    }
+
+    /// This node's process.
+    pub fn me(&self) -> NodeId {
+        self.me
+    }
+
+    /// The routing it goes by.
+    pub fn routing(&self) -> &Arc<RoutingTable> {
+        &self.routing
+    }
+
+    /// Go by a newer routing table. An older one changes nothing.
+    pub fn set_routing(&mut self, now: Micros, rows: &impl Rows, table: Arc<RoutingTable>) {
+        if table.version <= self.routing.version || table.slots() != self.routing.slots() {
+            return;
+        }
+        let lost = |slot: &u32| {
+            let (slot, known) = (*slot, &self.slots[*slot as usize]);
+            let goes_on =
+                table.replicas(slot).master == self.me && table.birth(slot) == known.birth;
+            known.master == self.me && !goes_on
+        };
+        let lost: Vec<u32> = (0..table.slots()).filter(lost).collect();
+        for &slot in &lost {
+            rows.set_standing(slot, Standing::Elsewhere);
+        }
+        self.give_up(rows, &lost);
+        self.routing = Arc::clone(&table);
+        rows.set_version(table.version);
+        let mut gained = Vec::new();
+        for slot in 0..table.slots() {
+            if self.follow(rows, slot) {
+                gained.push(slot);
+            }
+        }
+        self.drop_unknown_copies();
+        self.recount();
+        self.release_waiting();
+        if !gained.is_empty() {
+            self.settle(now, rows, gained);
+        }
+        self.copy_next(rows);
+        self.decide();
+        self.serve_settled(now, rows);
+        self.refresh_report(now);
+    }
+
+    /// Take over what the routing says of one slot; whether it is a new master's slot.
+    fn follow(&mut self, rows: &impl Rows, number: u32) -> bool {
+        let (term, birth) = (self.routing.term(number), self.routing.birth(number));
+        let set = self.routing.replicas(number);
+        let (me, slot) = (self.me, &mut self.slots[number as usize]);
+        if self.routing.version < slot.seen_version {
+            // A master goes by a newer table already.
+            return false;
+        }
+        let was_master = slot.master == me;
+        let is_master = set.master == me;
+        let holds = is_master || set.in_sync.contains(&me) || set.catching_up.contains(&me);
+        let fresh = holds && slot.birth != birth;
+        if fresh || (!holds && slot.birth != 0) {
+            rows.clear_slot(number);
+            *slot = Slot {
+                birth: if holds { birth } else { 0 },
+                fence: slot.fence,
+                seen_version: slot.seen_version,
+                ..Slot::default()
+            };
+        }
+        slot.term = term;
+        slot.fence = slot.fence.max(term);
+        slot.master = set.master;
+        if !is_master {
+            slot.required.clear();
+            slot.extra.clear();
+            return false;
+        }
+        let gained = fresh || !was_master;
+        if gained && !fresh && (slot.torn || slot.source == 0) {
+            // The controller must never do this: what is here may lack acknowledged pushes.
+            self.counters.unfit_promotions += 1;
+            rows.set_standing(number, Standing::Waiting);
+            return false;
+        }
+        if gained {
+            slot.source = me;
+            rows.set_standing(number, Standing::Waiting);
+        }
+        gained
+    }
+
+    /// Find out anew who is waited for.
+    pub(super) fn recount(&mut self) {
+        self.required.clear();
+        self.solo = false;
+        for number in 0..self.slots.len() as u32 {
+            let set = self.routing.replicas(number);
+            if self.slots[number as usize].master != self.me {
+                continue;
+            }
+            let slot = &mut self.slots[number as usize];
+            slot.required.clear();
+            slot.required.extend(&set.in_sync);
+            slot.extra.clear();
+            for &node in &set.catching_up {
+                let copies = self.peers.get(&node).map(|peer| &peer.copies);
+                match copies.and_then(|copies| copies.get(&number)) {
+                    Some(copy) if copy.is_required() => slot.required.push(node),
+                    Some(Copy::Sent) => slot.extra.push(node),
+                    _ => {}
+                }
+            }
+            self.required.extend(&slot.required);
+            self.solo |= slot.required.is_empty();
+        }
+        for node in &self.required {
+            self.peers.entry(*node).or_default();
+        }
+        let required = &self.required;
+        for (node, peer) in &mut self.peers {
+            peer.fallen_behind &= required.contains(node);
+        }
+    }
+
+    /// Every node this one must keep a connection to.
+    pub fn wanted_links(&self) -> BTreeSet<NodeId> {
+        let mut wanted = self.required.clone();
+        for slot in 0..self.routing.slots() {
+            let set = self.routing.replicas(slot);
+            if set.master == self.me {
+                wanted.extend(&set.catching_up);
+            }
+        }
+        wanted
+    }
+
+    /// A connection to a node was opened: begin anew on it.
+    pub fn link_up(&mut self, now: Micros, rows: &impl Rows, node: NodeId) {
+        let peer = self.peers.entry(node).or_default();
+        peer.reset_way_there();
+        peer.up = true;
+        peer.refused = false;
+        peer.fallen_behind = false;
+        for copy in peer.copies.values_mut() {
+            if let Copy::InDoubt { term } = *copy {
+                *copy = Copy::CaughtUp { term };
+            }
+        }
+        self.resume(rows, node);
+        self.heartbeat(now, node);
+        self.copy_next(rows);
+        self.refresh_report(now);
+    }
+
+    /// The connection to a node broke or could not be opened. `refused`: its port refuses
+    /// connections.
+    pub fn link_down(&mut self, now: Micros, rows: &impl Rows, node: NodeId, refused: bool) {
+        let peer = self.peers.entry(node).or_default();
+        peer.up = false;
+        peer.refused = refused;
+        peer.trouble_since.get_or_insert(now);
+        peer.reset_way_there();
+        for copy in peer.copies.values_mut() {
+            *copy = match *copy {
+                Copy::CaughtUp { term } | Copy::InDoubt { term } => Copy::InDoubt { term },
+                _ => Copy::Wanted,
+            };
+        }
+        self.recount();
+        self.release_waiting();
+        let waits = |entry: &&Entry| {
+            entry.settles.is_empty() && entry.waiting.iter().any(|(waited, _)| *waited == node)
+        };
+        if let Some(entry) = self.pending.iter().find(waits) {
+            let reason = format!("the connection to backup {node:#x} broke");
+            self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
+        }
+        self.decide();
+        self.refresh_report(now);
+    }
+
+    /// A master opened a connection to this node: what it had under way is to come again.
+    pub fn master_connected(&mut self, node: NodeId) {
+        let peer = self.peers.entry(node).or_default();
+        peer.to_master.clear();
+        peer.prepared.clear();
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self, now: Micros, rows: &impl Rows) {
+        if now >= self.next_heartbeat {
+            self.next_heartbeat = now + self.options.heartbeat;
+            for node in self.wanted_links() {
+                self.heartbeat(now, node);
+            }
+        }
+        let limit = self.options.prepare_timeout;
+        let late = |entry: &&Entry| !entry.waiting.is_empty() && entry.since + limit <= now;
+        let late: Vec<NodeId> = self
+            .pending
+            .iter()
+            .filter(late)
+            .flat_map(|entry| entry.waiting.iter().map(|(node, _)| *node))
+            .collect();
+        for node in late {
+            let peer = self.peers.entry(node).or_default();
+            peer.trouble_since.get_or_insert(now.saturating_sub(limit));
+        }
+        let stuck = |entry: &&Entry| {
+            entry.settles.is_empty() && !entry.waiting.is_empty() && entry.since + limit <= now
+        };
+        if let Some(entry) = self.pending.iter().find(stuck) {
+            let reason = format!("backup {:#x} did not answer in time", entry.waiting[0].0);
+            self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
+        }
+        for node in &self.required {
+            let peer = self.peers.entry(*node).or_default();
+            if peer.promised_until <= now {
+                peer.trouble_since.get_or_insert(now);
+            }
+        }
+        self.decide();
+        self.serve_settled(now, rows);
+        self.copy_next(rows);
+        self.refresh_report(now);
+    }
+
+    /// A message came. `way` is the connection it came on: from a backup on the one that this
+    /// node opened ([`Way::ToBackup`]), or from a master on its own.
+    pub fn receive(&mut self, now: Micros, rows: &impl Rows, from: NodeId, message: Message) {
+        match message {
+            Message::Heartbeat {
+                sent_at,
+                version,
+                decided,
+            } => {
+                self.apply_decided(from, decided);
+                self.promise(now, from, sent_at, version);
+                self.serve_settled(now, rows);
+            }
+            Message::Prepare {
+                number,
+                lsn,
+                decided,
+                places,
+                transaction,
+            } => {
+                self.prepare(rows, from, number, lsn, places, transaction);
+                self.apply_decided(from, decided);
+            }
+            Message::Commit { decided } => self.apply_decided(from, decided),
+            Message::Rollback { lsns } => self.discard(rows, from, &lsns),
+            Message::Settle { number, slots, .. } => self.obey(rows, from, number, &slots),
+            Message::CopyBegin { slot } => self.begin_copy(rows, from, slot),
+            Message::CopyRows {
+                slot,
+                table,
+                rows: some,
+            } => {
+                self.add_copied(rows, from, slot, table, &some);
+            }
+            Message::CopyEnd {
+                number,
+                slot,
+                memory,
+            } => self.end_copy(rows, from, number, slot, &memory),
+            Message::Promise { sent_at, version } => self.promised(now, from, sent_at, version),
+            Message::Accepted { number } => self.accepted(now, rows, from, number),
+            Message::Refused { number, reason } => self.refused(now, rows, from, number, &reason),
+        }
+    }
+
+    /// A backup has done what it was asked.
+    fn accepted(&mut self, now: Micros, rows: &impl Rows, from: NodeId, number: u64) {
+        let peer = self.peers.entry(from).or_default();
+        match peer.answered(number) {
+            Some(Awaited::Entry(lsn)) => self.staged_by(from, lsn),
+            Some(Awaited::Copy(slot)) => self.installed(from, slot),
+            None => return,
+        }
+        self.check_caught_up(now, from);
+        self.copy_next(rows);
+        self.decide();
+    }
+
+    fn refused(
+        &mut self,
+        now: Micros,
+        rows: &impl Rows,
+        from: NodeId,
+        number: u64,
+        reason: &Refuse,
+    ) {
+        let peer = self.peers.entry(from).or_default();
+        match peer.answered(number) {
+            Some(Awaited::Entry(lsn)) => self.refused_entry(rows, from, lsn, reason),
+            // It is begun again on the next occasion.
+            Some(Awaited::Copy(slot)) => {
+                peer.copies.insert(slot, Copy::Wanted);
+                self.recount();
+            }
+            None => return,
+        }
+        self.decide();
+        self.refresh_report(now);
+    }
+
+    /// Messages to send, in order.
+    pub fn take_messages(&mut self, node: NodeId, way: Way) -> VecDeque<Message> {
+        let Some(peer) = self.peers.get_mut(&node) else {
+            return VecDeque::new();
+        };
+        match way {
+            Way::ToBackup => std::mem::take(&mut peer.to_backup),
+            Way::ToMaster => std::mem::take(&mut peer.to_master),
+        }
+    }
+
+    /// Nodes with messages to send.
+    pub fn with_messages(&self) -> impl Iterator<Item = (NodeId, Way)> + '_ {
+        let pairs = self.peers.iter().flat_map(|(&node, peer)| {
+            [
+                (!peer.to_backup.is_empty()).then_some((node, Way::ToBackup)),
+                (!peer.to_master.is_empty()).then_some((node, Way::ToMaster)),
+            ]
+        });
+        pairs.flatten()
+    }
+
+    /// The next piece of work of a lane. Lanes are independent of each other; the work of one
+    /// lane is to be done in order, one piece at a time.
+    pub fn next_work(&mut self, lane: NodeId) -> Option<Work> {
+        self.work.get_mut(&lane)?.pop_front()
+    }
+
+    /// The lanes with work.
+    pub fn lanes(&self) -> Vec<NodeId> {
+        let busy = self.work.iter().filter(|(_, work)| !work.is_empty());
+        busy.map(|(&lane, _)| lane).collect()
+    }
+
+    /// What this node wants of the controller, with a number that grows when it changes.
+    pub fn report(&self) -> (u64, &Report) {
+        (self.report.0, &self.report.1)
+    }
+
+    pub(super) fn refresh_report(&mut self, now: Micros) {
+        let mut report = Report {
+            routing_version: self.routing.version,
+            ..Report::default()
+        };
+        let limit = self.options.prepare_timeout;
+        for (&node, peer) in &self.peers {
+            let silent = peer.trouble_since.is_some_and(|since| since + limit <= now);
+            if (silent || peer.fallen_behind) && self.required.contains(&node) {
+                report.silent.insert(node);
+            }
+            if peer.refused {
+                report.refused.insert(node);
+            }
+            for (&slot, &copy) in &peer.copies {
+                if let Copy::CaughtUp { term } = copy {
+                    report.caught_up.insert((slot, term, node));
+                }
+            }
+        }
+        if report != self.report.1 {
+            self.report = (self.report.0 + 1, report);
+        }
+    }
+
+    /// A slot's term, whose order it follows here (0: nobody's yet), and whether a copy of it
+    /// is under way to this node.
+    pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
+        let state = &self.slots[slot as usize];
+        (state.term, state.source, state.torn)
+    }
+
+    /// Transactions that wait for backups.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+}

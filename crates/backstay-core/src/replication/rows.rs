@@ -1,0 +1,149 @@
+//! How a replica reaches the rows: one engine in a simulator, many under locks in a server.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use crate::engine::{Engine, SlotMemory, StageReport, Staged, Standing};
+use crate::error::Refusal;
+use crate::table::PlainRows;
+use crate::transaction::{StagedRun, Transaction};
+
+/// A slot as it is copied to another node.
+#[derive(Debug, Clone, Default)]
+pub struct SlotCopy {
+    /// Its order and its streams.
+    pub memory: SlotMemory,
+    /// The rows of each table, by the table's id.
+    pub tables: Vec<(u64, PlainRows)>,
+    /// What is staged behind it.
+    pub staged: Vec<Staged>,
+}
+
+/// The rows of a node. Each call is one step: what it reads or changes in a slot is of one
+/// instant. [`Self::commit`] may run beside all others; the rest is called one at a time.
+pub trait Rows {
+    /// See [`crate::engine::Engine::admit`]; over all slots of the transaction.
+    fn admit(
+        &self,
+        transaction: &Transaction,
+        places: &mut Vec<StagedRun>,
+    ) -> Result<StageReport, Refusal>;
+    /// See [`crate::engine::Engine::stage`]; all places or none.
+    fn stage(
+        &self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+        tag: u64,
+    ) -> Option<StagedRun>;
+    /// Refuse a transaction of another node that this one could not apply: an unknown table,
+    /// no room for its rows.
+    fn check(&self, transaction: &Transaction) -> Result<(), Refusal>;
+    /// See [`crate::engine::Engine::commit`].
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal>;
+    /// See [`crate::engine::Engine::commit_through`].
+    fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal>;
+    /// See [`crate::engine::Engine::discard_from`].
+    fn discard_from(&self, slot: u32, position: u64);
+    /// Position, and position with what is staged.
+    fn position(&self, slot: u32) -> (u64, u64);
+    /// What is staged in a slot.
+    fn staged(&self, slot: u32) -> Vec<Staged>;
+    /// See [`crate::engine::Engine::retag`].
+    fn retag(&self, slot: u32, tag: u64);
+    /// The routing version that refusals name.
+    fn set_version(&self, version: u64);
+    /// What this node is to a slot.
+    fn standing(&self, slot: u32) -> Standing;
+    /// Change it.
+    fn set_standing(&self, slot: u32, standing: Standing);
+    /// Copy a slot.
+    fn copy_slot(&self, slot: u32) -> SlotCopy;
+    /// See [`crate::engine::Engine::clear_slot`].
+    fn clear_slot(&self, slot: u32);
+    /// See [`crate::engine::Engine::set_memory`].
+    fn set_memory(&self, slot: u32, memory: &SlotMemory);
+    /// See [`crate::engine::Engine::add_rows`].
+    fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal>;
+}
+
+/// The rows of one engine over all slots: for simulators and tests.
+#[derive(Debug)]
+pub struct LocalRows(pub RefCell<Engine>);
+
+impl Rows for LocalRows {
+    fn admit(
+        &self,
+        transaction: &Transaction,
+        places: &mut Vec<StagedRun>,
+    ) -> Result<StageReport, Refusal> {
+        self.0
+            .borrow()
+            .admit(transaction, transaction.runs(), places)
+    }
+
+    fn stage(
+        &self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+        tag: u64,
+    ) -> Option<StagedRun> {
+        self.0.borrow_mut().stage(transaction, places, tag)
+    }
+
+    fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
+        self.0.borrow().check(transaction)
+    }
+
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal> {
+        self.0.borrow_mut().commit(transaction, places)
+    }
+
+    fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal> {
+        self.0.borrow_mut().commit_through(slot, position)
+    }
+
+    fn discard_from(&self, slot: u32, position: u64) {
+        self.0.borrow_mut().discard_from(slot, position);
+    }
+
+    fn position(&self, slot: u32) -> (u64, u64) {
+        self.0.borrow().place(slot)
+    }
+
+    fn staged(&self, slot: u32) -> Vec<Staged> {
+        self.0.borrow().staged(slot).cloned().collect()
+    }
+
+    fn retag(&self, slot: u32, tag: u64) {
+        self.0.borrow_mut().retag(slot, tag);
+    }
+
+    fn set_version(&self, version: u64) {
+        self.0.borrow_mut().set_version(version);
+    }
+
+    fn standing(&self, slot: u32) -> Standing {
+        self.0.borrow().standing(slot)
+    }
+
+    fn set_standing(&self, slot: u32, standing: Standing) {
+        self.0.borrow_mut().set_standing(slot, standing);
+    }
+
+    fn copy_slot(&self, slot: u32) -> SlotCopy {
+        self.0.borrow().copy_slot(slot)
+    }
+
+    fn clear_slot(&self, slot: u32) {
+        self.0.borrow_mut().clear_slot(slot);
+    }
+
+    fn set_memory(&self, slot: u32, memory: &SlotMemory) {
+        self.0.borrow_mut().set_memory(slot, memory);
+    }
+
+    fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
+        let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+        self.0.borrow_mut().add_rows(table, slot, rows)
+    }
+}
