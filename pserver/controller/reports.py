@@ -47,7 +47,7 @@ def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
     for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
         held = draft.held[slot]
         out = tuple([number for number in held.in_sync if number in silent])
-        if held.master != reporter or not out:
+        if not out:
             continue
         stay = tuple([number for number in held.in_sync if number not in silent])
         draft.put(slot, SlotReplicas(reporter, stay, held.catching_up + out))
@@ -82,13 +82,15 @@ def _take_in(draft: Draft, reporter: int, silent: set[int], report: NodeReport) 
 
 
 def _holds(draft: Draft, reporter: int, backup: int, entry: CaughtUp) -> bool:
-    """Whether what the entry says is about the slot as it is in the table that is there."""
+    """Whether what the entry says is about the slot as it is in the table that is there.
+
+    The reporter is alive and was master there, so it still is: only the dead are replaced
+    before reports are followed.
+    """
     before = draft.before
     return (
         entry.slot < before.slot_count
         and entry.term == int(before.term_of_slot[entry.slot])
         and before.replicas_of_slot[entry.slot].master == reporter
-        and backup in before.replicas_of_slot[entry.slot].catching_up
-        and draft.held[entry.slot].master == reporter
         and backup in draft.held[entry.slot].catching_up
     )
