@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::replication::ReplicaOptions;
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
@@ -52,6 +53,8 @@ pub fn options() -> ServerOptions {
         max_connections: 64,
         handshake_timeout: PATIENCE,
         stall_timeout: PATIENCE,
+        peer_tls: None,
+        replica: ReplicaOptions::default(),
     }
 }
 
@@ -87,7 +90,7 @@ pub fn client_options() -> ClientOptions {
         tls: None,
         client_name: "good".into(),
         connect_timeout: PATIENCE,
-        stall_timeout: PATIENCE,
+        replica: ReplicaOptions::default(),
         max_frame_bytes: 1 << 20,
         part_bytes: 1 << 16,
         max_pushes_in_flight: 8,
