@@ -89,6 +89,7 @@ class ClusterSnapshot:
         config: What is fixed for the cluster; None before it is read.
         members: The nodes with a lease that is alive, by id.
         routing: The routing table; None before there is one.
+        routing_json: The same as the store has it.
         routing_revision: The store's revision of the last write of the routing record.
         reports: What masters report, by instance.
         deaths: Processes known to be gone, by instance.
@@ -103,6 +104,7 @@ class ClusterSnapshot:
     config: ClusterConfig | None = None
     members: Mapping[str, MemberRecord] = field(default_factory=lambda: MappingProxyType({}))
     routing: RoutingTable | None = None
+    routing_json: str = ""
     routing_revision: int = 0
     reports: Mapping[int, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
     deaths: Mapping[int, DeathRecord] = field(default_factory=lambda: MappingProxyType({}))
@@ -254,6 +256,7 @@ class _Changes:
         keys, key = self._keys, item.key
         if key == keys.routing:
             self._values["routing"] = RoutingTable.from_json(item.value)
+            self._values["routing_json"] = item.value
             self._values["routing_revision"] = item.mod_revision
         elif key == keys.config:
             self._values["config"] = ClusterConfig.from_json(item.value)

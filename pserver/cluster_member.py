@@ -193,7 +193,7 @@ class ClusterMember:
             if routing is None or routing.version <= version:
                 continue
             version = routing.version
-            self._plane.apply_routing(routing)
+            self._plane.apply_routing(snapshot.routing_json)
             self._registration.set_sync(all_in_sync(routing, self._identity.instance))
             slots = {node.instance: node.node_id for node in routing.nodes}
             own_id = slots.get(self._identity.instance)

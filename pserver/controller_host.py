@@ -44,6 +44,9 @@ __all__ = ["ControllerHost"]
 
 # Records of one cause (a node's death is up to three) come together; one decision for all.
 DEBOUNCE_S = 0.003
+# A copy that has caught up can wait for the next ones: each new routing table costs trainers a
+# look at it.
+CALM_S = 0.05
 RETRY_PAUSE_S = 0.1
 EVENTS_MAX = 1000
 # Written with the routing; further ones of the same decision follow in transactions of their own.
@@ -118,22 +121,39 @@ class ControllerHost:
     async def _rule(self, token: FencingToken) -> None:
         await self._repeat(self._take_over)
         revision = -1
+        decided: ClusterSnapshot | None = None
         while True:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._mirror.newer_than(revision), self._next_deadline())
-            await asyncio.sleep(DEBOUNCE_S)
-            snapshot = self._mirror.snapshot()
+            snapshot = await self._settled(decided)
             revision = snapshot.revision
             if snapshot.routing_revision < self._written:
                 # What this one wrote has not come back yet; a decision now would be of yesterday.
                 continue
             try:
                 await self._decide_once(snapshot, token)
+                decided = snapshot
             except StoreUnavailable as error:
                 log.warning("a decision could not be written: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
                 # Whether it was written is not known: look again at once.
                 revision = -1
+
+    async def _settled(self, decided: ClusterSnapshot | None) -> ClusterSnapshot:
+        """Return the records after a short pause, in which those of one cause come together.
+
+        Args:
+            decided: The records of the last decision; None if there was none.
+        """
+        deadline_s = self._loop.time() + CALM_S
+        while True:
+            await asyncio.sleep(DEBOUNCE_S)
+            snapshot = self._mirror.snapshot()
+            left_s = deadline_s - self._loop.time()
+            if decided is None or left_s <= 0 or _is_urgent(decided, snapshot):
+                return snapshot
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._mirror.newer_than(snapshot.revision), left_s)
 
     async def _take_over(self) -> None:
         """Read everything, so that the first decision is not one of yesterday's records."""
@@ -326,3 +346,15 @@ class ControllerHost:
             except StoreUnavailable as error:
                 log.warning("the controller waits for the store: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
+    """Whether a process came, went or changed its status, or a master waits for a silent backup."""
+    return (
+        before.members != now.members
+        or before.deaths.keys() != now.deaths.keys()
+        or any(
+            report.silent and report != before.reports.get(instance)
+            for instance, report in now.reports.items()
+        )
+    )

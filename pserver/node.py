@@ -72,7 +72,7 @@ class Node:
         self._config = config
         self._control = ControlServer(config)
         instance = secrets.randbelow(2**63 - 1) + 1
-        self._plane = DataPlane(_open_data_server(config, instance), instance)
+        self._plane = DataPlane(_open_data_server(config, instance))
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
             id_of=_native.table_id,
@@ -285,6 +285,9 @@ def _open_data_server(config: ServerConfig, instance: int) -> DataServer:
             handshake_timeout_ms=config.handshake_timeout_ms,
             stall_timeout_ms=config.stall_timeout_ms,
             memory_limit_bytes=config.memory_limit_bytes,
+            tls_peer_ca_pem=pems.ca if pems.cert is not None else None,
+            promise_ms=config.promise_ms,
+            prepare_timeout_ms=config.prepare_timeout_ms,
         )
     except OSError as error:
         raise ListenError(f"listen_data: {error.strerror or error}") from error
