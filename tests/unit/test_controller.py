@@ -145,9 +145,18 @@ def test_a_silent_backup_has_to_catch_up_in_the_slots_of_the_master_that_says_so
         assert new.replicas_of_slot[slot] == expected
         assert new.term_of_slot[slot] == 1 + concerned
     assert ("backup_silent", "ps-1") in kinds(hung)
-    # The same report again is of an older table; written anew, it finds nothing to do.
+    # The same report again is of an older table.
     assert decide(after(hung)).routing is None
-    assert decide(silent(after(hung), 100, 101)).routing is None
+
+
+def test_a_silent_node_loses_its_place_among_those_that_catch_up() -> None:
+    """Its master may have asked for it, and waits for it until a table says otherwise."""
+    hung = after(silent(cluster(), 100, 101))
+    places = [held == SlotReplicas(0, (), (1,)) for held in table(hung).replicas_of_slot]
+    assert any(places)
+    new = table(after(silent(hung, 100, 101)))
+    for held, concerned in zip(new.replicas_of_slot, places, strict=True):
+        assert not concerned or 1 not in held.catching_up
 
 
 def test_a_silent_backup_without_a_lease_leaves_the_slot() -> None:
@@ -193,7 +202,8 @@ def test_a_backup_that_is_silent_and_caught_up_stays_out() -> None:
     routing = table(hung)
     slot = routing.replicas_of_slot.index(SlotReplicas(0, (), (1,)))
     report = NodeReport(100, routing.version, silent=(101,), caught_up=(CaughtUp(slot, 2, 101),))
-    assert decide(replace(hung, reports={100: report})).routing is None
+    new = table(after(replace(hung, reports={100: report})))
+    assert 1 not in new.replicas_of_slot[slot].holders
 
 
 def test_a_backup_that_caught_up_before_it_left_is_not_taken_for_one_that_did_after() -> None:

@@ -130,6 +130,16 @@ def test_copies_are_spread_over_hosts() -> None:
         assert len({routing.nodes[number].host for number in held.holders}) == 2
 
 
+def test_a_copy_is_not_moved_to_who_has_one() -> None:
+    # On one host, where no rule about hosts stands in the way of it.
+    nodes = members(*[member(number, host="a") for number in range(3)])
+    before = after(ClusterRecords(ClusterConfig("demo", 8, 2, 3, "0"), nodes))
+    held = [SlotReplicas(0, (2,))] * 2 + [SlotReplicas(0, (1,))] * 6
+    step = table(after(with_slots(before, held)))
+    assert step.replicas_of_slot[:2] == tuple(held[:2])
+    assert (2,) in [one.catching_up for one in step.replicas_of_slot[2:]]
+
+
 def test_surplus_copies_are_dropped() -> None:
     before = cluster(nodes=3, replicas=3)
     fewer = replace(before, config=replace(before.config, replicas=2))

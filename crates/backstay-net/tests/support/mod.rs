@@ -90,7 +90,7 @@ pub fn client_options() -> ClientOptions {
         tls: None,
         client_name: "good".into(),
         connect_timeout: PATIENCE,
-        replica: ReplicaOptions::default(),
+        stall_timeout: PATIENCE,
         max_frame_bytes: 1 << 20,
         part_bytes: 1 << 16,
         max_pushes_in_flight: 8,
