@@ -163,7 +163,7 @@ def main() -> None:
         train(arguments)
         return
     with (
-        LocalCluster(servers=arguments.servers) as cluster,
+        LocalCluster(servers=arguments.servers, settings={"replicas": 1}) as cluster,
         running_job("sparse_step", *sys.argv[1:], "--endpoint", cluster.endpoints[0]) as trainer,
     ):
         print_result(result_of(trainer))
