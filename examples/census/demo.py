@@ -137,10 +137,10 @@ def run(shape: Shape, console: Console) -> dict[str, Any]:
             if not failure.has_begun and all_train and progressed.part >= KILL_AT:
                 failure.begin()
 
+        train = f"-m examples.census.train --passes {shape.passes} --seed {shape.seed}"
         with progress:
             run_trainers(
-                ["-m", "examples.census.train"]
-                + ["--passes", str(shape.passes), "--seed", str(shape.seed)],
+                train.split(),
                 trainers=shape.trainers,
                 cluster=cluster,
                 on_report=on_report,
@@ -157,7 +157,7 @@ def figures_of(
 ) -> dict[str, Any]:
     """Evaluate the model, read the counters, and put all figures together."""
     scores = score_on_cluster(cluster.endpoints)
-    counted = {trainer: int(last["counted"]) for trainer, last in progressed.reports.items()}
+    counted = {trainer: last["counted"] for trainer, last in progressed.reports.items()}
     with Client(cluster.endpoints) as client:
         audited = audit(client, counted)
     examples = progressed.sum_of("examples")
@@ -173,7 +173,7 @@ def figures_of(
         "killed": failure.node_id if failure is not None else None,
         "failover_ms": round(failure.failover_ms) if failure is not None else None,
         "pushes_acknowledged": progressed.sum_of("pushes_acknowledged"),
-        "pushes_counted": sum(counted.values()),
+        "pushes_counted": sum(sum(counts) for counts in counted.values()),
         "pushes_lost": audited.lost,
         "pushes_duplicated": audited.duplicated,
     }

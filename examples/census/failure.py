@@ -19,7 +19,7 @@ from backstay.consensus import RoutingTable
 from backstay.pserver.inspection import ClusterInspection, roles_of_nodes
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
-from examples.common.counters import Acknowledgement
+from examples.common.counters import GROUPS, Acknowledgement
 from examples.common.launch import ProcessFailed, check_servers
 
 __all__ = ["Failure"]
@@ -36,8 +36,8 @@ class Failure:
 
     Attributes:
         node_id: Whom it kills.
-        waits_ms: For each trainer the time from the kill until a push to every slot, begun after
-            the kill, was acknowledged.
+        waits_ms: For each trainer the time from the kill until it has seen a push to every slot,
+            begun after the kill, acknowledged.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Failure:
         self._trainers = trainers
         self._tell = tell
         self._client = Client(cluster.endpoints)
+        self._groups: dict[int, set[int]] = {}
         self._may_be_down: str | None = None
         self._kill_s: float | None = None
         self._dead_s = 0.0
@@ -97,10 +98,13 @@ class Failure:
         trainer = int(report["trainer"])
         if self._kill_s is None or trainer in self.waits_ms:
             return
-        for begun_s, seen_s in (Acknowledgement(*pair) for pair in report["acknowledgements"]):
+        groups = self._groups.setdefault(trainer, set())
+        for done in (Acknowledgement(*values) for values in report["acknowledgements"]):
             # One begun while the server still lived proves nothing.
-            if begun_s > self._dead_s:
-                self.waits_ms[trainer] = (seen_s - self._kill_s) * 1000
+            if done.begun_s > self._dead_s:
+                groups.add(done.group)
+            if len(groups) == GROUPS:
+                self.waits_ms[trainer] = (done.seen_s - self._kill_s) * 1000
                 self._tell(
                     f"trainer {trainer}: pushes to all slots are acknowledged again, "
                     f"{self.waits_ms[trainer]:,.0f} ms after the kill"
