@@ -9,8 +9,10 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -439,6 +441,10 @@ def test_ctrl_c_breaks_off_a_call_that_waits() -> None:
         table = client.create_table(spec)
         pid = cluster.pids[0]
         os.kill(pid, signal.SIGSTOP)
+        # On a busy machine a thread of it may still answer before all are stopped.
+        deadline = time.monotonic() + 10
+        while ") T " not in Path(f"/proc/{pid}/stat").read_text():
+            assert time.monotonic() < deadline
         try:
             threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
             with pytest.raises(KeyboardInterrupt):
