@@ -24,6 +24,12 @@
     │   ├── LimitExceeded      a frame, key count or queue is over its limit
     │   ├── NotMaster          that node does not hold these slots (any more)
     │   └── Stopping           the server is shutting down
+    ├── StoreError             the coordination store
+    │   ├── StoreUnavailable   it does not answer within the deadline
+    │   ├── StoreAuthError     it refuses the credentials, the secret or the certificate
+    │   ├── StoreDataLost      it has lost what it had confirmed, or is another store
+    │   ├── LeaseLost          the lease is over and its keys are gone
+    │   └── WatchLost          events are gone: read again, and watch from there
     └── StateLost              a server came back empty: its rows are gone
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
@@ -43,6 +49,7 @@ __all__ = [
     "DeadlineExceeded",
     "ForkError",
     "InvalidRequest",
+    "LeaseLost",
     "LimitExceeded",
     "ListenError",
     "MemoryLimitReached",
@@ -56,10 +63,15 @@ __all__ = [
     "ServerUnavailable",
     "StateLost",
     "Stopping",
+    "StoreAuthError",
+    "StoreDataLost",
+    "StoreError",
+    "StoreUnavailable",
     "TableConflict",
     "TransportError",
     "Unauthenticated",
     "UnknownTable",
+    "WatchLost",
 ]
 
 
@@ -168,6 +180,42 @@ class NotMaster(RequestRefused):
 
 class Stopping(RequestRefused):
     """The server is shutting down and takes no new requests."""
+
+    retry_safe = True
+
+
+class StoreError(BackstayError):
+    """Something is wrong with the coordination store, or with what was asked of it."""
+
+
+class StoreUnavailable(StoreError, ConnectionError):
+    """The coordination store did not answer within the deadline; the message says who was tried.
+
+    A write may have happened nevertheless. It may be repeated where that does no harm, as with
+    a transaction that compares revisions; all of backstay's own writes are of that kind.
+    """
+
+    retry_safe = True
+
+
+class StoreAuthError(StoreError):
+    """The coordination store refuses the credentials; the message says which."""
+
+
+class StoreDataLost(StoreError):
+    """The coordination store no longer has what it had confirmed, or is another one.
+
+    A store that was wiped or restored from an old copy must not be relied on: leases and
+    elections that it hands out could exist twice.
+    """
+
+
+class LeaseLost(StoreError):
+    """The lease is over: its time ran out or it was revoked, and its keys are gone."""
+
+
+class WatchLost(StoreError):
+    """A watch cannot go on without a gap: read again, and watch from there."""
 
     retry_safe = True
 

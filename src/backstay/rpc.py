@@ -71,6 +71,11 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.Stopping: grpc.StatusCode.UNAVAILABLE,
     errors.ServerUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.StoreAuthError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.StoreDataLost: grpc.StatusCode.DATA_LOSS,
+    errors.LeaseLost: grpc.StatusCode.NOT_FOUND,
+    errors.WatchLost: grpc.StatusCode.OUT_OF_RANGE,
     errors.StateLost: grpc.StatusCode.DATA_LOSS,
 }
 
