@@ -16,7 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.consensus.records import NodeRecord, RoutingTable
+from backstay.consensus.node_records import NodeRecord
+from backstay.consensus.routing import RoutingTable
 from backstay.errors import InvalidRequest
 
 __all__ = ["ClusterSnapshot", "ClusterView", "StaticCluster"]
@@ -134,10 +135,5 @@ class StaticCluster:
         nodes = tuple(self._nodes.values())
         routing = None
         if all(node.is_known for node in nodes):
-            routing = RoutingTable(
-                version=STATIC_ROUTING_VERSION,
-                slot_count=len(self._master_of_slot),
-                nodes=nodes,
-                master_of_slot=self._master_of_slot,
-            )
+            routing = RoutingTable.of_masters(STATIC_ROUTING_VERSION, nodes, self._master_of_slot)
         return ClusterSnapshot(revision, nodes, routing)

@@ -11,10 +11,24 @@ from collections.abc import Mapping
 import numpy as np
 
 from backstay._proto.v1 import cluster_pb2
-from backstay.consensus.records import NodeRecord, NodeStatus, RoutingTable
+from backstay.consensus.records import (
+    NO_MASTER,
+    ClusterHealthRecord,
+    ClusterStatus,
+    NodeRecord,
+    NodeStatus,
+    RoutingTable,
+    SlotReplicas,
+)
 from backstay.errors import InvalidRequest, ProtocolError
 
-__all__ = ["node_from_message", "node_to_message", "routing_from_message", "routing_to_message"]
+__all__ = [
+    "health_from_message",
+    "node_from_message",
+    "node_to_message",
+    "routing_from_message",
+    "routing_to_message",
+]
 
 _STATUS_TO_MESSAGE: Mapping[NodeStatus, cluster_pb2.NodeStatus.ValueType] = {
     "unknown": cluster_pb2.NODE_STATUS_UNKNOWN,
@@ -24,6 +38,14 @@ _STATUS_TO_MESSAGE: Mapping[NodeStatus, cluster_pb2.NodeStatus.ValueType] = {
     "unreachable": cluster_pb2.NODE_STATUS_UNREACHABLE,
 }
 _STATUS_FROM_MESSAGE = {number: status for status, number in _STATUS_TO_MESSAGE.items()}
+_HEALTH_TO_MESSAGE: Mapping[ClusterStatus, cluster_pb2.ClusterHealth.ValueType] = {
+    "OK": cluster_pb2.CLUSTER_HEALTH_OK,
+    "UNHEALTHY": cluster_pb2.CLUSTER_HEALTH_UNHEALTHY,
+    "UNKNOWN": cluster_pb2.CLUSTER_HEALTH_UNKNOWN,
+}
+_HEALTH_FROM_MESSAGE = {number: status for status, number in _HEALTH_TO_MESSAGE.items()}
+# How a slot without a master travels in master_of_slot.
+_NO_MASTER = 2**32 - 1
 
 
 def node_to_message(node: NodeRecord) -> cluster_pb2.Node:
@@ -58,29 +80,100 @@ def node_from_message(message: cluster_pb2.Node) -> NodeRecord:
         raise ProtocolError(str(error)) from error
 
 
-def routing_to_message(cluster_id: str, routing: RoutingTable) -> cluster_pb2.GetClusterResponse:
-    """Return the answer to GetCluster."""
+def routing_to_message(
+    cluster_id: str,
+    routing: RoutingTable,
+    *,
+    health: ClusterHealthRecord | None = None,
+    controller: str = "",
+) -> cluster_pb2.GetClusterResponse:
+    """Return the answer to GetCluster.
+
+    Hosts, births and the processes that are gone stay behind: they concern servers only.
+
+    Args:
+        cluster_id: Name of the cluster.
+        routing: Its routing table, with the nodes' status as the answering node sees it.
+        health: How the cluster does; None while that is not known.
+        controller: Id of the controller, empty while there is none.
+    """
+    masters = np.where(routing.master_of_slot == NO_MASTER, _NO_MASTER, routing.master_of_slot)
     return cluster_pb2.GetClusterResponse(
         cluster_id=cluster_id,
         slot_count=routing.slot_count,
         routing_version=routing.version,
         nodes=[node_to_message(node) for node in routing.nodes],
-        master_of_slot=routing.master_of_slot.tolist(),
+        master_of_slot=masters.tolist(),
+        generation=routing.generation,
+        replicas=routing.replicas,
+        replica_sets=[
+            cluster_pb2.ReplicaSet(
+                master=held.master, in_sync=held.in_sync, catching_up=held.catching_up
+            )
+            for held in routing.sets
+        ],
+        set_of_slot=routing.set_of_slot.tolist(),
+        term_of_slot=routing.term_of_slot.tolist(),
+        health=_HEALTH_TO_MESSAGE[health.cluster_status if health else "UNKNOWN"],
+        health_reason=health.reason if health else "",
+        controller=controller,
     )
 
 
 def routing_from_message(message: cluster_pb2.GetClusterResponse) -> RoutingTable:
     """Return the routing table in an answer to GetCluster.
 
+    What does not travel is as in a new cluster: births are 1, nobody is gone, hosts are empty.
+
     Raises:
         ProtocolError: The answer contradicts itself.
     """
+    sets = [
+        SlotReplicas(held.master, tuple(held.in_sync), tuple(held.catching_up))
+        for held in message.replica_sets
+    ]
+    order = list(message.set_of_slot)
+    if len(order) != message.slot_count or (order and max(order) >= len(sets)):
+        raise ProtocolError(
+            f"cluster answer: {len(order)} slots in {len(sets)} replica sets, "
+            f"but slot_count is {message.slot_count}"
+        )
     try:
-        return RoutingTable(
+        routing = RoutingTable(
             version=message.routing_version,
-            slot_count=message.slot_count,
             nodes=tuple(node_from_message(node) for node in message.nodes),
-            master_of_slot=np.array(message.master_of_slot, dtype=np.int64),
+            replicas=message.replicas,
+            replicas_of_slot=tuple([sets[index] for index in order]),
+            term_of_slot=np.array(message.term_of_slot, dtype=np.uint64),
+            birth_of_slot=np.ones(len(order), dtype=np.uint64),
+            generation=message.generation,
         )
     except InvalidRequest as error:
         raise ProtocolError(str(error)) from error
+    masters = np.array(message.master_of_slot, dtype=np.int64)
+    masters[masters == _NO_MASTER] = NO_MASTER
+    if not np.array_equal(masters, routing.master_of_slot):
+        raise ProtocolError("cluster answer: master_of_slot contradicts replica_sets")
+    return routing
+
+
+def health_from_message(message: cluster_pb2.GetClusterResponse) -> ClusterHealthRecord:
+    """Return how the cluster does, by an answer to GetCluster.
+
+    Raises:
+        ProtocolError: The answer has a status of a later version.
+    """
+    status = _HEALTH_FROM_MESSAGE.get(message.health)
+    if status is None:
+        raise ProtocolError(f"cluster answer: unknown health number {message.health}")
+    alive = tuple(
+        node.node_id
+        for node in message.nodes
+        if node.status
+        in (
+            cluster_pb2.NODE_STATUS_STARTING,
+            cluster_pb2.NODE_STATUS_SERVING,
+            cluster_pb2.NODE_STATUS_STOPPING,
+        )
+    )
+    return ClusterHealthRecord(status, message.health_reason, alive)

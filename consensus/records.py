@@ -1,8 +1,9 @@
-"""The records of a cluster: a node, and the routing table.
+"""The records that the coordination store keeps, but for nodes and the routing table.
 
-Both are values: frozen, checked when made, and equal when their content is equal. Their JSON
-form is the one that the coordination store keeps. This module imports ``backstay.errors`` and
-``backstay.addresses`` and numpy; it knows no clock, no network and no randomness.
+All are values: frozen, checked when made, and strict about their JSON form. Nodes are in
+``consensus.node_records``, the routing table is in ``consensus.routing``; both can be imported
+from here as well. This module imports these, ``consensus.json_fields`` and ``backstay.errors``;
+it knows no clock, no network and no randomness.
 """
 
 from __future__ import annotations
@@ -12,222 +13,448 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
+from backstay.consensus.json_fields import (
+    NUMBER_MAX,
+    dump,
+    fields_of,
+    parse_fields,
+    strings_of,
+    whole_numbers_of,
+)
+from backstay.consensus.node_records import (
+    INSTANCE_MAX,
+    MemberRecord,
+    MemberStatus,
+    NodeRecord,
+    NodeStatus,
+)
+from backstay.consensus.routing import (
+    GONE_MAX,
+    NO_MASTER,
+    REPLICAS_MAX,
+    SLOT_COUNT_MAX,
+    RoutingTable,
+    SlotReplicas,
+)
+from backstay.errors import InvalidRequest
 
-from backstay.addresses import split_address
-from backstay.errors import ConfigError, InvalidRequest
+__all__ = [
+    "GONE_MAX",
+    "NO_MASTER",
+    "CaughtUp",
+    "ClusterConfig",
+    "ClusterHealthRecord",
+    "ClusterStatus",
+    "ControllerRecord",
+    "Event",
+    "EventKind",
+    "MemberRecord",
+    "MemberStatus",
+    "NodeRecord",
+    "NodeReport",
+    "NodeStatus",
+    "ReplicaStatus",
+    "RoutingTable",
+    "ShardRecord",
+    "SlotReplicas",
+    "TableRecord",
+]
 
-__all__ = ["NodeRecord", "NodeStatus", "RoutingTable"]
-
-NodeStatus = Literal["unknown", "starting", "serving", "stopping", "unreachable"]
-NODE_STATUSES: tuple[NodeStatus, ...] = get_args(NodeStatus)
-INSTANCE_MAX = 2**63 - 1
-NODE_COUNT_MAX = 2**16 - 1
+CONFIG_FORMAT = 1
+ClusterStatus = Literal["OK", "UNHEALTHY", "UNKNOWN"]
+ReplicaStatus = Literal["master", "in_sync", "catching_up"]
+EventKind = Literal[
+    "created",
+    "node_joined",
+    "node_gone",
+    "promoted",
+    "backup_silent",
+    "caught_up",
+    "copy_added",
+    "copy_dropped",
+    "handed_over",
+    "unavailable",
+    "lost",
+]
+CLUSTER_STATUSES: tuple[ClusterStatus, ...] = get_args(ClusterStatus)
+REPLICA_STATUSES: tuple[ReplicaStatus, ...] = get_args(ReplicaStatus)
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
 @dataclass(frozen=True)
-class NodeRecord:
-    """What the cluster knows about one node.
+class ClusterConfig:
+    """``config``: what is fixed when the cluster is created.
 
     Attributes:
-        node_id: Unique in the cluster and the same after a restart.
-        control_address: ``host:port`` of its gRPC services.
-        data_address: ``host:port`` of its data plane; empty as long as nobody has met it.
-        instance: Random number of this run of the process; 0 as long as nobody has met it.
-            Another instance under the same id means that what it held in memory is gone.
-        status: ``unknown`` (not met), ``starting`` (has not met its peers), ``serving``,
-            ``stopping`` or ``unreachable`` (was met, does not answer now).
+        cluster: Name of the cluster.
+        slot_count: A power of two.
+        replicas: Copies wanted of each slot, 1 to 3.
+        initial_nodes: Nodes that must serve before the first routing is made.
+        cluster_uid: Random hexadecimal text: another one is another cluster of the same name.
     """
 
-    node_id: str
-    control_address: str
-    data_address: str = ""
-    instance: int = 0
-    status: NodeStatus = "unknown"
-
-    def __post_init__(self) -> None:
-        """Refuse a record that contradicts itself."""
-        if not self.node_id:
-            raise InvalidRequest("node record: node_id is empty")
-        if self.status not in NODE_STATUSES:
-            raise InvalidRequest(f"node {self.node_id}: unknown status {self.status!r}")
-        if not 0 <= self.instance <= INSTANCE_MAX:
-            raise InvalidRequest(f"node {self.node_id}: instance {self.instance} is not 63 bits")
-        known = [self.instance != 0, self.data_address != "", self.status != "unknown"]
-        if any(known) and not all(known):
-            raise InvalidRequest(
-                f"node {self.node_id}: instance, data_address and status must be known together"
-            )
-        for name in ("control_address", "data_address"):
-            address = getattr(self, name)
-            if address or name == "control_address":
-                _check_address(self.node_id, name, address)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the node was ever met, so that its data address and instance are known."""
-        return self.instance != 0
-
-    def to_json(self) -> dict[str, object]:
-        """Return the record as a JSON object."""
-        return {
-            "node_id": self.node_id,
-            "control_address": self.control_address,
-            "data_address": self.data_address,
-            "instance": self.instance,
-            "status": self.status,
-        }
-
-    @classmethod
-    def from_json(cls, value: object) -> NodeRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such an object.
-        """
-        return cls(**_fields_of("node record", value, _NODE_FIELDS))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, eq=False)
-class RoutingTable:
-    """Which node is master of each slot.
-
-    Attributes:
-        version: Grows with each change of a slot's master, from 1.
-        slot_count: A power of two, fixed when the cluster is created.
-        nodes: The nodes, in an order that ``master_of_slot`` refers to.
-        master_of_slot: uint16 [slot_count], read-only: index into ``nodes``.
-    """
-
-    version: int
+    cluster: str
     slot_count: int
-    nodes: tuple[NodeRecord, ...]
-    master_of_slot: NDArray[np.uint16]
+    replicas: int
+    initial_nodes: int
+    cluster_uid: str
 
     def __post_init__(self) -> None:
-        """Refuse a table that contradicts itself, and freeze the array."""
-        if self.version < 1:
-            raise InvalidRequest(f"routing table: version {self.version} is not at least 1")
-        if self.slot_count < 1 or self.slot_count & (self.slot_count - 1):
-            raise InvalidRequest(f"routing table: slot_count {self.slot_count} is no power of two")
-        if not 1 <= len(self.nodes) <= NODE_COUNT_MAX:
-            raise InvalidRequest(f"routing table: {len(self.nodes)} nodes; 1 to {NODE_COUNT_MAX}")
-        if len({node.node_id for node in self.nodes}) != len(self.nodes):
-            raise InvalidRequest("routing table: a node id appears more than once")
-        masters = np.array(self.master_of_slot, dtype=np.int64)
-        if masters.shape != (self.slot_count,):
+        """Refuse settings that cannot be."""
+        if not self.cluster:
+            raise InvalidRequest("cluster config: cluster is empty")
+        count = self.slot_count
+        if not 1 <= count <= SLOT_COUNT_MAX or count & (count - 1):
+            raise InvalidRequest(f"cluster config: slot_count {count} is no power of two")
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise InvalidRequest(f"cluster config: replicas {self.replicas}; 1 to {REPLICAS_MAX}")
+        if not 1 <= self.initial_nodes <= count:
             raise InvalidRequest(
-                f"routing table: {masters.shape} masters for {self.slot_count} slots"
+                f"cluster config: initial_nodes {self.initial_nodes} for {count} slots; "
+                "each node needs a slot at least"
             )
-        if masters.min() < 0 or masters.max() >= len(self.nodes):
-            raise InvalidRequest(
-                f"routing table: master {masters.min()} to {masters.max()}, "
-                f"but there are {len(self.nodes)} nodes"
-            )
-        frozen = masters.astype(np.uint16)
-        frozen.setflags(write=False)
-        object.__setattr__(self, "master_of_slot", frozen)
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the content."""
-        if not isinstance(other, RoutingTable):
-            return NotImplemented
-        return (
-            self.version == other.version
-            and self.nodes == other.nodes
-            and np.array_equal(self.master_of_slot, other.master_of_slot)
-        )
-
-    def __hash__(self) -> int:
-        """Agree with ``__eq__``."""
-        return hash((self.version, self.nodes, self.master_of_slot.tobytes()))
-
-    def owned_by(self, node_id: str) -> NDArray[np.bool_]:
-        """Return bool [slot_count]: whether that node is master of each slot.
-
-        Raises:
-            InvalidRequest: The table has no such node.
-        """
-        for index, node in enumerate(self.nodes):
-            if node.node_id == node_id:
-                owned: NDArray[np.bool_] = self.master_of_slot == index
-                return owned
-        raise InvalidRequest(f"routing table: no node {node_id!r}")
-
-    def slots_per_node(self) -> dict[str, int]:
-        """Return the number of slots each node is master of."""
-        counts = np.bincount(self.master_of_slot, minlength=len(self.nodes))
-        return {node.node_id: int(count) for node, count in zip(self.nodes, counts, strict=True)}
+        if not self.cluster_uid or not set(self.cluster_uid) <= set("0123456789abcdef"):
+            raise InvalidRequest(f"cluster config: cluster_uid {self.cluster_uid!r} is not hex")
 
     def to_json(self) -> str:
-        """Return the table as the text that the coordination store keeps."""
-        return json.dumps(
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
             {
-                "version": self.version,
+                "format": CONFIG_FORMAT,
+                "cluster": self.cluster,
                 "slot_count": self.slot_count,
-                "nodes": [node.to_json() for node in self.nodes],
-                "master_of_slot": self.master_of_slot.tolist(),
-            },
-            separators=(",", ":"),
+                "replicas": self.replicas,
+                "initial_nodes": self.initial_nodes,
+                "cluster_uid": self.cluster_uid,
+            }
         )
 
     @classmethod
-    def from_json(cls, text: str) -> RoutingTable:
-        """Return the table that ``to_json`` gave.
+    def from_json(cls, text: str) -> ClusterConfig:
+        """Return the record that ``to_json`` gave.
 
         Raises:
             InvalidRequest: It is not such a text.
         """
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise InvalidRequest(f"routing table: not JSON: {error}") from error
-        parts = _fields_of("routing table", document, _ROUTING_FIELDS)
-        masters = parts["master_of_slot"]
-        if not _are_whole_numbers(masters):
-            raise InvalidRequest("routing table: master_of_slot holds more than whole numbers")
+        fields = parse_fields("cluster config", text, _CONFIG_FIELDS)
+        if fields.pop("format") != CONFIG_FORMAT:
+            raise InvalidRequest(f"cluster config: this version reads format {CONFIG_FORMAT} only")
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class ControllerRecord:
+    """``controller``: the process that holds the election key; ``id`` in the JSON form."""
+
+    node_id: str
+    instance: int
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump({"id": self.node_id, "instance": self.instance})
+
+    @classmethod
+    def from_json(cls, text: str) -> ControllerRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields("controller record", text, {"id": str, "instance": int})
+        return cls(fields["id"], fields["instance"])
+
+
+@dataclass(frozen=True, order=True)
+class CaughtUp:
+    """A backup that has everything its master has committed, as that master says.
+
+    Attributes:
+        slot: The slot.
+        term: The slot's term at which the master saw it.
+        instance: The backup.
+    """
+
+    slot: int
+    term: int
+    instance: int
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """``reports/<instance>``: what a process asks of the controller for the slots it masters.
+
+    Attributes:
+        instance: The process that reports.
+        routing_version: The routing version that it had in force. A report counts at exactly
+            this version.
+        silent: Backups to take out of its in-sync sets.
+        caught_up: Backups to take into them.
+    """
+
+    instance: int
+    routing_version: int
+    silent: tuple[int, ...] = ()
+    caught_up: tuple[CaughtUp, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be."""
+        if not 1 <= self.instance <= INSTANCE_MAX:
+            raise InvalidRequest(f"node report: instance {self.instance} is not 63 bits")
+        if not 0 <= self.routing_version <= NUMBER_MAX:
+            raise InvalidRequest(f"node report: routing_version {self.routing_version}")
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "instance": self.instance,
+                "routing_version": self.routing_version,
+                "silent": list(self.silent),
+                "caught_up": [[one.slot, one.term, one.instance] for one in self.caught_up],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeReport:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        what = "node report"
+        fields = parse_fields(what, text, _REPORT_FIELDS)
+        caught_up = []
+        for entry in fields["caught_up"]:
+            numbers = whole_numbers_of(what, "caught_up", entry)
+            if len(numbers) != 3:
+                raise InvalidRequest(f"{what}: caught_up is not of [slot, term, instance]")
+            caught_up.append(CaughtUp(*numbers))
         return cls(
-            version=parts["version"],  # type: ignore[arg-type]
-            slot_count=parts["slot_count"],  # type: ignore[arg-type]
-            nodes=tuple(NodeRecord.from_json(node) for node in parts["nodes"]),  # type: ignore[attr-defined]
-            master_of_slot=np.array(masters, dtype=np.int64),
+            instance=fields["instance"],
+            routing_version=fields["routing_version"],
+            silent=tuple(whole_numbers_of(what, "silent", fields["silent"])),
+            caught_up=tuple(caught_up),
         )
 
 
-_NODE_FIELDS: Mapping[str, type] = {
-    "node_id": str,
-    "control_address": str,
-    "data_address": str,
+@dataclass(frozen=True)
+class ClusterHealthRecord:
+    """``pserver_cluster_status``: how the cluster does, in one word and in words.
+
+    Attributes:
+        cluster_status: ``OK``, ``UNHEALTHY`` or ``UNKNOWN`` (there is no routing yet).
+        reason: Why; empty while all is well.
+        nodes: Ids of the nodes whose lease is alive.
+    """
+
+    cluster_status: ClusterStatus
+    reason: str
+    nodes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a status that is none."""
+        if self.cluster_status not in CLUSTER_STATUSES:
+            raise InvalidRequest(f"cluster status: unknown status {self.cluster_status!r}")
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "cluster_status": self.cluster_status,
+                "reason": self.reason,
+                "nodes": list(self.nodes),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> ClusterHealthRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields("cluster status", text, _HEALTH_FIELDS)
+        nodes = strings_of("cluster status", "nodes", fields["nodes"])
+        return cls(fields["cluster_status"], fields["reason"], tuple(nodes))
+
+
+@dataclass(frozen=True)
+class Event:
+    """``events/<number>``: one thing that the controller decided, and why.
+
+    Attributes:
+        routing_version: The routing version that the decision made.
+        kind: What was decided.
+        node: The node that it is about; empty if about none.
+        slot_count: How many slots it concerns.
+        slots: The first few of them.
+        reason: The whole of it in words, with the reason.
+    """
+
+    routing_version: int
+    kind: EventKind
+    node: str
+    slot_count: int
+    slots: tuple[int, ...]
+    reason: str
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that is none."""
+        if self.kind not in EVENT_KINDS:
+            raise InvalidRequest(f"event: unknown kind {self.kind!r}")
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "routing_version": self.routing_version,
+                "kind": self.kind,
+                "node": self.node,
+                "slot_count": self.slot_count,
+                "slots": list(self.slots),
+                "reason": self.reason,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Event:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields("event", text, _EVENT_FIELDS)
+        slots = whole_numbers_of("event", "slots", fields.pop("slots"))
+        return cls(slots=tuple(slots), **fields)
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """``pshards/<slot>/<node id>``: one replica of one slot, for people to read.
+
+    A view of the routing table that may lag behind it; nothing is decided by it.
+
+    Attributes:
+        slot: The slot; ``shardid`` in the JSON form, whose ``id`` is ``<slot>/<node id>``.
+        node: Id of the node that holds the replica.
+        status: ``master``, ``in_sync`` or ``catching_up``.
+        created_version: Routing version at which the replica came into the view.
+        created_time: When that was, ISO 8601.
+        modified_version: Routing version at which its status changed last.
+        modified_time: When that was, ISO 8601.
+    """
+
+    slot: int
+    node: str
+    status: ReplicaStatus
+    created_version: int
+    created_time: str
+    modified_version: int
+    modified_time: str
+
+    def __post_init__(self) -> None:
+        """Refuse a status that is none."""
+        if self.status not in REPLICA_STATUSES:
+            raise InvalidRequest(f"shard record: unknown status {self.status!r}")
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "id": f"{self.slot}/{self.node}",
+                "shardid": self.slot,
+                "node": self.node,
+                "created": {"routing_version": self.created_version, "time": self.created_time},
+                "modified": {"routing_version": self.modified_version, "time": self.modified_time},
+                "status": self.status,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> ShardRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        what = "shard record"
+        fields = parse_fields(what, text, _SHARD_FIELDS)
+        if fields["id"] != f"{fields['shardid']}/{fields['node']}":
+            raise InvalidRequest(f"{what}: id {fields['id']!r} is not of its slot and node")
+        created = fields_of(what, fields["created"], _MOMENT_FIELDS)
+        modified = fields_of(what, fields["modified"], _MOMENT_FIELDS)
+        return cls(
+            slot=fields["shardid"],
+            node=fields["node"],
+            status=fields["status"],
+            created_version=created["routing_version"],
+            created_time=created["time"],
+            modified_version=modified["routing_version"],
+            modified_time=modified["time"],
+        )
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """``tables/<name>``: a table of the cluster.
+
+    Attributes:
+        spec_json: Its canonical description, as the native ``canonical_table`` gives it; an
+            object, not a text, in the JSON form.
+        table_id: The id under which it travels, as the native ``table_id`` gives it; ``id`` in
+            the JSON form.
+    """
+
+    spec_json: str
+    table_id: int
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump({"spec": json.loads(self.spec_json), "id": self.table_id})
+
+    @classmethod
+    def from_json(cls, text: str) -> TableRecord:
+        """Return the record that ``to_json`` gave.
+
+        The description is given as compact JSON: pass it through ``canonical_table`` before
+        comparing it as a text.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields("table record", text, {"spec": dict, "id": int})
+        return cls(dump(fields["spec"]), fields["id"])
+
+
+_CONFIG_FIELDS: Mapping[str, type] = {
+    "format": int,
+    "cluster": str,
+    "slot_count": int,
+    "replicas": int,
+    "initial_nodes": int,
+    "cluster_uid": str,
+}
+_REPORT_FIELDS: Mapping[str, type] = {
     "instance": int,
+    "routing_version": int,
+    "silent": list,
+    "caught_up": list,
+}
+_HEALTH_FIELDS: Mapping[str, type] = {"cluster_status": str, "reason": str, "nodes": list}
+_EVENT_FIELDS: Mapping[str, type] = {
+    "routing_version": int,
+    "kind": str,
+    "node": str,
+    "slot_count": int,
+    "slots": list,
+    "reason": str,
+}
+_MOMENT_FIELDS: Mapping[str, type] = {"routing_version": int, "time": str}
+_SHARD_FIELDS: Mapping[str, type] = {
+    "id": str,
+    "shardid": int,
+    "node": str,
+    "created": dict,
+    "modified": dict,
     "status": str,
 }
-_ROUTING_FIELDS: Mapping[str, type] = {
-    "version": int,
-    "slot_count": int,
-    "nodes": list,
-    "master_of_slot": list,
-}
-
-
-def _fields_of(what: str, value: object, expected: Mapping[str, type]) -> dict[str, object]:
-    """Return a JSON object's fields, after a check that they are exactly the expected ones."""
-    if not isinstance(value, dict) or value.keys() != expected.keys():
-        raise InvalidRequest(f"{what}: expected an object with the fields {', '.join(expected)}")
-    for name, kind in expected.items():
-        if type(value[name]) is not kind:
-            raise InvalidRequest(f"{what}: {name} is not of type {kind.__name__}")
-    return value
-
-
-def _are_whole_numbers(values: object) -> bool:
-    return isinstance(values, list) and all(
-        type(value) is int and 0 <= value <= NODE_COUNT_MAX for value in values
-    )
-
-
-def _check_address(node_id: str, name: str, address: str) -> None:
-    try:
-        split_address(name, address)
-    except ConfigError as error:
-        raise InvalidRequest(f"node {node_id}: {error}") from error

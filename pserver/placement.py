@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 
-__all__ = ["place_masters"]
+__all__ = ["place_masters", "shuffled_slots"]
 
 # The finaliser of splitmix64. Any fixed bijection on 64 bits would do; this one is well mixed.
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -35,10 +35,14 @@ def place_masters(slot_count: int, node_count: int) -> NDArray[np.uint16]:
         raise ConfigError(
             f"peers: {node_count} nodes for {slot_count} slots; each node needs a slot at least"
         )
-    order = np.argsort(_mixed(np.arange(slot_count, dtype=np.uint64)), kind="stable")
     masters = np.empty(slot_count, dtype=np.uint16)
-    masters[order] = np.arange(slot_count) % node_count
+    masters[shuffled_slots(slot_count)] = np.arange(slot_count) % node_count
     return masters
+
+
+def shuffled_slots(slot_count: int) -> NDArray[np.int64]:
+    """Return the slots in the fixed order in which they are dealt."""
+    return np.argsort(_mixed(np.arange(slot_count, dtype=np.uint64)), kind="stable")
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,0 +1,207 @@
+"""A node as the cluster knows it, and as it registers itself.
+
+A *process* is a node id and an instance: a node that comes back with another instance has lost
+what it held in memory. This module imports ``backstay.errors``, ``backstay.addresses`` and
+``consensus.json_fields``; it knows no clock, no network and no randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from backstay.addresses import split_address
+from backstay.consensus.json_fields import NUMBER_MAX, dump, fields_of, parse_fields
+from backstay.errors import ConfigError, InvalidRequest
+
+__all__ = ["INSTANCE_MAX", "MemberRecord", "MemberStatus", "NodeRecord", "NodeStatus"]
+
+NodeStatus = Literal["unknown", "starting", "serving", "stopping", "unreachable"]
+MemberStatus = Literal["starting", "serving", "stopping"]
+NODE_STATUSES: tuple[NodeStatus, ...] = get_args(NodeStatus)
+MEMBER_STATUSES: tuple[MemberStatus, ...] = get_args(MemberStatus)
+INSTANCE_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What the cluster knows about one node.
+
+    Attributes:
+        node_id: Unique in the cluster and the same after a restart.
+        control_address: ``host:port`` of its gRPC services.
+        data_address: ``host:port`` of its data plane; empty as long as nobody has met it.
+        instance: Random number of this run of the process; 0 as long as nobody has met it.
+            Another instance under the same id means that what it held in memory is gone.
+        status: ``unknown`` (not met, or not told: the stored routing table holds no status),
+            ``starting`` (does not serve yet), ``serving``, ``stopping`` or ``unreachable``
+            (was met, does not answer now).
+        host: The machine it runs on, as it names it itself; empty if not told. Copies of a
+            slot go to distinct hosts where there are several.
+    """
+
+    node_id: str
+    control_address: str
+    data_address: str = ""
+    instance: int = 0
+    status: NodeStatus = "unknown"
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a record that contradicts itself."""
+        if not self.node_id:
+            raise InvalidRequest("node record: node_id is empty")
+        if self.status not in NODE_STATUSES:
+            raise InvalidRequest(f"node {self.node_id}: unknown status {self.status!r}")
+        if not 0 <= self.instance <= INSTANCE_MAX:
+            raise InvalidRequest(f"node {self.node_id}: instance {self.instance} is not 63 bits")
+        known = self.instance != 0
+        if known != (self.data_address != "") or (self.status != "unknown" and not known):
+            raise InvalidRequest(
+                f"node {self.node_id}: instance, data_address and status must be known together"
+            )
+        for name in ("control_address", "data_address"):
+            address = getattr(self, name)
+            if address or name == "control_address":
+                _check_address(self.node_id, name, address)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the node was ever met, so that its data address and instance are known."""
+        return self.instance != 0
+
+    def to_json(self) -> dict[str, object]:
+        """Return the record as it stands in the routing table: without a status."""
+        return {
+            "node_id": self.node_id,
+            "instance": self.instance,
+            "control_address": self.control_address,
+            "data_address": self.data_address,
+            "host": self.host,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> NodeRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such an object.
+        """
+        return cls(**fields_of("node record", value, _NODE_FIELDS))
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """``pservers/<id>``: a node as it registers itself, bound to its lease.
+
+    As long as the record is there, the lease is alive.
+
+    Attributes:
+        node_id: As in ``NodeRecord``; ``id`` in the JSON form.
+        instance: As in ``NodeRecord``, never 0.
+        incarnation: 1, 2, ...: how often this id has registered.
+        status: ``starting``, ``serving`` or ``stopping``.
+        start_time: ISO 8601 text, for people only.
+        sync: Whether all its replicas are in sync.
+        data_address: ``host:port`` of its data plane.
+        control_address: ``host:port`` of its gRPC services.
+        host: The machine it runs on, as it names it itself.
+        lease: Id of the lease that the record is bound to.
+        version: Version of the software it runs.
+    """
+
+    node_id: str
+    instance: int
+    incarnation: int
+    status: MemberStatus
+    start_time: str
+    sync: bool
+    data_address: str
+    control_address: str
+    host: str
+    lease: int
+    version: str
+
+    def __post_init__(self) -> None:
+        """Refuse a record that contradicts itself."""
+        if not self.node_id:
+            raise InvalidRequest("member record: id is empty")
+        if self.status not in MEMBER_STATUSES:
+            raise InvalidRequest(f"member {self.node_id}: unknown status {self.status!r}")
+        if not 1 <= self.instance <= INSTANCE_MAX:
+            raise InvalidRequest(f"member {self.node_id}: instance {self.instance} is not 63 bits")
+        if self.incarnation < 1:
+            raise InvalidRequest(f"member {self.node_id}: incarnation {self.incarnation} is not 1+")
+        if not 0 <= self.lease <= NUMBER_MAX:
+            raise InvalidRequest(f"member {self.node_id}: lease {self.lease} is not 63 bits")
+        _check_address(self.node_id, "control_address", self.control_address)
+        _check_address(self.node_id, "data_address", self.data_address)
+
+    def node(self) -> NodeRecord:
+        """Return the part that other processes need to reach it."""
+        return NodeRecord(
+            node_id=self.node_id,
+            control_address=self.control_address,
+            data_address=self.data_address,
+            instance=self.instance,
+            status=self.status,
+            host=self.host,
+        )
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "id": self.node_id,
+                "instance": self.instance,
+                "incarnation": self.incarnation,
+                "status": self.status,
+                "start_time": self.start_time,
+                "sync": self.sync,
+                "data_address": self.data_address,
+                "control_address": self.control_address,
+                "host": self.host,
+                "lease": self.lease,
+                "version": self.version,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> MemberRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields("member record", text, _MEMBER_FIELDS)
+        return cls(node_id=fields.pop("id"), **fields)
+
+
+_NODE_FIELDS: Mapping[str, type] = {
+    "node_id": str,
+    "instance": int,
+    "control_address": str,
+    "data_address": str,
+    "host": str,
+}
+_MEMBER_FIELDS: Mapping[str, type] = {
+    "id": str,
+    "instance": int,
+    "incarnation": int,
+    "status": str,
+    "start_time": str,
+    "sync": bool,
+    "data_address": str,
+    "control_address": str,
+    "host": str,
+    "lease": int,
+    "version": str,
+}
+
+
+def _check_address(node_id: str, name: str, address: str) -> None:
+    try:
+        split_address(name, address)
+    except ConfigError as error:
+        raise InvalidRequest(f"node {node_id}: {error}") from error

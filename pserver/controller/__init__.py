@@ -1,0 +1,13 @@
+"""The controller's decisions: from the records in the coordination store to a new routing table.
+
+Pure: values in, values out; no clock, socket, thread, randomness or store. Whoever holds the
+election key reads the records, calls ``decide`` and writes what it returns, in a transaction
+that compares the election key and the routing record with what was read. Imports the records of
+``backstay.consensus`` and numpy.
+"""
+
+from backstay.pserver.controller.decide import decide
+from backstay.pserver.controller.inputs import ClusterRecords, Decision
+from backstay.pserver.controller.views import ShardChanges, shard_changes
+
+__all__ = ["ClusterRecords", "Decision", "ShardChanges", "decide", "shard_changes"]

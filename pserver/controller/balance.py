@@ -1,0 +1,221 @@
+"""Masters and copies spread evenly, in small steps, once there is nothing more urgent.
+
+Each step makes a sum of squares smaller (of the masters, of the copies by process) or brings a
+slot to more hosts, so the steps come to an end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from itertools import pairwise
+
+import numpy as np
+
+from backstay.consensus.records import NO_MASTER, SlotReplicas
+from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
+from backstay.pserver.controller.repair import distinct_hosts, surplus_of
+
+__all__ = ["HANDOVERS_MAX", "MOVES_MAX", "balance_masters", "move_copies", "relieve_stopping"]
+
+# Slots handed over in one decision: each pauses for a moment.
+HANDOVERS_MAX = 32
+# Moves of copies begun in one decision.
+MOVES_MAX = 256
+
+
+def relieve_stopping(draft: Draft) -> None:
+    """Hand every slot of a process that is stopping to an in-sync backup that serves.
+
+    Not those that this decision has changed: one that was taken in just now must not be made
+    master in the same step.
+    """
+    leaving = {
+        number
+        for number, alive in enumerate(draft.alive)
+        if alive and not draft.serving[number] and draft.masters[number]
+    }
+    if not leaving:
+        return
+    for slot, held in enumerate(draft.held):
+        if held.master in leaving and slot not in draft.changed:
+            heirs = [number for number in held.in_sync if draft.serving[number]]
+            if heirs:
+                heir = min(heirs, key=lambda number: draft.masters[number])
+                hand_over(draft, slot, heir, f"{draft.name(held.master)} does not serve any more")
+
+
+def hand_over(draft: Draft, slot: int, heir: int, why: str) -> None:
+    """Make an in-sync backup master; the master becomes an in-sync backup."""
+    held = draft.held[slot]
+    in_sync = tuple([held.master if number == heir else number for number in held.in_sync])
+    draft.put(slot, SlotReplicas(heir, in_sync, held.catching_up))
+    draft.note("handed_over", heir, f"{draft.name(heir)} becomes master of {{slots}}: {why}", slot)
+
+
+def move_copies(draft: Draft) -> bool:
+    """Begin to move copies to other hosts, and from full processes to emptier ones.
+
+    A move is an additional copy; ``drop_surplus`` ends it once that one is in sync.
+
+    Returns:
+        Whether a move is under way.
+    """
+    serving = np.flatnonzero(draft.serving)
+    load = draft.copies.copy()
+    moving = False
+    for held in draft.held:
+        if held.catching_up:
+            moving = True
+            load[surplus_of(draft, held.synced + held.catching_up, load)] -= 1
+    crowded = _crowded(draft)
+    if not crowded and (serving.size < 2 or load[serving].max() - load[serving].min() < 2):
+        return moving
+    slots_of: dict[int, list[int]] = defaultdict(list)
+    for slot, held in enumerate(draft.held):
+        if not held.catching_up and held.master != NO_MASTER:
+            for number in held.synced:
+                slots_of[number].append(slot)
+    begun = 0
+    for slot in crowded:
+        for target in serving[np.argsort(load[serving], kind="stable")].tolist():
+            if begun < MOVES_MAX and _begin(draft, slot, target, load):
+                begun += 1
+                break
+    failed: set[int] = set()
+    while begun < MOVES_MAX:
+        targets = [n for n in serving.tolist() if n not in failed]
+        if not targets:
+            break
+        target = min(targets, key=lambda number: (load[number], number))
+        if _fill(draft, target, slots_of, load):
+            begun += 1
+        else:
+            failed.add(target)
+    return moving or begun > 0
+
+
+def balance_masters(draft: Draft) -> None:
+    """Hand slots over until no chain of hand-overs can even out the masters any more.
+
+    From the process with most slots as master, the shortest chain "master here, in-sync backup
+    there" is looked for that ends at one with at least two fewer; each link hands one slot
+    over. Where no such chain exists the distribution is as even as the in-sync sets allow.
+    """
+    serving = [number for number, serves in enumerate(draft.serving) if serves]
+    counts = {number: int(draft.masters[number]) for number in serving}
+    if not counts or max(counts.values()) - min(counts.values()) < 2:
+        return
+    links: dict[int, dict[int, list[int]]] = {number: {} for number in serving}
+    for slot, held in enumerate(draft.held):
+        if held.master in links:
+            for backup in held.in_sync:
+                if backup in links:
+                    links[held.master].setdefault(backup, []).append(slot)
+    left = HANDOVERS_MAX
+    # What is reached from a process without finding an end has no end for those with fewer.
+    exhausted: set[int] = set()
+    while left > 0:
+        starts = [number for number in serving if number not in exhausted]
+        if not starts:
+            return
+        start = max(starts, key=lambda number: (counts[number], -number))
+        chain = _chain(links, counts, start, exhausted)
+        for giver, taker in pairwise(chain):
+            slot = links[giver][taker][0]
+            _relink(links, draft.held[slot], slot, taker)
+            hand_over(draft, slot, taker, "masters are spread evenly")
+            left -= 1
+        if chain:
+            counts[chain[0]] -= 1
+            counts[chain[-1]] += 1
+
+
+def _chain(
+    links: dict[int, dict[int, list[int]]],
+    counts: dict[int, int],
+    start: int,
+    exhausted: set[int],
+) -> list[int]:
+    """Return a shortest chain from ``start``; if there is none, note what was searched."""
+    came_from: dict[int, int] = {start: start}
+    queue = deque([start])
+    while queue:
+        giver = queue.popleft()
+        for taker, slots in links[giver].items():
+            if not slots or taker in came_from or taker in exhausted:
+                continue
+            came_from[taker] = giver
+            if counts[taker] <= counts[start] - 2:
+                chain = [taker]
+                while chain[-1] != start:
+                    chain.append(came_from[chain[-1]])
+                return chain[::-1]
+            queue.append(taker)
+    exhausted.update(came_from)
+    return []
+
+
+def _relink(
+    links: dict[int, dict[int, list[int]]], held: SlotReplicas, slot: int, heir: int
+) -> None:
+    """Keep the links true when a slot gets another master."""
+    for backup in held.in_sync:
+        if backup in links:
+            links[held.master][backup].remove(slot)
+    for backup in held.synced:
+        if backup in links and backup != heir:
+            links[heir].setdefault(backup, []).append(slot)
+
+
+def _crowded(draft: Draft) -> list[int]:
+    """Return the slots that could be on more hosts than they are."""
+    hosts = distinct_hosts(draft, np.flatnonzero(draft.serving).tolist())
+    if len(set(draft.hosts.tolist())) == len(draft.processes):
+        return []
+    few = [
+        len(held.holders) <= draft.wanted
+        and distinct_hosts(draft, held.holders) < min(hosts, len(held.holders))
+        for held in draft.before.sets
+    ]
+    slots = np.flatnonzero(np.array(few)[draft.before.set_of_slot]).tolist()
+    return [
+        slot
+        for slot in slots
+        if draft.held[slot].master != NO_MASTER and not draft.held[slot].catching_up
+    ]
+
+
+def _fill(draft: Draft, target: int, slots_of: dict[int, list[int]], load: np.ndarray) -> bool:
+    """Begin to move one copy to a process, from one of the fullest that allows it."""
+    if draft.copying[target] >= CATCHING_UP_MAX:
+        return False
+    for source in sorted(slots_of, key=lambda number: (-load[number], number)):
+        if load[source] - load[target] < 2:
+            return False
+        slots = slots_of[source]
+        for at, slot in enumerate(slots):
+            if _begin(draft, slot, target, load):
+                del slots[at]
+                return True
+    return False
+
+
+def _begin(draft: Draft, slot: int, target: int, load: np.ndarray) -> bool:
+    """Begin to move a copy of a slot to a process, if that makes things better."""
+    held = draft.held[slot]
+    if held.catching_up or target in held.holders or draft.copying[target] >= CATCHING_UP_MAX:
+        return False
+    more = (*held.synced, target)
+    victim = surplus_of(draft, more, load)
+    if victim == target:
+        return False
+    after = [number for number in more if number != victim]
+    gain = distinct_hosts(draft, after) - distinct_hosts(draft, held.synced)
+    if gain < 0 or (gain == 0 and load[victim] - load[target] < 2):
+        return False
+    draft.put(slot, held._replace(catching_up=(target,)))
+    load[target] += 1
+    load[victim] -= 1
+    why = "copies are on distinct hosts" if gain else "copies are spread evenly"
+    draft.note("copy_added", target, f"{draft.name(target)} gets a copy of {{slots}}: {why}", slot)
+    return True

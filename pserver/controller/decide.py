@@ -1,0 +1,95 @@
+"""The decision: from the records of one revision to the routing table that should follow.
+
+Everything is decided from what the records say now, never from how they came to be so, and one
+decision after the other settles: with unchanged members and reports, a bounded number of
+decisions later there is nothing to change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from backstay.consensus.records import Event, RoutingTable
+from backstay.errors import InvalidRequest
+from backstay.pserver.controller.balance import balance_masters, move_copies, relieve_stopping
+from backstay.pserver.controller.draft import Draft
+from backstay.pserver.controller.failover import fail_over, note_members
+from backstay.pserver.controller.first_routing import FIRST_VERSION, first_routing
+from backstay.pserver.controller.health import health_of, health_without_routing
+from backstay.pserver.controller.inputs import ClusterRecords, Decision
+from backstay.pserver.controller.repair import add_missing, drop_surplus
+from backstay.pserver.controller.reports import follow_reports
+
+__all__ = ["decide"]
+
+
+def decide(records: ClusterRecords) -> Decision:
+    """Return what is to be written, given what is there.
+
+    Args:
+        records: The records, all of one revision.
+
+    Raises:
+        InvalidRequest: The records are of two clusters, or nobody is registered.
+    """
+    for name, member in records.members.items():
+        if name != member.node_id:
+            raise InvalidRequest(f"pservers/{name} is the record of {member.node_id!r}")
+    if records.routing is None:
+        return _begin(records)
+    if records.routing.slot_count != records.config.slot_count:
+        raise InvalidRequest(
+            f"the routing table has {records.routing.slot_count} slots, the cluster "
+            f"{records.config.slot_count}: the store holds records of two clusters"
+        )
+    return _continue(records, records.routing)
+
+
+def _begin(records: ClusterRecords) -> Decision:
+    config = records.config
+    nodes = [
+        replace(records.members[name].node(), status="unknown")
+        for name in sorted(records.members)
+        if records.members[name].status == "serving"
+        and records.members[name].instance not in records.gone
+    ]
+    if len(nodes) < config.initial_nodes:
+        return Decision(None, health_without_routing(records))
+    routing = first_routing(nodes, config.slot_count, config.replicas)
+    copies = len(routing.replicas_of_slot[0].holders)
+    event = Event(
+        routing_version=FIRST_VERSION,
+        kind="created",
+        node="",
+        slot_count=config.slot_count,
+        slots=(),
+        reason=f"{config.slot_count} slots with {copies} of {config.replicas} copies on "
+        f"{len(nodes)} nodes: the first nodes serve",
+    )
+    return Decision(routing, health_of(records, routing), (event,))
+
+
+def _continue(records: ClusterRecords, before: RoutingTable) -> Decision:
+    draft = Draft(records, before)
+    note_members(draft)
+    fail_over(draft)
+    relies_on = follow_reports(draft, records)
+    relieve_stopping(draft)
+    drop_surplus(draft)
+    short = add_missing(draft)
+    # Evening out waits until every slot has its copies: it must not delay what is urgent.
+    if not short and not draft.changed and _all_in_sync(draft):
+        moving = move_copies(draft)
+        if not moving:
+            balance_masters(draft)
+    routing, events = draft.finish()
+    health = health_of(records, routing or before)
+    return Decision(routing, health, events, relies_on if routing else ())
+
+
+def _all_in_sync(draft: Draft) -> bool:
+    """Whether each slot has a master, and nobody catches up but copies that are moved."""
+    return all(
+        held.master >= 0 and (not held.catching_up or len(held.in_sync) + 1 >= draft.wanted)
+        for held in draft.held
+    )

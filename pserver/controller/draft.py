@@ -1,0 +1,253 @@
+"""A routing table while it is being changed.
+
+Processes are numbered by their place in the routing table that is there, new ones after them,
+so that a number means the same process before and after; ``finish`` numbers them anew. Terms
+are not set by those who change a slot: ``finish`` compares master and in-sync set with what
+they were, so that no change can forget its term.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from backstay.consensus.records import (
+    GONE_MAX,
+    NO_MASTER,
+    Event,
+    EventKind,
+    NodeRecord,
+    RoutingTable,
+    SlotReplicas,
+)
+from backstay.errors import InvalidRequest
+from backstay.pserver.controller.inputs import ClusterRecords
+
+__all__ = ["CATCHING_UP_MAX", "Draft"]
+
+# Slots that one process may be copying in at a time: a bound on the memory and the traffic of
+# snapshots under way.
+CATCHING_UP_MAX = 64
+# Slots that an event names.
+EVENT_SLOTS_MAX = 8
+
+
+class Draft:
+    """The working state of one decision.
+
+    Attributes:
+        before: The routing table that is there.
+        wanted: Copies wanted of each slot.
+        processes: The processes by number.
+        index_of: Their numbers by instance.
+        alive: By number, whether the lease is alive and nobody knows the process dead.
+        serving: By number, whether it is alive and serves: only such take something new.
+        waiting: By number, whether it may still come back with its memory.
+        gone: By number, whether it is dead for sure.
+        held: For each slot the processes that hold it, by number.
+        masters: By number, the slots it is master of.
+        copies: By number, the slots it holds.
+        copying: By number, the slots it is catching up in.
+        hosts: By number, a number for its host.
+        lost: Slots that were lost in this decision.
+    """
+
+    def __init__(self, records: ClusterRecords, before: RoutingTable) -> None:
+        self.before = before
+        self.wanted = records.config.replicas
+        members = {key: records.members[key] for key in sorted(records.members)}
+        known_dead = records.gone | set(before.gone)
+        living = {
+            member.instance: member
+            for member in members.values()
+            if member.instance not in known_dead
+        }
+        self.processes: list[NodeRecord] = []
+        for node in before.nodes:
+            member = living.get(node.instance)
+            self.processes.append(_stored(member.node()) if member else node)
+        known = {node.instance for node in before.nodes}
+        self.processes += [_stored(m.node()) for m in living.values() if m.instance not in known]
+        self.index_of = {node.instance: i for i, node in enumerate(self.processes)}
+        # A node id that is registered by another process: the one listed has lost its memory.
+        # One that is known dead itself replaces nobody: then it is the record that is old.
+        owner = {member.node_id: member.instance for member in living.values()}
+        self.gone = [
+            node.instance in known_dead or owner.get(node.node_id, node.instance) != node.instance
+            for node in self.processes
+        ]
+        self.alive = [
+            node.instance in living and not gone
+            for node, gone in zip(self.processes, self.gone, strict=True)
+        ]
+        self.serving = [
+            alive and living[node.instance].status == "serving"
+            for node, alive in zip(self.processes, self.alive, strict=True)
+        ]
+        self.waiting = [
+            node.instance in records.waiting and not alive and not gone
+            for node, alive, gone in zip(self.processes, self.alive, self.gone, strict=True)
+        ]
+        host_numbers: dict[str, int] = {}
+        self.hosts = np.array(
+            # A node that names no host is taken for a machine of its own.
+            [
+                host_numbers.setdefault(n.host or f"/{n.node_id}", len(host_numbers))
+                for n in self.processes
+            ],
+            dtype=np.int64,
+        )
+        self.held: list[SlotReplicas] = list(before.replicas_of_slot)
+        self.changed: dict[int, None] = {}
+        self.lost: list[int] = []
+        self._count()
+        self._notes: dict[tuple[EventKind, int, str], list[int]] = defaultdict(list)
+
+    def slots_with(self, numbers: set[int]) -> list[int]:
+        """Return the slots of the table that is there in which one of the processes is."""
+        concerned = [
+            master in numbers or not numbers.isdisjoint(in_sync + catching_up)
+            for master, in_sync, catching_up in self.before.sets
+        ]
+        return np.flatnonzero(np.array(concerned)[self.before.set_of_slot]).tolist()
+
+    def put(self, slot: int, held: SlotReplicas) -> None:
+        """Change who holds a slot."""
+        old = self.held[slot]
+        for number, sign in ((old, -1), (held, 1)):
+            if number.master != NO_MASTER:
+                self.masters[number.master] += sign
+            for holder in number.holders:
+                self.copies[holder] += sign
+            for holder in number.catching_up:
+                self.copying[holder] += sign
+        self.held[slot] = held
+        self.changed[slot] = None
+
+    def note(self, kind: EventKind, process: int, reason: str, slot: int | None = None) -> None:
+        """Remember what was decided; what agrees in all but the slot becomes one event.
+
+        ``reason`` may hold ``{slots}``, which becomes the number of slots in words.
+        """
+        concerned = self._notes[kind, process, reason]
+        if slot is not None:
+            concerned.append(slot)
+
+    def name(self, process: int) -> str:
+        """Return the node id of a process."""
+        return self.processes[process].node_id
+
+    def state(self, process: int) -> str:
+        """Return in words why a process that is not alive is not."""
+        return "the process is gone" if self.gone[process] else "the lease is over"
+
+    def finish(self) -> tuple[RoutingTable | None, tuple[Event, ...]]:
+        """Return the new routing table, or None if it would be the old one, and the events."""
+        version = self.before.version + 1
+        terms = self.before.term_of_slot.copy()
+        births = self.before.birth_of_slot.copy()
+        differs = False
+        for slot in sorted(self.changed):
+            old, new = self.before.replicas_of_slot[slot], self.held[slot]
+            if old == new:
+                continue
+            differs = True
+            if old.master != new.master or set(old.in_sync) != set(new.in_sync):
+                terms[slot] += 1
+        for slot in self.lost:
+            births[slot] = version
+        nodes, held = self._numbered_anew()
+        newly_gone = sorted(
+            node.instance
+            for node, gone in zip(self.processes, self.gone, strict=True)
+            if gone and node.instance not in self.before.gone
+        )
+        gone = (*self.before.gone, *newly_gone)[-GONE_MAX:]
+        if (
+            not differs
+            and nodes == tuple(_stored(node) for node in self.before.nodes)
+            and gone == self.before.gone
+            and self.wanted == self.before.replicas
+        ):
+            return None, ()
+        table = RoutingTable(
+            version=version,
+            nodes=nodes,
+            replicas=self.wanted,
+            replicas_of_slot=held,
+            term_of_slot=terms,
+            birth_of_slot=births,
+            generation=self.before.generation + bool(self.lost),
+            gone=gone,
+        )
+        return table, self._events(version)
+
+    def _count(self) -> None:
+        count = len(self.processes)
+        # Lists: adding to an element of an array takes ten times as long.
+        masters, backups, copying = [0] * count, [0] * count, [0] * count
+        slots_of_set = np.bincount(self.before.set_of_slot, minlength=len(self.before.sets))
+        for (master, in_sync, catching_up), slots in zip(
+            self.before.sets, slots_of_set.tolist(), strict=True
+        ):
+            if master != NO_MASTER:
+                masters[master] += slots
+            for holder in in_sync:
+                backups[holder] += slots
+            for holder in catching_up:
+                copying[holder] += slots
+        self.masters = np.array(masters, dtype=np.int64)
+        self.copying = np.array(copying, dtype=np.int64)
+        self.copies = self.masters + self.copying + np.array(backups, dtype=np.int64)
+
+    def _numbered_anew(self) -> tuple[tuple[NodeRecord, ...], tuple[SlotReplicas, ...]]:
+        """Leave out the processes that are neither alive nor in any set."""
+        kept = [
+            number
+            for number in range(len(self.processes))
+            if self.alive[number] or self.copies[number]
+        ]
+        nodes = tuple(self.processes[number] for number in kept)
+        if not nodes:
+            raise InvalidRequest("no node is registered, so nobody can be the controller")
+        if kept == list(range(len(kept))):
+            return nodes, tuple(self.held)
+        new = dict(zip(kept, range(len(kept)), strict=True))
+        new[NO_MASTER] = NO_MASTER
+        translated: dict[SlotReplicas, SlotReplicas] = {}
+        held = []
+        for old in self.held:
+            one = translated.get(old)
+            if one is None:
+                one = translated[old] = SlotReplicas(
+                    new[old.master],
+                    tuple([new[number] for number in old.in_sync]),
+                    tuple([new[number] for number in old.catching_up]),
+                )
+            held.append(one)
+        return nodes, tuple(held)
+
+    def _events(self, version: int) -> tuple[Event, ...]:
+        return tuple(
+            Event(
+                routing_version=version,
+                kind=kind,
+                node=self.name(process) if process >= 0 else "",
+                slot_count=len(slots),
+                slots=tuple(sorted(slots)[:EVENT_SLOTS_MAX]),
+                reason=reason.replace("{slots}", counted(len(slots), "slot")),
+            )
+            for (kind, process, reason), slots in self._notes.items()
+        )
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _stored(node: NodeRecord) -> NodeRecord:
+    """Return a node as the routing table keeps it: without its status."""
+    return replace(node, status="unknown")

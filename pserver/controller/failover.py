@@ -1,0 +1,111 @@
+"""What happens to the slots of processes that are no longer there.
+
+The rules that keep an acknowledged push (invariant I1) are here: only a process that was in
+sync may become master, and a slot is given up only when none of those can come back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backstay.consensus.records import NO_MASTER, SlotReplicas
+from backstay.pserver.controller.draft import Draft
+
+__all__ = ["fail_over", "note_members"]
+
+
+def note_members(draft: Draft) -> None:
+    """Note who has come and who has gone since the routing table that is there."""
+    listed = len(draft.before.nodes)
+    # Who is waited for has been noted when the wait began.
+    awaited = {
+        number for held in draft.before.sets if held.master == NO_MASTER for number in held.in_sync
+    }
+    for number in range(len(draft.processes)):
+        name = draft.name(number)
+        if number >= listed:
+            draft.note("node_joined", number, f"{name} has registered")
+        elif not draft.alive[number] and number not in awaited:
+            draft.note("node_gone", number, f"{name}: {draft.state(number)}")
+
+
+def fail_over(draft: Draft) -> None:
+    """Take absent processes out of every set, and find a master for each slot without one."""
+    absent = {number for number, alive in enumerate(draft.alive) if not alive}
+    concerned = set(draft.slots_with(absent)) if absent else set()
+    concerned.update(np.flatnonzero(draft.before.master_of_slot == NO_MASTER).tolist())
+    # Without these first, so that the choice of masters sees the load that is left.
+    orphans = []
+    for slot in sorted(concerned):
+        held = draft.held[slot]
+        present = SlotReplicas(
+            held.master if held.master != NO_MASTER and draft.alive[held.master] else NO_MASTER,
+            tuple([number for number in held.in_sync if draft.alive[number]]),
+            tuple([number for number in held.catching_up if draft.alive[number]]),
+        )
+        if present.master == NO_MASTER:
+            orphans.append((slot, present))
+        elif present != held:
+            draft.put(slot, present)
+    for slot, present in orphans:
+        if present.in_sync:
+            _promote(draft, slot, present)
+        else:
+            _wait_or_give_up(draft, slot, present)
+
+
+def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
+    """Make one of the in-sync backups master.
+
+    Each of them has staged all that was acknowledged, so any is safe: the one that serves and
+    has the fewest slots as master is taken.
+    """
+    old = draft.held[slot].master
+    new = min(
+        present.in_sync, key=lambda number: (not draft.serving[number], draft.masters[number])
+    )
+    rest = tuple([number for number in present.in_sync if number != new])
+    draft.put(slot, SlotReplicas(new, rest, present.catching_up))
+    was = "it came back with its memory" if old == NO_MASTER else f"{_why(draft, old)}; in sync"
+    draft.note("promoted", new, f"{draft.name(new)} becomes master of {{slots}}: {was}", slot)
+
+
+def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas) -> None:
+    """Keep a slot for those who have its content, or declare it lost and begin anew."""
+    held = draft.held[slot]
+    candidates = tuple([number for number in held.synced if not draft.gone[number]])
+    if any(draft.waiting[number] for number in candidates):
+        kept = SlotReplicas(NO_MASTER, candidates, present.catching_up)
+        if kept != held:
+            draft.put(slot, kept)
+            names = ", ".join(sorted(draft.name(number) for number in candidates))
+            draft.note(
+                "unavailable",
+                -1,
+                f"{{slots}} without a master: the lease of {names} is over, and nobody else "
+                "has the content",
+                slot,
+            )
+        return
+    serving = np.flatnonzero(draft.serving)
+    if not serving.size:
+        # Nobody to begin anew on; the content is gone all the same.
+        empty = SlotReplicas(NO_MASTER)
+        if empty != held:
+            draft.put(slot, empty)
+            draft.note("unavailable", -1, "{slots} without a master: no node serves", slot)
+        return
+    new = int(serving[np.lexsort((draft.copies[serving], draft.masters[serving]))[0]])
+    draft.put(slot, SlotReplicas(new))
+    draft.lost.append(slot)
+    who = ", ".join(_why(draft, number) for number in held.synced) or "no copy was left"
+    draft.note(
+        "lost",
+        new,
+        f"DATA LOST: {{slots}} begin anew, empty, on {draft.name(new)}: {who}",
+        slot,
+    )
+
+
+def _why(draft: Draft, process: int) -> str:
+    return f"{draft.name(process)}: {draft.state(process)}"

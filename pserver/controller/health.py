@@ -1,0 +1,81 @@
+"""How the cluster does, in one word and with every reason."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backstay.consensus.records import ClusterHealthRecord, RoutingTable
+from backstay.pserver.controller.draft import counted
+from backstay.pserver.controller.inputs import ClusterRecords
+
+__all__ = ["health_of", "health_without_routing"]
+
+_NAMES_MAX = 8
+
+
+def health_without_routing(records: ClusterRecords) -> ClusterHealthRecord:
+    """Return the health of a cluster whose nodes have not all come yet."""
+    nodes = tuple(sorted(records.members))
+    serving = [name for name in nodes if records.members[name].status == "serving"]
+    wanted = records.config.initial_nodes
+    return ClusterHealthRecord(
+        "UNKNOWN",
+        f"waits for its first nodes: {len(serving)} of {wanted} serve ({_list(serving)})",
+        nodes,
+    )
+
+
+def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRecord:
+    """Return the health of a cluster with this routing."""
+    members = records.members
+    nodes = tuple(sorted(members))
+    wanted = routing.replicas
+    reasons = []
+    outcast = [
+        name
+        for name in nodes
+        if members[name].instance in routing.gone or members[name].instance in records.gone
+    ]
+    if outcast:
+        reasons.append(
+            f"{_list(outcast)}: taken for dead and no longer part of the cluster; start it again"
+        )
+    serving = [n for n in nodes if members[n].status == "serving" and n not in outcast]
+    if len(serving) < wanted:
+        reasons.append(f"{counted(len(serving), 'node')} for {wanted} copies: start more nodes")
+    copies = np.array([len(held.in_sync) + 1 if held.master >= 0 else 0 for held in routing.sets])
+    copies_of_slot = copies[routing.set_of_slot]
+    orphans = int(np.count_nonzero(copies_of_slot == 0))
+    if orphans:
+        reasons.append(f"{counted(orphans, 'slot')} without a master: {_awaited(routing)}")
+    short = int(np.count_nonzero((copies_of_slot > 0) & (copies_of_slot < wanted)))
+    if short:
+        reasons.append(f"{counted(short, 'slot')} with fewer than {wanted} copies in sync")
+    births = routing.birth_of_slot
+    anew = (births > 1) & ((births == routing.version) | (copies_of_slot < wanted))
+    lost = int(np.count_nonzero(anew))
+    if lost:
+        reasons.append(
+            f"{counted(lost, 'slot')} lost all copies and began anew, empty "
+            f"(generation {routing.generation})"
+        )
+    return ClusterHealthRecord("UNHEALTHY" if reasons else "OK", "; ".join(reasons), nodes)
+
+
+def _awaited(routing: RoutingTable) -> str:
+    names = sorted(
+        {
+            routing.nodes[number].node_id
+            for held in routing.sets
+            if held.master < 0
+            for number in held.in_sync
+        }
+    )
+    return f"waits for {_list(names)}" if names else "no node serves"
+
+
+def _list(names: list[str]) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
+    return ", ".join(names[:_NAMES_MAX]) + more

@@ -1,0 +1,94 @@
+"""What masters report: backups that are silent, and backups that have caught up.
+
+A report counts only if its writer had the routing table in force that is there now. An older
+one may speak of a stay in a slot that has ended since: a backup that caught up, was dropped and
+taken in again holds nothing, at the same term.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backstay.consensus.records import CaughtUp, NodeReport, SlotReplicas
+from backstay.pserver.controller.draft import Draft
+from backstay.pserver.controller.inputs import ClusterRecords
+
+__all__ = ["REPORTS_MAX", "follow_reports"]
+
+# Masters whose caught_up reports one decision may rely on: the transaction that writes it
+# compares the revision of each, and etcd takes 128 comparisons and operations.
+REPORTS_MAX = 64
+
+
+def follow_reports(draft: Draft, records: ClusterRecords) -> tuple[int, ...]:
+    """Take silent backups out of in-sync sets and take in those that have caught up.
+
+    Returns:
+        The instances of the masters on whose word a backup was taken in.
+    """
+    relied_on: list[int] = []
+    for instance in sorted(records.reports):
+        report = records.reports[instance]
+        reporter = draft.index_of.get(instance)
+        if reporter is None or not draft.alive[reporter] or report.instance != instance:
+            continue
+        if report.routing_version != draft.before.version:
+            continue
+        silent = {draft.index_of[one] for one in report.silent if one in draft.index_of}
+        silent.discard(reporter)
+        if silent:
+            _take_out(draft, reporter, silent)
+        if len(relied_on) < REPORTS_MAX and _take_in(draft, reporter, silent, report):
+            relied_on.append(instance)
+    return tuple(relied_on)
+
+
+def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
+    for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
+        held = draft.held[slot]
+        out = tuple([number for number in held.in_sync if number in silent])
+        if held.master != reporter or not out:
+            continue
+        stay = tuple([number for number in held.in_sync if number not in silent])
+        draft.put(slot, SlotReplicas(reporter, stay, held.catching_up + out))
+        for number in out:
+            draft.note(
+                "backup_silent",
+                number,
+                f"{draft.name(number)} has to catch up in {{slots}}: {draft.name(reporter)}, "
+                "their master, gets no answer from it",
+                slot,
+            )
+
+
+def _take_in(draft: Draft, reporter: int, silent: set[int], report: NodeReport) -> bool:
+    taken = False
+    for entry in sorted(set(report.caught_up)):
+        number = draft.index_of.get(entry.instance)
+        if number is None or number in silent or not _holds(draft, reporter, number, entry):
+            continue
+        held = draft.held[entry.slot]
+        rest = tuple([one for one in held.catching_up if one != number])
+        draft.put(entry.slot, SlotReplicas(reporter, (*held.in_sync, number), rest))
+        taken = True
+        draft.note(
+            "caught_up",
+            number,
+            f"{draft.name(number)} is in sync in {{slots}}, says their master "
+            f"{draft.name(reporter)}",
+            entry.slot,
+        )
+    return taken
+
+
+def _holds(draft: Draft, reporter: int, backup: int, entry: CaughtUp) -> bool:
+    """Whether what the entry says is about the slot as it is in the table that is there."""
+    before = draft.before
+    return (
+        entry.slot < before.slot_count
+        and entry.term == int(before.term_of_slot[entry.slot])
+        and before.replicas_of_slot[entry.slot].master == reporter
+        and backup in before.replicas_of_slot[entry.slot].catching_up
+        and draft.held[entry.slot].master == reporter
+        and backup in draft.held[entry.slot].catching_up
+    )

@@ -1,0 +1,363 @@
+"""The controller over random histories: nodes come, go, pause and restart; reports may be old.
+
+A model beside the controller knows what each process really holds: the number of acknowledged
+pushes of each slot, and how many of them each process has. The controller never sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backstay.consensus.records import (
+    NO_MASTER,
+    CaughtUp,
+    ClusterConfig,
+    MemberRecord,
+    NodeReport,
+    RoutingTable,
+    SlotReplicas,
+)
+from backstay.pserver.controller import ClusterRecords, decide
+from backstay.pserver.controller.first_routing import place_replicas
+
+NODES = 5
+
+
+def instances(routing: RoutingTable, numbers: tuple[int, ...]) -> set[int]:
+    return {routing.nodes[number].instance for number in numbers}
+
+
+def master(routing: RoutingTable, slot: int) -> int | None:
+    number = routing.replicas_of_slot[slot].master
+    return None if number == NO_MASTER else routing.nodes[number].instance
+
+
+class World:
+    """Processes, the records they write, and what they really hold."""
+
+    def __init__(self, slots: int, replicas: int, initial: int, hosts: int) -> None:
+        self.config = ClusterConfig("demo", slots, replicas, initial, "0")
+        self.hosts = hosts
+        self.members: dict[str, MemberRecord] = {}
+        self.paused: dict[str, MemberRecord] = {}
+        self.routing: RoutingTable | None = None
+        self.reports: dict[int, NodeReport] = {}
+        self.gone: set[int] = set()
+        self.waiting: set[int] = set()
+        self.next_instance = 1
+        self.acknowledged = [0] * slots
+        self.has: dict[tuple[int, int], int] = {}
+        self.streaming: set[tuple[int, int]] = set()
+        for number in range(initial):
+            self.start(number)
+
+    def start(self, number: int) -> None:
+        """Start a process, or a new one in place of one that runs or is paused."""
+        name = f"ps-{number}"
+        self.paused.pop(name, None)
+        self.members[name] = MemberRecord(
+            node_id=name,
+            instance=self.next_instance,
+            incarnation=1,
+            status="serving",
+            start_time="",
+            sync=False,
+            data_address=f"h:{self.next_instance}",
+            control_address=f"h:{number}",
+            host=f"host-{number % self.hosts}",
+            lease=1,
+            version="0",
+        )
+        self.next_instance += 1
+
+    def kill(self, number: int, *, sure: bool) -> None:
+        name = f"ps-{number}"
+        member = self.members.pop(name, None) or self.paused.pop(name, None)
+        if member and sure:
+            self.gone.add(member.instance)
+
+    def pause(self, number: int, *, wait: bool) -> None:
+        """Take a process's lease away; it keeps its memory."""
+        member = self.members.pop(f"ps-{number}", None)
+        if member:
+            self.paused[member.node_id] = member
+            if wait:
+                self.waiting.add(member.instance)
+
+    def resume(self, number: int) -> None:
+        member = self.paused.pop(f"ps-{number}", None)
+        if member:
+            self.members[member.node_id] = member
+            self.waiting.discard(member.instance)
+
+    def give_up_waiting(self) -> None:
+        self.waiting.clear()
+
+    def push(self) -> None:
+        """Acknowledge one push of each slot whose master and in-sync set can."""
+        if self.routing is None:
+            return
+        for slot, held in enumerate(self.routing.replicas_of_slot):
+            if held.master != NO_MASTER:
+                self.acknowledged[slot] += 1
+                for one in sorted(instances(self.routing, held.synced)):
+                    self.has[slot, one] = self.acknowledged[slot]
+                for one in sorted(instances(self.routing, held.catching_up)):
+                    if (slot, one) in self.streaming:
+                        self.has[slot, one] = self.acknowledged[slot]
+
+    def report(self, number: int, silent: frozenset[int]) -> None:
+        """Let a master copy its slots to backups and say so, by the table that is there.
+
+        From then on such a backup gets every push, as from a master that keeps its word.
+        """
+        member = self.members.get(f"ps-{number}")
+        if member is None or self.routing is None:
+            return
+        reporter = member.instance
+        alive = {one.instance for one in self.members.values()}
+        caught_up = []
+        for slot, held in enumerate(self.routing.replicas_of_slot):
+            if master(self.routing, slot) == reporter:
+                for one in sorted(instances(self.routing, held.catching_up) & alive - silent):
+                    self.has[slot, one] = self.acknowledged[slot]
+                    self.streaming.add((slot, one))
+                    caught_up.append(CaughtUp(slot, int(self.routing.term_of_slot[slot]), one))
+        self.reports[reporter] = NodeReport(
+            reporter, self.routing.version, tuple(sorted(silent - {reporter})), tuple(caught_up)
+        )
+
+    def records(self) -> ClusterRecords:
+        return ClusterRecords(
+            self.config,
+            dict(self.members),
+            self.routing,
+            dict(self.reports),
+            frozenset(self.gone),
+            frozenset(self.waiting),
+        )
+
+    def decide(self) -> bool:
+        """Take one decision and check it; return whether something changed."""
+        records = self.records()
+        decision = decide(records)
+        backwards = replace(records, members=dict(reversed(list(records.members.items()))))
+        assert decide(backwards) == decision
+        after = decision.routing
+        if after is None:
+            return False
+        assert decision.events
+        assert RoutingTable.from_json(after.to_json()) == after
+        if self.routing is None:
+            assert after.version == 1
+        else:
+            self.check(self.routing, after)
+        self.routing = after
+        self.follow(after)
+        return True
+
+    def check(self, before: RoutingTable, after: RoutingTable) -> None:
+        assert after.version == before.version + 1
+        reborn = after.birth_of_slot != before.birth_of_slot
+        assert set(after.birth_of_slot[reborn].tolist()) <= {after.version}
+        assert after.generation == before.generation + bool(reborn.any())
+        living = {one.instance for one in self.members.values()} - set(after.gone)
+        dead = self.gone | set(after.gone)
+        for slot in range(after.slot_count):
+            old, new = before.replicas_of_slot[slot], after.replicas_of_slot[slot]
+            old_synced = instances(before, old.synced)
+            new_synced = instances(after, new.synced)
+            if reborn[slot]:
+                assert not old_synced & living
+                assert not (old_synced - dead) & self.waiting
+            elif master(after, slot) is not None:
+                assert master(after, slot) in old_synced
+            assert not instances(after, new.holders) & dead
+            names = [after.nodes[number].node_id for number in new.holders]
+            assert len(set(names)) == len(names)
+            changed = (master(before, slot), instances(before, old.in_sync)) != (
+                master(after, slot),
+                instances(after, new.in_sync),
+            )
+            assert after.term_of_slot[slot] == before.term_of_slot[slot] + changed
+            if reborn[slot]:
+                self.acknowledged[slot] = 0
+                for key in [key for key in self.has if key[0] == slot]:
+                    del self.has[key]
+            # I1: whoever may become master has everything that was acknowledged.
+            for one in new_synced:
+                assert self.has.get((slot, one), 0) == self.acknowledged[slot]
+
+    def follow(self, after: RoutingTable) -> None:
+        """Let each process drop what the table does not give it."""
+        for slot, held in enumerate(after.replicas_of_slot):
+            holders = instances(after, held.holders)
+            catching_up = instances(after, held.catching_up)
+            for key in [key for key in self.has if key[0] == slot and key[1] not in holders]:
+                del self.has[key]
+            self.streaming = {
+                key for key in self.streaming if key[0] != slot or key[1] in catching_up
+            }
+
+    def settle(self) -> None:
+        """Let every master report the truth until nothing changes any more."""
+        for _ in range(40 + 4 * self.config.slot_count):
+            for number in range(NODES):
+                self.report(number, frozenset())
+            if not self.decide():
+                return
+        pytest.fail("decisions do not come to an end")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("kill"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("kill surely"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("pause"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("pause, wait"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("resume"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("report"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("silent"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("decide"), st.just(0)),
+        st.tuples(st.just("decide"), st.just(0)),
+        st.tuples(st.just("push"), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+def play(world: World, steps: list[tuple[str, int]]) -> None:
+    for what, number in steps:
+        if what == "start":
+            world.start(number)
+        elif what.startswith("kill"):
+            world.kill(number, sure=what == "kill surely")
+        elif what.startswith("pause"):
+            world.pause(number, wait=what == "pause, wait")
+        elif what == "resume":
+            world.resume(number)
+        elif what == "report":
+            world.report(number, frozenset())
+        elif what == "silent":
+            # Everybody says so; only those who are master somewhere count.
+            member = world.members.get(f"ps-{number}")
+            if member:
+                for other in range(NODES):
+                    world.report(other, frozenset({member.instance}))
+        elif what == "push":
+            world.push()
+        elif world.members:
+            world.decide()
+
+
+@given(
+    STEPS,
+    st.integers(0, 3).map(lambda exponent: 4 * 2**exponent),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, NODES),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_decision_is_safe_and_decisions_settle(
+    steps: list[tuple[str, int]], slots: int, replicas: int, initial: int, hosts: int
+) -> None:
+    world = World(slots, replicas, initial, hosts)
+    world.decide()
+    play(world, steps)
+    if not world.members:
+        world.start(0)
+    # Without any report: it comes to rest as well.
+    world.reports.clear()
+    for _ in range(20 + slots):
+        if not world.decide():
+            break
+    else:
+        pytest.fail("decisions without reports do not come to an end")
+    world.give_up_waiting()
+    world.settle()
+    if world.routing is None:
+        return
+    check_settled(world, world.routing)
+
+
+def check_settled(world: World, routing: RoutingTable) -> None:
+    living = sorted(
+        {one.instance for one in world.members.values()} - world.gone - set(routing.gone)
+    )
+    assert sorted(node.instance for node in routing.nodes) == living
+    if not living:
+        return
+    hosts = np.array([int(node.host.removeprefix("host-")) for node in routing.nodes])
+    copies = np.zeros(len(routing.nodes), dtype=int)
+    for held in routing.replicas_of_slot:
+        assert held.master != NO_MASTER
+        assert not held.catching_up
+        assert len(held.synced) == min(world.config.replicas, len(living))
+        spread = len({int(hosts[number]) for number in held.holders})
+        assert spread == min(len(held.holders), len(set(hosts.tolist())))
+        copies[list(held.holders)] += 1
+    if len(set(hosts.tolist())) == len(hosts):
+        assert copies.max() - copies.min() <= 1
+    masters = list(routing.slots_per_node().values())
+    if max(masters) - min(masters) > 1:
+        assert not can_be_evened_out(routing, masters)
+
+
+def can_be_evened_out(routing: RoutingTable, masters: list[int]) -> bool:
+    """Whether a chain of hand-overs leads from a node to one with at least two fewer."""
+    count = len(masters)
+    reach = np.eye(count, dtype=bool)
+    for held in routing.replicas_of_slot:
+        reach[held.master, list(held.in_sync)] = True
+    for through in range(count):
+        reach |= reach[:, through : through + 1] & reach[through : through + 1, :]
+    return any(
+        reach[start, end] and masters[start] - masters[end] > 1
+        for start in range(count)
+        for end in range(count)
+    )
+
+
+@given(
+    st.integers(0, 8).map(lambda exponent: 2**exponent),
+    st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=12),
+    st.integers(1, 3),
+)
+def test_the_first_placement_is_even_and_on_distinct_hosts(
+    slots: int, hosts: list[str], replicas: int
+) -> None:
+    placed = place_replicas(slots, hosts, replicas)
+    masters = np.bincount([held.master for held in placed], minlength=len(hosts))
+    assert masters.max() - masters.min() <= 1
+    for held in placed:
+        assert len(set(held.holders)) == min(replicas, len(hosts))
+        spread = len({hosts[number] for number in held.holders})
+        assert spread == min(replicas, len(set(hosts)))
+
+
+@given(
+    st.integers(0, 8).map(lambda exponent: 2**exponent),
+    st.integers(1, 12),
+    st.integers(1, 3),
+)
+def test_the_first_placement_needs_no_moves(slots: int, nodes: int, replicas: int) -> None:
+    placed = place_replicas(slots, [f"h{number}" for number in range(nodes)], replicas)
+    copies = np.bincount([one for held in placed for one in held.holders], minlength=nodes)
+    assert copies.max() - copies.min() <= 1
+
+
+def test_the_masters_of_one_node_have_backups_on_all_others() -> None:
+    placed = place_replicas(1024, ["a", "b", "c", "d", "e"], 2)
+    for node in range(5):
+        backups = np.bincount(
+            [held.in_sync[0] for held in placed if held.master == node], minlength=5
+        )
+        others = np.delete(backups, node)
+        assert others.max() - others.min() <= 2
+    assert placed[0] == SlotReplicas(placed[0].master, placed[0].in_sync)

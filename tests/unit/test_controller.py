@@ -1,0 +1,526 @@
+"""The controller's decisions, one situation at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backstay.consensus.records import (
+    GONE_MAX,
+    NO_MASTER,
+    CaughtUp,
+    ClusterConfig,
+    MemberRecord,
+    NodeReport,
+    RoutingTable,
+    ShardRecord,
+    SlotReplicas,
+)
+from backstay.errors import InvalidRequest
+from backstay.pserver.controller import ClusterRecords, decide, shard_changes
+from backstay.pserver.controller.balance import HANDOVERS_MAX, balance_masters
+from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
+
+SLOTS = 16
+
+
+def member(number: int, instance: int | None = None, **changes: Any) -> MemberRecord:
+    values: dict[str, Any] = {
+        "node_id": f"ps-{number}",
+        "instance": instance or 100 + number,
+        "incarnation": 1,
+        "status": "serving",
+        "start_time": "",
+        "sync": True,
+        "data_address": f"h{number}:1",
+        "control_address": f"h{number}:2",
+        "host": f"h{number}",
+        "lease": 1,
+        "version": "0",
+    }
+    return MemberRecord(**values | changes)
+
+
+def members(*some: MemberRecord) -> Mapping[str, MemberRecord]:
+    return {one.node_id: one for one in some}
+
+
+def cluster(nodes: int = 3, replicas: int = 2, slots: int = SLOTS) -> ClusterRecords:
+    """Return a cluster with its first routing table."""
+    config = ClusterConfig("demo", slots, replicas, nodes, "0")
+    records = ClusterRecords(config, members(*map(member, range(nodes))))
+    return after(records)
+
+
+def after(records: ClusterRecords) -> ClusterRecords:
+    """Return the records with the decision written."""
+    decision = decide(records)
+    return replace(records, routing=decision.routing or records.routing)
+
+
+def table(records: ClusterRecords) -> RoutingTable:
+    assert records.routing is not None
+    return records.routing
+
+
+def without(records: ClusterRecords, *numbers: int) -> ClusterRecords:
+    names = {f"ps-{number}" for number in numbers}
+    left = {name: one for name, one in records.members.items() if name not in names}
+    return replace(records, members=left)
+
+
+def with_slots(records: ClusterRecords, held: Iterable[SlotReplicas]) -> ClusterRecords:
+    return replace(records, routing=replace(table(records), replicas_of_slot=tuple(held)))
+
+
+def true_reports(records: ClusterRecords) -> ClusterRecords:
+    """Let every master say that all its backups have caught up."""
+    routing = table(records)
+    entries: dict[int, list[CaughtUp]] = {}
+    for slot, held in enumerate(routing.replicas_of_slot):
+        for number in held.catching_up:
+            entries.setdefault(routing.nodes[held.master].instance, []).append(
+                CaughtUp(slot, int(routing.term_of_slot[slot]), routing.nodes[number].instance)
+            )
+    reports = {
+        one: NodeReport(one, routing.version, caught_up=tuple(what))
+        for one, what in entries.items()
+    }
+    return replace(records, reports=reports)
+
+
+def settled(records: ClusterRecords) -> ClusterRecords:
+    for _ in range(200):
+        records = true_reports(records)
+        if decide(records).routing is None:
+            return records
+        records = after(records)
+    pytest.fail("decisions do not come to an end")
+
+
+def names(routing: RoutingTable, numbers: Iterable[int]) -> list[str]:
+    return [routing.nodes[number].node_id for number in numbers]
+
+
+def kinds(records: ClusterRecords) -> list[tuple[str, str]]:
+    return sorted({(event.kind, event.node) for event in decide(records).events})
+
+
+def test_the_first_routing_waits_for_the_first_nodes() -> None:
+    config = ClusterConfig("demo", SLOTS, 2, 3, "0")
+    two = ClusterRecords(config, members(member(0), member(1), member(2, status="starting")))
+    decision = decide(two)
+    assert decision.routing is None
+    assert decision.health.cluster_status == "UNKNOWN"
+    assert "2 of 3 serve (ps-0, ps-1)" in decision.health.reason
+    three = replace(two, members=members(*map(member, range(3))))
+    decision = decide(three)
+    assert decision.routing is not None
+    assert decision.routing.version == 1
+    assert decision.health.cluster_status == "OK"
+    assert decision.health.nodes == ("ps-0", "ps-1", "ps-2")
+    assert [event.kind for event in decision.events] == ["created"]
+    assert decide(after(three)).routing is None
+
+
+def test_a_lost_nodes_slots_go_to_their_in_sync_backups() -> None:
+    before = cluster()
+    lost = without(before, 1)
+    decision = decide(lost)
+    old, new = table(before), decision.routing
+    assert new is not None
+    for slot, held in enumerate(old.replicas_of_slot):
+        now = names(new, [new.replicas_of_slot[slot].master])
+        if names(old, [held.master]) == ["ps-1"]:
+            assert now == names(old, held.in_sync)
+        else:
+            assert now == names(old, [held.master])
+        concerned = "ps-1" in names(old, held.holders)
+        assert new.term_of_slot[slot] == 1 + concerned
+        assert len(new.replicas_of_slot[slot].holders) == 2
+    assert [node.node_id for node in new.nodes] == ["ps-0", "ps-2"]
+    assert new.generation == 0
+    assert new.birth_of_slot.tolist() == [1] * SLOTS
+    assert new.gone == ()
+    assert decision.health.cluster_status == "UNHEALTHY"
+    assert "with fewer than 2 copies in sync" in decision.health.reason
+    promoted = [event for event in decision.events if event.kind == "promoted"]
+    assert {event.node for event in promoted} == {"ps-0", "ps-2"}
+    assert all("ps-1: the lease is over" in event.reason for event in promoted)
+    assert sum(event.slot_count for event in promoted) == old.slots_per_node()["ps-1"]
+
+
+def test_the_loss_of_a_node_ends_with_all_copies_in_sync_again() -> None:
+    rest = settled(without(cluster(nodes=4), 1))
+    decision = decide(rest)
+    assert decision.health.cluster_status == "OK"
+    assert decision.health.reason == ""
+    routing = table(rest)
+    assert {len(held.synced) for held in routing.sets} == {2}
+    per_node = routing.slots_per_node().values()
+    assert max(per_node) - min(per_node) <= 1
+
+
+def test_sure_evidence_is_passed_on() -> None:
+    lost = replace(without(cluster(), 1), gone=frozenset({101, 7}))
+    assert table(after(lost)).gone == (101,)
+    # Its lease may still be there: evidence counts more.
+    still = replace(cluster(), gone=frozenset({101}))
+    decision = decide(still)
+    assert decision.routing is not None
+    assert [node.node_id for node in decision.routing.nodes] == ["ps-0", "ps-2"]
+    assert "ps-1: taken for dead" in decision.health.reason
+    assert decide(after(still)).routing is None
+
+
+def test_a_restarted_node_is_another_process_and_the_old_one_is_gone() -> None:
+    before = cluster()
+    back = replace(before, members={**before.members, "ps-1": member(1, 999)})
+    new = table(after(back))
+    assert new.gone == (101,)
+    assert 101 not in [node.instance for node in new.nodes]
+    number = [node.instance for node in new.nodes].index(999)
+    for held in new.sets:
+        assert number not in held.synced
+    assert any(number in held.catching_up for held in new.sets)
+
+
+def test_an_old_member_record_does_not_replace_the_process_that_replaced_it() -> None:
+    before = cluster()
+    back = after(replace(before, members={**before.members, "ps-1": member(1, 999)}))
+    # A reader that lags: it shows the process that is known to be dead.
+    stale = replace(back, members=before.members)
+    assert 999 not in table(after(stale)).gone
+
+
+def test_the_list_of_the_dead_is_bounded() -> None:
+    before = cluster()
+    full = replace(before, routing=replace(table(before), gone=tuple(range(1000, 1000 + GONE_MAX))))
+    back = after(replace(full, members={**before.members, "ps-1": member(1, 999)}))
+    assert len(table(back).gone) == GONE_MAX
+    assert table(back).gone[-1] == 101
+
+
+def silent(records: ClusterRecords, reporter: int, backup: int) -> ClusterRecords:
+    report = NodeReport(reporter, table(records).version, silent=(backup,))
+    return replace(records, reports={reporter: report})
+
+
+def test_a_silent_backup_has_to_catch_up_in_the_slots_of_the_master_that_says_so() -> None:
+    before = cluster()
+    hung = silent(before, 100, 101)
+    decision = decide(hung)
+    new = decision.routing
+    assert new is not None
+    for slot, held in enumerate(table(before).replicas_of_slot):
+        concerned = held == SlotReplicas(0, (1,))
+        expected = SlotReplicas(0, (), (1,)) if concerned else held
+        assert new.replicas_of_slot[slot] == expected
+        assert new.term_of_slot[slot] == 1 + concerned
+    assert ("backup_silent", "ps-1") in kinds(hung)
+    # The same report again is of an older table; written anew, it finds nothing to do.
+    assert decide(after(hung)).routing is None
+    assert decide(silent(after(hung), 100, 101)).routing is None
+
+
+def test_a_silent_backup_without_a_lease_leaves_the_slot() -> None:
+    before = cluster()
+    new = table(after(without(silent(before, 100, 101), 1)))
+    assert "ps-1" not in [node.node_id for node in new.nodes]
+
+
+def test_a_backup_becomes_in_sync_on_its_masters_word_only() -> None:
+    hung = after(silent(cluster(), 100, 101))
+    routing = table(hung)
+    slot = routing.replicas_of_slot.index(SlotReplicas(0, (), (1,)))
+    good = CaughtUp(slot, 2, 101)
+
+    def decided(reporter: int, version: int, entry: CaughtUp) -> RoutingTable | None:
+        report = NodeReport(reporter, version, caught_up=(entry,))
+        return decide(replace(hung, reports={reporter: report})).routing
+
+    for refused in (
+        decided(102, routing.version, good),
+        decided(100, routing.version - 1, good),
+        decided(100, routing.version + 1, good),
+        decided(100, routing.version, replace(good, term=1)),
+        decided(100, routing.version, replace(good, term=3)),
+        decided(100, routing.version, replace(good, instance=102)),
+        decided(100, routing.version, replace(good, instance=77)),
+        decided(100, routing.version, replace(good, slot=SLOTS)),
+    ):
+        assert refused is None
+    new = decided(100, routing.version, good)
+    assert new is not None
+    assert new.replicas_of_slot[slot] == SlotReplicas(0, (1,))
+    assert new.term_of_slot[slot] == 3
+    report = NodeReport(100, routing.version, caught_up=(good,))
+    assert decide(replace(hung, reports={100: report})).relies_on == (100,)
+    # Under another process's key it is nobody's report.
+    assert decide(replace(hung, reports={102: report})).routing is None
+
+
+def test_a_backup_that_is_silent_and_caught_up_stays_out() -> None:
+    hung = after(silent(cluster(), 100, 101))
+    routing = table(hung)
+    slot = routing.replicas_of_slot.index(SlotReplicas(0, (), (1,)))
+    report = NodeReport(100, routing.version, silent=(101,), caught_up=(CaughtUp(slot, 2, 101),))
+    assert decide(replace(hung, reports={100: report})).routing is None
+
+
+def test_a_backup_that_caught_up_before_it_left_is_not_taken_for_one_that_did_after() -> None:
+    # Its lease ended and it came back with its memory, at an unchanged term of the slot.
+    hung = after(silent(cluster(nodes=2, replicas=2), 100, 101))
+    slot = table(hung).replicas_of_slot.index(SlotReplicas(0, (), (1,)))
+    term = int(table(hung).term_of_slot[slot])
+    old = NodeReport(100, table(hung).version, caught_up=(CaughtUp(slot, term, 101),))
+    left = after(without(hung, 1))
+    again = after(replace(left, members=hung.members))
+    assert table(again).term_of_slot[slot] == term
+    assert table(again).replicas_of_slot[slot].catching_up == (1,)
+    assert decide(replace(again, reports={100: old})).routing is None
+
+
+def test_more_copies_than_nodes_run_and_say_so() -> None:
+    few = cluster(nodes=2, replicas=3)
+    decision = decide(few)
+    assert decision.routing is None
+    assert {len(held.holders) for held in table(few).sets} == {2}
+    assert decision.health.cluster_status == "UNHEALTHY"
+    assert "2 nodes for 3 copies" in decision.health.reason
+    assert "16 slots with fewer than 3 copies in sync" in decision.health.reason
+    more = settled(replace(few, members=members(*map(member, range(3)))))
+    assert decide(more).health.cluster_status == "OK"
+
+
+def test_a_node_that_joins_gets_copies_and_masters() -> None:
+    before = cluster(slots=64)
+    joined = replace(before, members=members(*map(member, range(4))))
+    first = after(joined)
+    assert [node.node_id for node in table(first).nodes][-1] == "ps-3"
+    assert ("node_joined", "ps-3") in kinds(joined)
+    # A copy moves by being one more for a while: nowhere are there fewer than wanted in sync.
+    records = joined
+    for _ in range(100):
+        records = true_reports(records)
+        if decide(records).routing is None:
+            break
+        records = after(records)
+        assert all(len(held.synced) >= 2 for held in table(records).sets)
+        assert all(len(held.holders) <= 3 for held in table(records).sets)
+    routing = table(records)
+    assert set(routing.slots_per_node().values()) == {16}
+    copies = np.bincount(
+        [n for held in routing.replicas_of_slot for n in held.holders], minlength=4
+    )
+    assert copies.tolist() == [32, 32, 32, 32]
+
+
+def test_a_process_takes_in_a_bounded_number_of_slots_at_a_time() -> None:
+    before = cluster(nodes=2, slots=256)
+    alone = after(without(before, 1))
+    back = after(replace(alone, members=members(member(0), member(1, 999))))
+    assert catching_up(back) == CATCHING_UP_MAX
+    assert decide(back).routing is None
+    assert catching_up(after(true_reports(back))) == CATCHING_UP_MAX
+    assert catching_up(settled(back)) == 0
+
+
+def catching_up(records: ClusterRecords) -> int:
+    return sum(len(held.catching_up) for held in table(records).replicas_of_slot)
+
+
+def test_slots_that_lost_all_copies_begin_anew_and_say_so_loudly() -> None:
+    before = cluster()
+    both = without(before, 1, 2)
+    decision = decide(both)
+    new = decision.routing
+    assert new is not None
+    lost = [
+        slot
+        for slot, held in enumerate(table(before).replicas_of_slot)
+        if set(held.synced) == {1, 2}
+    ]
+    assert lost
+    assert new.generation == 1
+    assert np.flatnonzero(new.birth_of_slot == 2).tolist() == lost
+    assert set(new.master_of_slot.tolist()) == {0}
+    events = [event for event in decision.events if event.kind == "lost"]
+    assert sum(event.slot_count for event in events) == len(lost)
+    assert all(event.reason.startswith("DATA LOST") for event in events)
+    assert f"{len(lost)} slots lost all copies" in decision.health.reason
+    # Two losses later it is the second generation.
+    back = settled(replace(both, routing=new, members=members(member(0), member(1, 999))))
+    gone = after(replace(without(back, 0, 1), members=members(member(2, 888))))
+    assert table(gone).generation == 2
+
+
+def test_a_slot_waits_for_a_process_that_may_come_back_with_its_memory() -> None:
+    before = cluster()
+    slot = next(
+        at for at, held in enumerate(table(before).replicas_of_slot) if set(held.synced) == {1, 2}
+    )
+    cut_off = replace(without(before, 1, 2), waiting=frozenset({101, 102}))
+    waits = after(cut_off)
+    held = table(waits).replicas_of_slot[slot]
+    assert held.master == NO_MASTER
+    assert sorted(names(table(waits), held.in_sync)) == ["ps-1", "ps-2"]
+    assert table(waits).term_of_slot[slot] == 2
+    assert table(waits).generation == 0
+    assert decide(waits).routing is None
+    assert "without a master: waits for ps-1, ps-2" in decide(waits).health.reason
+    # One of them comes back: it has all that was acknowledged.
+    back = after(replace(waits, members=members(member(0), member(2)), waiting=frozenset({101})))
+    again = table(back).replicas_of_slot[slot]
+    assert names(table(back), [again.master]) == ["ps-2"]
+    assert names(table(back), again.in_sync) == []
+    assert table(back).birth_of_slot[slot] == 1
+    # Nobody does: given up.
+    given_up = table(after(replace(waits, waiting=frozenset())))
+    assert given_up.generation == 1
+    assert given_up.birth_of_slot[slot] == given_up.version
+    # One is known to be dead: the other is still waited for.
+    known = after(replace(waits, gone=frozenset({101})))
+    assert names(table(known), table(known).replicas_of_slot[slot].in_sync) == ["ps-2"]
+
+
+def test_nobody_to_begin_anew_on() -> None:
+    before = cluster(nodes=2, replicas=1)
+    nobody = replace(before, members=members(member(0, 900, status="starting")))
+    waits = after(nobody)
+    assert set(table(waits).master_of_slot.tolist()) == {NO_MASTER}
+    assert table(waits).generation == 0
+    assert decide(waits).routing is None
+    assert "no node serves" in decide(waits).health.reason
+    serves = after(replace(waits, members=members(member(0, 900))))
+    assert set(table(serves).master_of_slot.tolist()) == {0}
+    assert table(serves).generation == 1
+
+
+def test_two_faults_in_a_row() -> None:
+    one = without(cluster(nodes=4, replicas=3), 1)
+    first = after(one)
+    second = after(without(first, 2))
+    routing = table(second)
+    assert routing.generation == 0
+    assert NO_MASTER not in routing.master_of_slot
+    assert decide(settled(second)).health.cluster_status == "UNHEALTHY"
+    for slot, held in enumerate(routing.replicas_of_slot):
+        synced = names(table(first), table(first).replicas_of_slot[slot].synced)
+        assert set(names(routing, held.synced)) <= set(synced) - {"ps-2"}
+
+
+def test_a_backup_that_catches_up_never_becomes_master() -> None:
+    before = with_slots(cluster(nodes=2, slots=2), [SlotReplicas(0, (), (1,))] * 2)
+    new = table(after(without(before, 0)))
+    assert new.generation == 1
+    assert new.birth_of_slot.tolist() == [2, 2]
+
+
+def test_masters_are_evened_out_by_chains_of_hand_overs() -> None:
+    # ps-0 has no slot in common with ps-2: only through ps-1 can it give one away.
+    held = [SlotReplicas(0, (1,))] * 5 + [SlotReplicas(1, (2,))] * 2 + [SlotReplicas(2, (1,))]
+    before = cluster(nodes=3, slots=8)
+    uneven = with_slots(before, held)
+    # Copies lie unevenly as well here; look at masters alone.
+    draft = Draft(uneven, table(uneven))
+    balance_masters(draft)
+    assert sorted(draft.masters.tolist()) == [2, 3, 3]
+    new, events = draft.finish()
+    assert new is not None
+    assert {event.kind for event in events} == {"handed_over"}
+    for slot, old in enumerate(held):
+        assert new.replicas_of_slot[slot].master in old.synced
+        assert set(new.replicas_of_slot[slot].synced) == set(old.synced)
+        changed = new.replicas_of_slot[slot] != old
+        assert new.term_of_slot[slot] == 1 + changed
+
+
+def test_few_slots_are_handed_over_at_a_time() -> None:
+    before = cluster(nodes=2, slots=256)
+    uneven = with_slots(before, [SlotReplicas(0, (1,))] * 256)
+    step = table(after(uneven))
+    assert step.slots_per_node() == {"ps-0": 256 - HANDOVERS_MAX, "ps-1": HANDOVERS_MAX}
+    assert table(settled(uneven)).slots_per_node() == {"ps-0": 128, "ps-1": 128}
+
+
+def test_a_node_that_stops_hands_its_slots_over_and_gets_no_copies() -> None:
+    before = cluster()
+    stopping = replace(before, members={**before.members, "ps-1": member(1, status="stopping")})
+    new = table(after(stopping))
+    assert new.slots_per_node()["ps-1"] == 0
+    assert new.generation == 0
+    for slot, held in enumerate(table(before).replicas_of_slot):
+        assert set(new.replicas_of_slot[slot].synced) == set(held.synced)
+    rest = settled(stopping)
+    assert table(rest).slots_per_node()["ps-1"] == 0
+    # A slot that only the stopping node has stays there.
+    single = cluster(nodes=2, replicas=1)
+    stopping = replace(single, members={**single.members, "ps-1": member(1, status="stopping")})
+    assert 1 in table(after(stopping)).master_of_slot
+
+
+def test_copies_are_spread_over_hosts() -> None:
+    one_host = members(*[member(number, host="a") for number in range(2)])
+    config = ClusterConfig("demo", SLOTS, 2, 2, "0")
+    before = after(ClusterRecords(config, one_host))
+    joined = replace(before, members={**one_host, "ps-2": member(2, host="b")})
+    routing = table(settled(joined))
+    for held in routing.sets:
+        assert len({routing.nodes[number].host for number in held.holders}) == 2
+
+
+def test_surplus_copies_are_dropped() -> None:
+    before = cluster(nodes=3, replicas=3)
+    fewer = replace(before, config=replace(before.config, replicas=2))
+    routing = table(settled(fewer))
+    assert routing.replicas == 2
+    assert {len(held.holders) for held in routing.sets} == {2}
+
+
+def test_a_copy_taken_in_does_not_become_master_in_the_same_decision() -> None:
+    # One copy wanted, and one on its way to ps-1: first it is in sync, then it takes over.
+    before = cluster(nodes=2, replicas=1, slots=4)
+    moving = with_slots(before, [SlotReplicas(0, (), (1,)), *[SlotReplicas(0)] * 3])
+    first = after(true_reports(moving))
+    assert table(first).replicas_of_slot[0] == SlotReplicas(0, (1,))
+    second = after(first)
+    assert table(second).replicas_of_slot[0] == SlotReplicas(1)
+
+
+def test_records_of_two_clusters_are_refused() -> None:
+    records = cluster()
+    other = replace(records, config=replace(records.config, slot_count=32))
+    with pytest.raises(InvalidRequest, match="records of two clusters"):
+        decide(other)
+    with pytest.raises(InvalidRequest, match="pservers/ps-0 is the record of 'ps-1'"):
+        decide(replace(records, members={"ps-0": member(1)}))
+    with pytest.raises(InvalidRequest, match="no node is registered"):
+        decide(replace(records, members={}))
+
+
+def test_an_address_that_changes_is_published() -> None:
+    before = cluster()
+    moved = replace(before, members={**before.members, "ps-1": member(1, control_address="h9:9")})
+    decision = decide(moved)
+    assert decision.routing is not None
+    assert decision.routing.nodes[1].control_address == "h9:9"
+    assert decision.routing.term_of_slot.tolist() == [1] * SLOTS
+
+
+def test_the_view_of_shards_follows_the_routing() -> None:
+    before = cluster(nodes=2, slots=2)
+    first = shard_changes({}, table(before), time="then")
+    assert len(first.put) == 4
+    assert first.delete == ()
+    view = {(one.slot, one.node): one for one in first.put}
+    assert shard_changes(view, table(before), time="later").put == ()
+    new = table(after(without(before, 1)))
+    changes = shard_changes(view, new, time="later")
+    assert changes.delete == ((0, "ps-1"), (1, "ps-1"))
+    (promoted,) = changes.put
+    assert promoted == ShardRecord(promoted.slot, "ps-0", "master", 1, "then", 2, "later")
