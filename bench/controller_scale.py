@@ -45,6 +45,7 @@ def measure(nodes: int, slots: int, replicas: int) -> dict[str, object]:
     stored = first.to_json()
     lost = f"ps-{nodes // 2:04}"
     left = {name: one for name, one in members.items() if name != lost}
+    cpu = time.process_time()
     marks = [time.perf_counter()]
     routing = RoutingTable.from_json(stored)
     marks.append(time.perf_counter())
@@ -53,6 +54,7 @@ def measure(nodes: int, slots: int, replicas: int) -> dict[str, object]:
     assert decision.routing is not None
     text = decision.routing.to_json()
     marks.append(time.perf_counter())
+    cpu = time.process_time() - cpu
     masters = [n for name, n in decision.routing.slots_per_node().items() if name != lost]
     return {
         "nodes": nodes,
@@ -63,6 +65,7 @@ def measure(nodes: int, slots: int, replicas: int) -> dict[str, object]:
         "decide_ms": round((marks[2] - marks[1]) * 1000, 1),
         "write_ms": round((marks[3] - marks[2]) * 1000, 1),
         "total_ms": round((marks[3] - marks[0]) * 1000, 1),
+        "total_cpu_ms": round(cpu * 1000, 1),
         "record_bytes": len(text),
         "events": len(decision.events),
         "masters_min": min(masters),

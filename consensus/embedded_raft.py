@@ -8,6 +8,7 @@ brings them to the event loop. The clock is given; it is asked for differences o
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from pysyncobj import (
     SyncObjException,
     replicated,
 )
+from pysyncobj.monotonic import monotonic
 from pysyncobj.transport import TCPTransport
 
+from backstay.addresses import split_address
 from backstay.consensus.store_codec import command, execute
 from backstay.consensus.store_state import StoreState
 from backstay.errors import BackstayError, ListenError
@@ -32,14 +35,22 @@ __all__ = ["Outcome", "RaftMember"]
 
 _LOG = logging.getLogger(__name__)
 
-# How long a member that hears nothing waits before it stands for election: drawn anew each time
-# between these, wide apart so that two members seldom stand at the same time.
-ELECTION_MIN_S = 0.18
-ELECTION_MAX_S = 0.5
+# How long a member that hears nothing waits before it stands for election, drawn anew each time
+# between these: long enough that a busy machine does not cost a leader its office.
+ELECTION_MIN_S = 0.5
+ELECTION_MAX_S = 1.0
 # The leader's sign of life; PySyncObj wants three of them to fit into the shortest wait.
-HEARTBEAT_S = 0.05
+HEARTBEAT_S = 0.1
+# When the leader's connection closes, its process is gone: the others stand one after the other,
+# these times apart, so that they do not split the votes.
+STAND_AFTER_S = 0.01
+STAND_APART_S = 0.1
+# A member alone has nobody to wait for.
+ALONE_ELECTION_MIN_S = 0.04
+ALONE_ELECTION_MAX_S = 0.05
+ALONE_HEARTBEAT_S = 0.01
 # A leader that no majority has answered for so long steps back.
-STEP_BACK_S = 1.0
+STEP_BACK_S = 1.5
 POLL_S = 0.02
 CONNECTION_TIMEOUT_S = 2.0
 RECONNECT_S = 0.2
@@ -168,6 +179,16 @@ class _Transport(TCPTransport):  # type: ignore[misc] # PySyncObj has no types
             message = without_known_entries(message, log)
         super()._onMessageReceived(node, message)
 
+    def _onNodeDisconnected(self, node: Any) -> None:  # noqa: N802
+        sync = self._syncObj
+        if node == sync._getLeader() and sync.selfNode is not None:
+            survivors = sorted(each.address for each in {sync.selfNode, *sync.otherNodes} - {node})
+            rank = survivors.index(sync.selfNode.address)
+            wait_s = STAND_AFTER_S + rank * STAND_APART_S
+            deadline = min(sync._SyncObj__raftElectionDeadline, monotonic() + wait_s)
+            sync._SyncObj__raftElectionDeadline = deadline
+        super()._onNodeDisconnected(node)
+
 
 class RaftMember:
     """A member, from ``start`` to ``stop``; methods may be called from any thread."""
@@ -205,6 +226,7 @@ class RaftMember:
         self._failure: BaseException | None = None
         self._stopping = False
         self._pending = 0
+        self._pending_lock = threading.Lock()
         self._led_term = 0
         self._ticked_at = 0.0
         self._tick_under_way = False
@@ -218,13 +240,11 @@ class RaftMember:
         """
         if self._data_dir is not None:
             self._data_dir.mkdir(parents=True, exist_ok=True)
+        _check_free(self._own)
         self._thread.start()
         self._started.wait()
         if isinstance(self._failure, SyncObjException):
-            raise ListenError(
-                f"store_listen: cannot listen on {self._own}: the port is in use by another "
-                "process, or the address is not one of this machine"
-            )
+            raise ListenError(f"store_listen: cannot listen on {self._own}: {self._failure}")
         if self._failure is not None:
             raise self._failure
 
@@ -259,10 +279,10 @@ class RaftMember:
                 be; not at all if the leader that had it is lost without another taking over.
             reader: Reads the state right after the command; its result becomes the outcome's.
         """
-        self._pending += 1
+        self._count_pending(1)
 
         def finish(outcome: Outcome | None, reason: int) -> None:
-            self._pending -= 1
+            self._count_pending(-1)
             if reason != FAIL_REASON.SUCCESS or outcome is None:
                 on_outcome(
                     Outcome(
@@ -277,6 +297,10 @@ class RaftMember:
                 on_outcome(outcome)
 
         self._replica.run_command(text, callback=finish)
+
+    def _count_pending(self, change: int) -> None:
+        with self._pending_lock:
+            self._pending += change
 
     # In the member's thread
 
@@ -303,15 +327,15 @@ class RaftMember:
         self._leave()
 
     def _settings(self) -> SyncObjConf:
-        folder = self._data_dir
+        folder, alone = self._data_dir, not self._others
         return SyncObjConf(
             autoTick=False,
             bindAddress=self._own,  # PySyncObj would listen on every address of the machine
             maxBindRetries=1,
             password=self._secret,
-            raftMinTimeout=ELECTION_MIN_S,
-            raftMaxTimeout=ELECTION_MAX_S,
-            appendEntriesPeriod=HEARTBEAT_S,
+            raftMinTimeout=ALONE_ELECTION_MIN_S if alone else ELECTION_MIN_S,
+            raftMaxTimeout=ALONE_ELECTION_MAX_S if alone else ELECTION_MAX_S,
+            appendEntriesPeriod=ALONE_HEARTBEAT_S if alone else HEARTBEAT_S,
             appendEntriesUseBatch=False,
             appendEntriesBatchSizeBytes=BATCH_BYTES,
             leaderFallbackTimeout=STEP_BACK_S,
@@ -370,3 +394,19 @@ class RaftMember:
             while not refused and self._sync._isLeader() and self._clock() < deadline:
                 self._sync.doTick(POLL_S)
         self._sync.destroy()
+
+
+def _check_free(address: str) -> None:
+    """Make sure that the address can be bound now; PySyncObj would not say why it cannot.
+
+    Raises:
+        ListenError: It cannot.
+    """
+    host, port = split_address("store_listen", address)
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ListenError(f"store_listen: cannot listen on {address}: {why}") from error

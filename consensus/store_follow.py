@@ -48,7 +48,8 @@ async def follow(store: CoordinationStore, prefix: str) -> AsyncGenerator[RangeR
         try:
             now = await store.range(prefix)
         except StoreUnavailable as error:
-            _LOG.warning("following %r: %s; trying again in %.2f s", prefix, error, pause_s)
+            level = logging.WARNING if pause_s == RETRY_PAUSE_MIN_S else logging.DEBUG
+            _LOG.log(level, "following %r: %s; trying until it answers", prefix, error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_PAUSE_MAX_S)
             continue
@@ -238,15 +239,21 @@ class KeepAlive:
             raise LeaseLost("grant the lease first")
         period_s = self._lease.ttl_ms / 3000
         pause_s = period_s
+        failing = False
         while True:
             await asyncio.sleep(pause_s)
             sent = self._clock()
             try:
                 ttl_ms = await self._store.lease_keepalive(self._lease.id)
             except StoreUnavailable as error:
-                _LOG.warning("lease %d was not renewed: %s", self._lease.id, error)
+                level = logging.DEBUG if failing else logging.WARNING
+                _LOG.log(level, "lease %d is not renewed: %s", self._lease.id, error)
+                failing = True
                 pause_s = min(period_s / 4, RETRY_PAUSE_MAX_S)
                 continue
+            if failing:
+                _LOG.info("lease %d is renewed again", self._lease.id)
+                failing = False
             self._report(sent, ttl_ms)
             pause_s = max(0.0, period_s - (self._clock() - sent))
 

@@ -128,7 +128,9 @@ class EtcdCluster:
 
     def pause(self, index: int = 0) -> None:
         """Stop one member's clock (SIGSTOP)."""
-        self._signal(index, signal.SIGSTOP)
+        process = self._signal(index, signal.SIGSTOP)
+        # Until then it may still answer.
+        os.waitpid(process.pid, os.WUNTRACED)
 
     def resume(self, index: int = 0) -> None:
         """Let it go on (SIGCONT)."""
@@ -176,6 +178,8 @@ class EtcdCluster:
                     log = (self._folder / f"etcd-{index}.log").read_text(errors="replace")
                     assert time.monotonic() < deadline, f"etcd does not start: {log[-2000:]}"
                     time.sleep(POLL_PAUSE_S)
+        if self._tls is None:
+            self.leader()
 
     def stop(self) -> None:
         """End all members."""
@@ -194,7 +198,8 @@ class EtcdCluster:
     ) -> None:
         self.stop()
 
-    def _signal(self, index: int, number: int) -> None:
+    def _signal(self, index: int, number: int) -> subprocess.Popen[bytes]:
         process = self._processes[index]
         assert process is not None
         process.send_signal(number)
+        return process

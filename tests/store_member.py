@@ -6,6 +6,7 @@ Usage: ``python -m tests.store_member LISTEN MEMBERS CONTROL [DATA_DIR]``
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 
@@ -27,12 +28,14 @@ async def serve(store: EmbeddedStore, listen_control: str) -> ControlServer:
 
 async def main() -> None:
     """Run until killed."""
+    logging.basicConfig(level=logging.INFO)
     listen, members, control = sys.argv[1:4]
     folder = Path(sys.argv[4]) if len(sys.argv) > 4 else None
     store = EmbeddedStore(listen, members.split(","), data_dir=folder)
     await store.start()
-    await serve(store, control)
+    server = await serve(store, control)
     await asyncio.Event().wait()
+    await server.stop(0)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ class Draft:
         self.held: list[SlotReplicas] = list(before.replicas_of_slot)
         self.changed: dict[int, None] = {}
         self.lost: list[int] = []
+        # By master: those from which it gets no answer.
+        self.shunned: dict[int, set[int]] = {}
         self._count()
         self._notes: dict[tuple[EventKind, int, str], list[int]] = defaultdict(list)
 

@@ -126,6 +126,8 @@ def _target(draft: Draft, held: SlotReplicas) -> int | None:
     """
     free = np.array(draft.serving)
     free[list(held.holders)] = False
+    # A master that gets no answer from a process cannot copy anything to it.
+    free[list(draft.shunned.get(held.master, ()))] = False
     if not free.any():
         return None
     elsewhere = free & ~np.isin(draft.hosts, draft.hosts[list(held.holders)])

@@ -44,13 +44,20 @@ def follow_reports(draft: Draft, records: ClusterRecords) -> tuple[int, ...]:
 
 
 def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
+    """Nothing that the reporter masters is to wait for the silent ones any more.
+
+    A silent backup has to catch up. One that was catching up loses its place: its master may
+    have asked for it to be taken in, and waits for it until a table says otherwise.
+    """
+    draft.shunned[reporter] = silent
     for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
         held = draft.held[slot]
         out = tuple([number for number in held.in_sync if number in silent])
-        if held.master != reporter or not out:
-            continue
         stay = tuple([number for number in held.in_sync if number not in silent])
-        draft.put(slot, SlotReplicas(reporter, stay, held.catching_up + out))
+        copying = tuple([number for number in held.catching_up if number not in silent])
+        if held.in_sync == stay and held.catching_up == copying:
+            continue
+        draft.put(slot, SlotReplicas(reporter, stay, copying + out))
         for number in out:
             draft.note(
                 "backup_silent",
@@ -59,6 +66,15 @@ def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
                 "their master, gets no answer from it",
                 slot,
             )
+        for number in held.catching_up:
+            if number in silent:
+                draft.note(
+                    "copy_dropped",
+                    number,
+                    f"{draft.name(number)} is copied to no more in {{slots}}: "
+                    f"{draft.name(reporter)}, their master, gets no answer from it",
+                    slot,
+                )
 
 
 def _take_in(draft: Draft, reporter: int, silent: set[int], report: NodeReport) -> bool:
@@ -82,13 +98,15 @@ def _take_in(draft: Draft, reporter: int, silent: set[int], report: NodeReport) 
 
 
 def _holds(draft: Draft, reporter: int, backup: int, entry: CaughtUp) -> bool:
-    """Whether what the entry says is about the slot as it is in the table that is there."""
+    """Whether what the entry says is about the slot as it is in the table that is there.
+
+    The reporter is alive and was master there, so it still is: only the dead are replaced
+    before reports are followed.
+    """
     before = draft.before
     return (
         entry.slot < before.slot_count
         and entry.term == int(before.term_of_slot[entry.slot])
         and before.replicas_of_slot[entry.slot].master == reporter
-        and backup in before.replicas_of_slot[entry.slot].catching_up
-        and draft.held[entry.slot].master == reporter
         and backup in draft.held[entry.slot].catching_up
     )

@@ -61,6 +61,7 @@ class DataServer:
         tls_cert_pem: bytes | None = None,
         tls_key_pem: bytes | None = None,
         tls_client_ca_pem: bytes | None = None,
+        tls_peer_ca_pem: bytes | None = None,
         io_threads: int = 2,
         max_frame_bytes: int = 268435456,
         max_keys_per_request: int = 4194304,
@@ -68,12 +69,32 @@ class DataServer:
         handshake_timeout_ms: int = 5000,
         stall_timeout_ms: int = 30000,
         memory_limit_bytes: int = 0,
+        promise_ms: int = 400,
+        prepare_timeout_ms: int = 1000,
     ) -> DataServer: ...
     @property
     def address(self) -> str:
         """The bound ``host:port`` (the port is chosen by the system if 0 was asked for)."""
     def set_routing(self, version: int, owned: NDArray[np.bool_]) -> None:
-        """Serve exactly the slots marked in ``owned`` [slot_count], as of this version."""
+        """Serve exactly the slots marked in ``owned`` [slot_count], without replicas."""
+    def set_routing_json(self, routing_json: str) -> None:
+        """Go by a routing record, as the coordination store keeps it; an older one is ignored.
+
+        Raises:
+            InvalidRequest: It contradicts itself, or is of another number of slots.
+        """
+    def extend_lease(self, remaining_ms: int) -> None:
+        """This node's lease in the store is alive for so long from now; 0: it is lost."""
+    def wait_report(self, known: int, timeout_ms: int) -> tuple[int, str]:
+        """Wait until what this node wants of the controller changes, or for ``timeout_ms``.
+
+        Returns:
+            A number that grows with each change, and a JSON object: ``routing_version``,
+            ``silent`` (instances), ``caught_up`` ([slot, term, instance] each), ``refused``
+            (instances whose port refuses connections).
+        """
+    def slot_states_json(self) -> str:
+        """A JSON list of ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
     def create_table(self, spec_json: str) -> None:
         """Create a table; a second call with the same settings changes nothing.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,100 +12,25 @@ from backstay.consensus.records import (
     NO_MASTER,
     CaughtUp,
     ClusterConfig,
-    MemberRecord,
     NodeReport,
     RoutingTable,
-    ShardRecord,
     SlotReplicas,
 )
 from backstay.errors import InvalidRequest
-from backstay.pserver.controller import ClusterRecords, decide, shard_changes
-from backstay.pserver.controller.balance import HANDOVERS_MAX, balance_masters
-from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
-
-SLOTS = 16
-
-
-def member(number: int, instance: int | None = None, **changes: Any) -> MemberRecord:
-    values: dict[str, Any] = {
-        "node_id": f"ps-{number}",
-        "instance": instance or 100 + number,
-        "incarnation": 1,
-        "status": "serving",
-        "start_time": "",
-        "sync": True,
-        "data_address": f"h{number}:1",
-        "control_address": f"h{number}:2",
-        "host": f"h{number}",
-        "lease": 1,
-        "version": "0",
-    }
-    return MemberRecord(**values | changes)
-
-
-def members(*some: MemberRecord) -> Mapping[str, MemberRecord]:
-    return {one.node_id: one for one in some}
-
-
-def cluster(nodes: int = 3, replicas: int = 2, slots: int = SLOTS) -> ClusterRecords:
-    """Return a cluster with its first routing table."""
-    config = ClusterConfig("demo", slots, replicas, nodes, "0")
-    records = ClusterRecords(config, members(*map(member, range(nodes))))
-    return after(records)
-
-
-def after(records: ClusterRecords) -> ClusterRecords:
-    """Return the records with the decision written."""
-    decision = decide(records)
-    return replace(records, routing=decision.routing or records.routing)
-
-
-def table(records: ClusterRecords) -> RoutingTable:
-    assert records.routing is not None
-    return records.routing
-
-
-def without(records: ClusterRecords, *numbers: int) -> ClusterRecords:
-    names = {f"ps-{number}" for number in numbers}
-    left = {name: one for name, one in records.members.items() if name not in names}
-    return replace(records, members=left)
-
-
-def with_slots(records: ClusterRecords, held: Iterable[SlotReplicas]) -> ClusterRecords:
-    return replace(records, routing=replace(table(records), replicas_of_slot=tuple(held)))
-
-
-def true_reports(records: ClusterRecords) -> ClusterRecords:
-    """Let every master say that all its backups have caught up."""
-    routing = table(records)
-    entries: dict[int, list[CaughtUp]] = {}
-    for slot, held in enumerate(routing.replicas_of_slot):
-        for number in held.catching_up:
-            entries.setdefault(routing.nodes[held.master].instance, []).append(
-                CaughtUp(slot, int(routing.term_of_slot[slot]), routing.nodes[number].instance)
-            )
-    reports = {
-        one: NodeReport(one, routing.version, caught_up=tuple(what))
-        for one, what in entries.items()
-    }
-    return replace(records, reports=reports)
-
-
-def settled(records: ClusterRecords) -> ClusterRecords:
-    for _ in range(200):
-        records = true_reports(records)
-        if decide(records).routing is None:
-            return records
-        records = after(records)
-    pytest.fail("decisions do not come to an end")
-
-
-def names(routing: RoutingTable, numbers: Iterable[int]) -> list[str]:
-    return [routing.nodes[number].node_id for number in numbers]
-
-
-def kinds(records: ClusterRecords) -> list[tuple[str, str]]:
-    return sorted({(event.kind, event.node) for event in decide(records).events})
+from backstay.pserver.controller import ClusterRecords, decide
+from tests.unit.controller_cluster import (
+    SLOTS,
+    after,
+    cluster,
+    kinds,
+    member,
+    members,
+    names,
+    settled,
+    table,
+    with_slots,
+    without,
+)
 
 
 def test_the_first_routing_waits_for_the_first_nodes() -> None:
@@ -222,9 +145,18 @@ def test_a_silent_backup_has_to_catch_up_in_the_slots_of_the_master_that_says_so
         assert new.replicas_of_slot[slot] == expected
         assert new.term_of_slot[slot] == 1 + concerned
     assert ("backup_silent", "ps-1") in kinds(hung)
-    # The same report again is of an older table; written anew, it finds nothing to do.
+    # The same report again is of an older table.
     assert decide(after(hung)).routing is None
-    assert decide(silent(after(hung), 100, 101)).routing is None
+
+
+def test_a_silent_node_loses_its_place_among_those_that_catch_up() -> None:
+    """Its master may have asked for it, and waits for it until a table says otherwise."""
+    hung = after(silent(cluster(), 100, 101))
+    places = [held == SlotReplicas(0, (), (1,)) for held in table(hung).replicas_of_slot]
+    assert any(places)
+    new = table(after(silent(hung, 100, 101)))
+    for held, concerned in zip(new.replicas_of_slot, places, strict=True):
+        assert not concerned or 1 not in held.catching_up
 
 
 def test_a_silent_backup_without_a_lease_leaves_the_slot() -> None:
@@ -261,7 +193,8 @@ def test_a_backup_becomes_in_sync_on_its_masters_word_only() -> None:
     report = NodeReport(100, routing.version, caught_up=(good,))
     assert decide(replace(hung, reports={100: report})).relies_on == (100,)
     # Under another process's key it is nobody's report.
-    assert decide(replace(hung, reports={102: report})).routing is None
+    forged = replace(report, instance=102)
+    assert decide(replace(hung, reports={100: forged})).routing is None
 
 
 def test_a_backup_that_is_silent_and_caught_up_stays_out() -> None:
@@ -269,7 +202,8 @@ def test_a_backup_that_is_silent_and_caught_up_stays_out() -> None:
     routing = table(hung)
     slot = routing.replicas_of_slot.index(SlotReplicas(0, (), (1,)))
     report = NodeReport(100, routing.version, silent=(101,), caught_up=(CaughtUp(slot, 2, 101),))
-    assert decide(replace(hung, reports={100: report})).routing is None
+    new = table(after(replace(hung, reports={100: report})))
+    assert 1 not in new.replicas_of_slot[slot].holders
 
 
 def test_a_backup_that_caught_up_before_it_left_is_not_taken_for_one_that_did_after() -> None:
@@ -283,55 +217,6 @@ def test_a_backup_that_caught_up_before_it_left_is_not_taken_for_one_that_did_af
     assert table(again).term_of_slot[slot] == term
     assert table(again).replicas_of_slot[slot].catching_up == (1,)
     assert decide(replace(again, reports={100: old})).routing is None
-
-
-def test_more_copies_than_nodes_run_and_say_so() -> None:
-    few = cluster(nodes=2, replicas=3)
-    decision = decide(few)
-    assert decision.routing is None
-    assert {len(held.holders) for held in table(few).sets} == {2}
-    assert decision.health.cluster_status == "UNHEALTHY"
-    assert "2 nodes for 3 copies" in decision.health.reason
-    assert "16 slots with fewer than 3 copies in sync" in decision.health.reason
-    more = settled(replace(few, members=members(*map(member, range(3)))))
-    assert decide(more).health.cluster_status == "OK"
-
-
-def test_a_node_that_joins_gets_copies_and_masters() -> None:
-    before = cluster(slots=64)
-    joined = replace(before, members=members(*map(member, range(4))))
-    first = after(joined)
-    assert [node.node_id for node in table(first).nodes][-1] == "ps-3"
-    assert ("node_joined", "ps-3") in kinds(joined)
-    # A copy moves by being one more for a while: nowhere are there fewer than wanted in sync.
-    records = joined
-    for _ in range(100):
-        records = true_reports(records)
-        if decide(records).routing is None:
-            break
-        records = after(records)
-        assert all(len(held.synced) >= 2 for held in table(records).sets)
-        assert all(len(held.holders) <= 3 for held in table(records).sets)
-    routing = table(records)
-    assert set(routing.slots_per_node().values()) == {16}
-    copies = np.bincount(
-        [n for held in routing.replicas_of_slot for n in held.holders], minlength=4
-    )
-    assert copies.tolist() == [32, 32, 32, 32]
-
-
-def test_a_process_takes_in_a_bounded_number_of_slots_at_a_time() -> None:
-    before = cluster(nodes=2, slots=256)
-    alone = after(without(before, 1))
-    back = after(replace(alone, members=members(member(0), member(1, 999))))
-    assert catching_up(back) == CATCHING_UP_MAX
-    assert decide(back).routing is None
-    assert catching_up(after(true_reports(back))) == CATCHING_UP_MAX
-    assert catching_up(settled(back)) == 0
-
-
-def catching_up(records: ClusterRecords) -> int:
-    return sum(len(held.catching_up) for held in table(records).replicas_of_slot)
 
 
 def test_slots_that_lost_all_copies_begin_anew_and_say_so_loudly() -> None:
@@ -421,75 +306,20 @@ def test_a_backup_that_catches_up_never_becomes_master() -> None:
     assert new.birth_of_slot.tolist() == [2, 2]
 
 
-def test_masters_are_evened_out_by_chains_of_hand_overs() -> None:
-    # ps-0 has no slot in common with ps-2: only through ps-1 can it give one away.
-    held = [SlotReplicas(0, (1,))] * 5 + [SlotReplicas(1, (2,))] * 2 + [SlotReplicas(2, (1,))]
-    before = cluster(nodes=3, slots=8)
-    uneven = with_slots(before, held)
-    # Copies lie unevenly as well here; look at masters alone.
-    draft = Draft(uneven, table(uneven))
-    balance_masters(draft)
-    assert sorted(draft.masters.tolist()) == [2, 3, 3]
-    new, events = draft.finish()
-    assert new is not None
-    assert {event.kind for event in events} == {"handed_over"}
-    for slot, old in enumerate(held):
-        assert new.replicas_of_slot[slot].master in old.synced
-        assert set(new.replicas_of_slot[slot].synced) == set(old.synced)
-        changed = new.replicas_of_slot[slot] != old
-        assert new.term_of_slot[slot] == 1 + changed
-
-
-def test_few_slots_are_handed_over_at_a_time() -> None:
-    before = cluster(nodes=2, slots=256)
-    uneven = with_slots(before, [SlotReplicas(0, (1,))] * 256)
-    step = table(after(uneven))
-    assert step.slots_per_node() == {"ps-0": 256 - HANDOVERS_MAX, "ps-1": HANDOVERS_MAX}
-    assert table(settled(uneven)).slots_per_node() == {"ps-0": 128, "ps-1": 128}
-
-
-def test_a_node_that_stops_hands_its_slots_over_and_gets_no_copies() -> None:
-    before = cluster()
-    stopping = replace(before, members={**before.members, "ps-1": member(1, status="stopping")})
-    new = table(after(stopping))
-    assert new.slots_per_node()["ps-1"] == 0
+def test_a_master_that_is_gone_asks_for_nothing() -> None:
+    before = with_slots(cluster(nodes=3, slots=4), [SlotReplicas(0, (1,), (2,))] * 4)
+    entry = CaughtUp(0, 1, 102)
+    report = NodeReport(100, 1, silent=(101,), caught_up=(entry,))
+    new = table(after(without(replace(before, reports={100: report}), 0)))
     assert new.generation == 0
-    for slot, held in enumerate(table(before).replicas_of_slot):
-        assert set(new.replicas_of_slot[slot].synced) == set(held.synced)
-    rest = settled(stopping)
-    assert table(rest).slots_per_node()["ps-1"] == 0
-    # A slot that only the stopping node has stays there.
-    single = cluster(nodes=2, replicas=1)
-    stopping = replace(single, members={**single.members, "ps-1": member(1, status="stopping")})
-    assert 1 in table(after(stopping)).master_of_slot
+    assert names(new, new.replicas_of_slot[0].synced) == ["ps-1"]
 
 
-def test_copies_are_spread_over_hosts() -> None:
-    one_host = members(*[member(number, host="a") for number in range(2)])
-    config = ClusterConfig("demo", SLOTS, 2, 2, "0")
-    before = after(ClusterRecords(config, one_host))
-    joined = replace(before, members={**one_host, "ps-2": member(2, host="b")})
-    routing = table(settled(joined))
-    for held in routing.sets:
-        assert len({routing.nodes[number].host for number in held.holders}) == 2
-
-
-def test_surplus_copies_are_dropped() -> None:
-    before = cluster(nodes=3, replicas=3)
-    fewer = replace(before, config=replace(before.config, replicas=2))
-    routing = table(settled(fewer))
-    assert routing.replicas == 2
-    assert {len(held.holders) for held in routing.sets} == {2}
-
-
-def test_a_copy_taken_in_does_not_become_master_in_the_same_decision() -> None:
-    # One copy wanted, and one on its way to ps-1: first it is in sync, then it takes over.
-    before = cluster(nodes=2, replicas=1, slots=4)
-    moving = with_slots(before, [SlotReplicas(0, (), (1,)), *[SlotReplicas(0)] * 3])
-    first = after(true_reports(moving))
-    assert table(first).replicas_of_slot[0] == SlotReplicas(0, (1,))
-    second = after(first)
-    assert table(second).replicas_of_slot[0] == SlotReplicas(1)
+def test_a_master_of_this_decision_has_nothing_to_say_yet() -> None:
+    before = with_slots(cluster(nodes=3, slots=4), [SlotReplicas(0, (1,), (2,))] * 4)
+    report = NodeReport(101, 1, caught_up=(CaughtUp(0, 1, 102),))
+    new = table(after(without(replace(before, reports={101: report}), 0)))
+    assert names(new, new.replicas_of_slot[0].synced) == ["ps-1"]
 
 
 def test_records_of_two_clusters_are_refused() -> None:
@@ -510,17 +340,3 @@ def test_an_address_that_changes_is_published() -> None:
     assert decision.routing is not None
     assert decision.routing.nodes[1].control_address == "h9:9"
     assert decision.routing.term_of_slot.tolist() == [1] * SLOTS
-
-
-def test_the_view_of_shards_follows_the_routing() -> None:
-    before = cluster(nodes=2, slots=2)
-    first = shard_changes({}, table(before), time="then")
-    assert len(first.put) == 4
-    assert first.delete == ()
-    view = {(one.slot, one.node): one for one in first.put}
-    assert shard_changes(view, table(before), time="later").put == ()
-    new = table(after(without(before, 1)))
-    changes = shard_changes(view, new, time="later")
-    assert changes.delete == ((0, "ps-1"), (1, "ps-1"))
-    (promoted,) = changes.put
-    assert promoted == ShardRecord(promoted.slot, "ps-0", "master", 1, "then", 2, "later")

@@ -1,5 +1,8 @@
 //! A push as it travels and waits: its identity, its keys and its values.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use crate::error::Refusal;
 use crate::hash::SlotSpace;
 use crate::stream::TransactionId;
@@ -116,6 +119,17 @@ pub struct Transaction {
     /// To which rows, ordered by slot.
     pub batch: Batch,
     runs: Vec<Run>,
+    attachment: Option<Attachment>,
+}
+
+/// Something that lives as long as a transaction.
+#[derive(Clone)]
+struct Attachment(Arc<dyn Any + Send + Sync>);
+
+impl std::fmt::Debug for Attachment {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.type_id().fmt(out)
+    }
 }
 
 impl Transaction {
@@ -136,6 +150,7 @@ impl Transaction {
             change,
             batch,
             runs,
+            attachment: None,
         })
     }
 
@@ -153,7 +168,18 @@ impl Transaction {
             change: Change::Close,
             batch: Batch::default(),
             runs: slots.into_iter().map(run).collect(),
+            attachment: None,
         }
+    }
+
+    /// Let something live as long as the transaction, such as memory reserved for it.
+    pub fn attach(&mut self, attachment: impl Any + Send + Sync) {
+        self.attachment = Some(Attachment(Arc::new(attachment)));
+    }
+
+    /// Whether something was attached.
+    pub fn has_attachment(&self) -> bool {
+        self.attachment.is_some()
     }
 
     /// Its slots, ascending, with their keys.

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
+use backstay_core::wire::peer::Encoded;
 use backstay_core::wire::{Header, Limits, HEADER_BYTES};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -207,5 +208,42 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     bytes.extend_from_slice(meta);
     bytes.extend_from_slice(body);
     writer.write_all(&bytes).await?;
+    writer.flush().await
+}
+
+/// Frames up to this size are put together first, and leave in one write.
+const ONE_WRITE_BYTES: usize = 64 * 1024;
+
+/// Write a message between servers; the values of a push are written from where they lie.
+pub(crate) async fn write_encoded<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    encoded: &Encoded,
+) -> io::Result<()> {
+    let mut pieces: Vec<&[u8]> = vec![&encoded.head];
+    if let Some((transaction, ranges)) = &encoded.push {
+        let (keys, values) = (transaction.batch.keys(), transaction.batch.values());
+        let elements = values.len().checked_div(keys.len()).unwrap_or(0);
+        for range in ranges {
+            pieces.push(bytemuck::cast_slice(&keys[range.clone()]));
+        }
+        for range in ranges {
+            let values = &values[range.start * elements..range.end * elements];
+            pieces.push(bytemuck::cast_slice(values));
+        }
+    }
+    pieces.push(&encoded.tail);
+    let mut together = Vec::new();
+    for piece in pieces {
+        if piece.len() >= ONE_WRITE_BYTES {
+            if !together.is_empty() {
+                writer.write_all(&together).await?;
+                together.clear();
+            }
+            writer.write_all(piece).await?;
+        } else {
+            together.extend_from_slice(piece);
+        }
+    }
+    writer.write_all(&together).await?;
     writer.flush().await
 }

@@ -1,13 +1,16 @@
 //! The data plane of backstay over TCP: the server's and the client's runtime.
 //!
 //! [`store`] holds the engines behind locks; [`server`] accepts connections and runs a
-//! [`session`] on each; [`client`] plans, sends, waits and retries; [`frame_io`] moves frames;
+//! [`session`] on each; [`replicator`] keeps the replicas of its slots equal, over connections
+//! of its own; [`client`] plans, sends, waits and retries; [`frame_io`] moves frames;
 //! [`tls`] wraps sockets. Decisions about membership are made elsewhere and arrive here as a
 //! routing table.
 
 mod buffers;
 pub mod client;
 pub mod frame_io;
+mod peer_link;
+pub mod replicator;
 pub mod server;
 pub mod session;
 pub mod stats;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
+use backstay_core::replication::ReplicaOptions;
 use backstay_core::wire::{ErrorMeta, Limits, Opcode};
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
@@ -18,6 +19,8 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
 use crate::frame_io::{drain, write_frame};
+use crate::peer_link::keep_links;
+use crate::replicator::Replicator;
 use crate::session::Session;
 use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
@@ -48,12 +51,17 @@ pub struct ServerOptions {
     pub handshake_timeout: Duration,
     /// From a frame's first byte to its last, and for writing an answer.
     pub stall_timeout: Duration,
+    /// TLS for the connections to backups, if any.
+    pub peer_tls: Option<Arc<rustls::ClientConfig>>,
+    /// Times and limits of replication.
+    pub replica: ReplicaOptions,
 }
 
 /// What the sessions share.
 pub(crate) struct Shared {
     pub(crate) options: ServerOptions,
     pub(crate) store: Arc<Store>,
+    pub(crate) replicator: Arc<Replicator>,
     pub(crate) counters: Counters,
 }
 
@@ -86,13 +94,16 @@ impl Server {
             let _inside = runtime.enter();
             TcpListener::from_std(listener)?
         };
+        let replicator = Replicator::new(options.instance, Arc::clone(&store), options.replica);
         let shared = Arc::new(Shared {
             options,
             store,
+            replicator,
             counters: Counters::default(),
         });
         let (stopping, stop_signal) = watch::channel(false);
         let (drained_sender, drained) = watch::channel(false);
+        runtime.spawn(keep_links(Arc::clone(&shared), stop_signal.clone()));
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
@@ -113,6 +124,11 @@ impl Server {
         self.address
     }
 
+    /// Its part in replication.
+    pub fn replicator(&self) -> &Arc<Replicator> {
+        &self.shared.replicator
+    }
+
     /// The rows it serves.
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
@@ -121,9 +137,11 @@ impl Server {
     /// Its counters.
     pub fn snapshot(&self) -> Snapshot {
         let store = &self.shared.store;
-        self.shared
-            .counters
-            .snapshot(store.routing_version(), store.allocated_bytes())
+        self.shared.counters.snapshot(
+            store.routing_version(),
+            store.allocated_bytes(),
+            self.shared.replicator.snapshot(),
+        )
     }
 
     /// Take no new requests, answer those being served, close. False if `grace` cut it off.
@@ -131,6 +149,7 @@ impl Server {
         let Some(runtime) = self.runtime.lock().take() else {
             return true;
         };
+        self.shared.replicator.stop();
         self.stopping.send_replace(true);
         let mut drained = self.drained.clone();
         let wait = async move { drained.wait_for(|&drained| drained).await.is_ok() };

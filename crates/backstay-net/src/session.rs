@@ -1,25 +1,31 @@
 //! One connection of a client: handshake, then requests, answered in the order they came.
 //!
-//! A session serves one request at a time and reads the next only then. So the requests of a
+//! A session works on one request at a time and reads the next only then. So the requests of a
 //! connection apply in order, a slow server slows its clients (their bytes wait in the
-//! socket), and a client that needs more than one core opens more connections.
+//! socket), and a client that needs more than one core opens more connections. Pushes that wait
+//! for backups wait side by side; a read waits for the pushes before it.
 
+use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
 
+use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
+use backstay_core::replication::Message;
 use backstay_core::transaction::{Batch, Transaction};
+use backstay_core::wire::peer::{self, PeerFrame};
 use backstay_core::wire::{
     cut_text, CloseStream, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta,
     PullReply, PushMeta, PushReply, HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
 };
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::frame_io::{write_frame, Frame, FrameReader, ReadError};
+use crate::frame_io::{write_encoded, write_frame, Frame, FrameReader, ReadError};
+use crate::replicator::{Answer, Outcome};
 use crate::server::{stop_signal, Shared};
 use crate::stats::add;
 
@@ -33,33 +39,52 @@ const KEPT_WORDS: usize = 1 << 20;
 /// Words before the rows of a pull's answer: header and meta.
 const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
 
+/// A connection: what comes in, and who works on it.
 pub(crate) struct Session<R, W> {
-    shared: Arc<Shared>,
     reader: FrameReader<R>,
+    desk: Desk<W>,
+}
+
+/// Works on requests and answers them.
+struct Desk<W> {
+    shared: Arc<Shared>,
     writer: W,
     /// Buffers kept between requests, so that large ones are not mapped anew each time.
     request: Vec<u64>,
     reply: Vec<u64>,
     /// Bytes of `reply` that are to be sent.
     reply_bytes: usize,
+    /// Pushes that wait for backups, in the order they came.
+    later: VecDeque<Later>,
+}
+
+/// A push that waits for backups.
+struct Later {
+    request_id: u64,
+    /// Unique keys of a push; none for the end of a stream.
+    keys: Option<usize>,
+    outcome: oneshot::Receiver<Outcome>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     pub(crate) fn new(shared: Arc<Shared>, reader: R, writer: W) -> Self {
         let stall = shared.options.stall_timeout;
         Self {
-            shared,
             reader: FrameReader::new(reader, stall),
-            writer,
-            request: Vec::new(),
-            reply: Vec::new(),
-            reply_bytes: 0,
+            desk: Desk {
+                shared,
+                writer,
+                request: Vec::new(),
+                reply: Vec::new(),
+                reply_bytes: 0,
+                later: VecDeque::new(),
+            },
         }
     }
 
     /// Serve until the client goes, breaks the protocol, or `stopping` turns true.
     pub(crate) async fn run(&mut self, peer: &str, mut stopping: watch::Receiver<bool>) {
-        let allowed = self.shared.options.handshake_timeout;
+        let allowed = self.desk.shared.options.handshake_timeout;
         let greeted = tokio::select! {
             biased;
             // Without a word: a client that has not been greeted tries again elsewhere.
@@ -75,51 +100,136 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                 return;
             }
         }
-        let limits = self.shared.options.limits;
         loop {
-            let spare = std::mem::take(&mut self.request);
-            let frame = tokio::select! {
-                biased;
-                () = stop_signal(&mut stopping) => return self.say_goodbye().await,
-                frame = self.reader.next(&limits, spare) => frame,
-            };
-            match frame {
-                Ok(Some(frame)) => {
+            match self.next_frame(&mut stopping).await {
+                Ok(Next::Frame(frame)) if frame.header.opcode == Opcode::Peer => {
+                    return self.serve_peer(peer, frame, stopping).await;
+                }
+                Ok(Next::Frame(frame)) => {
                     let bytes = HEADER_BYTES + frame.meta.len() + frame.header.body_bytes as usize;
-                    add(&self.shared.counters.bytes_received, bytes as u64);
-                    if let Err(error) = self.serve(frame).await {
+                    add(&self.desk.shared.counters.bytes_received, bytes as u64);
+                    if let Err(error) = self.desk.serve(frame).await {
                         debug!(peer, %error, "connection lost while answering");
                         return;
                     }
-                    self.let_go_of_large_buffers();
+                    self.desk.let_go_of_large_buffers();
                 }
-                Ok(None) => return,
+                Ok(Next::Stop) => return self.say_goodbye().await,
+                Ok(Next::Closed) => return,
                 Err(error) => return self.close_broken(peer, &error).await,
+            }
+        }
+    }
+
+    /// The next request; meanwhile, answers to pushes that waited for backups are sent.
+    async fn next_frame(
+        &mut self,
+        stopping: &mut watch::Receiver<bool>,
+    ) -> Result<Next, ReadError> {
+        let limits = self.desk.shared.options.limits;
+        let spare = std::mem::take(&mut self.desk.request);
+        let mut next = pin!(self.reader.next(&limits, spare));
+        loop {
+            let waits = !self.desk.later.is_empty();
+            tokio::select! {
+                biased;
+                () = stop_signal(stopping) => return Ok(Next::Stop),
+                outcome = self.desk.next_later(), if waits => {
+                    self.desk.answer_later(outcome).await?;
+                }
+                frame = &mut next => return Ok(frame?.map_or(Next::Closed, Next::Frame)),
             }
         }
     }
 
     /// What was not answered was not taken: the client may repeat it elsewhere.
     async fn say_goodbye(&mut self) {
-        let stall = self.shared.options.stall_timeout;
-        let goodbye = write_frame(&mut self.writer, Opcode::GoAway, 0, &[], &[]);
-        if let Ok(Ok(())) = timeout(stall, goodbye).await {
+        let stall = self.desk.shared.options.stall_timeout;
+        let farewell = async {
+            self.desk.answer_all().await?;
+            write_frame(&mut self.desk.writer, Opcode::GoAway, 0, &[], &[]).await
+        };
+        if let Ok(Ok(())) = timeout(stall, farewell).await {
             self.close().await;
         }
     }
 
     /// Close so that the peer can still read what was sent before.
     async fn close(&mut self) {
-        let _ = self.writer.shutdown().await;
+        let _ = self.desk.writer.shutdown().await;
         self.reader.drain().await;
     }
 
-    /// One huge request must not hold its memory for as long as the connection lives.
-    fn let_go_of_large_buffers(&mut self) {
-        for buffer in [&mut self.request, &mut self.reply] {
-            if buffer.len() > KEPT_WORDS {
-                *buffer = Vec::new();
+    /// Say why, as far as the peer still listens, and close: the stream of frames is lost.
+    async fn close_broken(&mut self, peer: &str, error: &ReadError) {
+        add(&self.desk.shared.counters.frames_broken, 1);
+        warn!(peer, %error, "closing a connection");
+        match error {
+            ReadError::Refused(refusal) => self.desk.error_reply(0, refusal),
+            ReadError::TooLarge {
+                request_id,
+                refusal,
+            } => self.desk.error_reply(*request_id, refusal),
+            ReadError::Truncated | ReadError::Stalled(_) | ReadError::Io(_) => return,
+        }
+        match self.desk.flush_reply().await {
+            Ok(()) => self.close().await,
+            Err(error) => debug!(peer, %error, "the reason could not be delivered"),
+        }
+    }
+
+    /// A master of slots that are replicated here: do what it says, until it goes.
+    async fn serve_peer(
+        &mut self,
+        peer: &str,
+        first: Frame,
+        mut stopping: watch::Receiver<bool>,
+    ) {
+        let shared = Arc::clone(&self.desk.shared);
+        let mut limits = shared.options.limits;
+        limits.max_frame_bytes += peer::MAX_PLACES_BYTES;
+        let master = match peer_frame(&shared, first) {
+            Ok(PeerFrame::Introduction(who)) => who.instance,
+            Ok(PeerFrame::Message(_)) => {
+                let refusal = Refusal::Protocol("a server must introduce itself first".into());
+                return self.close_broken(peer, &refusal.into()).await;
             }
+            Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
+        };
+        debug!(peer, master, "a master has connected");
+        shared.replicator.master_connected(master);
+        let mut answers = Vec::new();
+        loop {
+            let frame = tokio::select! {
+                biased;
+                () = stop_signal(&mut stopping) => return,
+                frame = self.reader.next(&limits, Vec::new()) => frame,
+            };
+            let message = match frame {
+                Ok(Some(frame)) => {
+                    add(&shared.counters.peer_bytes_received, frame.header.body_bytes);
+                    peer_frame(&shared, frame)
+                }
+                Ok(None) => return,
+                Err(error) => return self.close_broken(peer, &error).await,
+            };
+            match message {
+                Ok(PeerFrame::Message(message)) => {
+                    shared.replicator.obey(master, message, &mut answers);
+                }
+                Ok(PeerFrame::Introduction(_)) => {}
+                Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
+            }
+            for answer in answers.drain(..) {
+                let encoded = peer::encode(&answer);
+                let sent = write_encoded(&mut self.desk.writer, &encoded);
+                match timeout(shared.options.stall_timeout, sent).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) | Err(_) => return,
+                }
+            }
+            // After the answer: its master waits for that, and not for this.
+            shared.replicator.work();
         }
     }
 
@@ -133,7 +243,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         }
         check_no_body(&frame)?;
         let hello = Hello::decode(&frame.meta)?;
-        let options = &self.shared.options;
+        let options = &self.desk.shared.options;
         // Before anything is said about this cluster.
         let token = options.token.as_deref().unwrap_or_default();
         if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) {
@@ -156,12 +266,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             instance: options.instance,
             max_frame_bytes: options.limits.max_frame_bytes,
             max_keys: options.limits.max_keys,
-            slot_count: self.shared.store.space().count(),
-            routing_version: self.shared.store.routing_version(),
+            slot_count: self.desk.shared.store.space().count(),
+            routing_version: self.desk.shared.store.routing_version(),
             node_id: options.node_id.clone(),
         };
         write_frame(
-            &mut self.writer,
+            &mut self.desk.writer,
             Opcode::HelloReply,
             frame.header.request_id,
             &reply.encode(),
@@ -170,19 +280,95 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         .await?;
         Ok(true)
     }
+}
+
+/// What comes next on a connection.
+enum Next {
+    Frame(Frame),
+    Closed,
+    Stop,
+}
+
+fn peer_frame(shared: &Shared, frame: Frame) -> Result<PeerFrame, Refusal> {
+    if frame.header.opcode != Opcode::Peer {
+        let reason = format!("{:?} among messages between servers", frame.header.opcode);
+        return Err(Refusal::Protocol(reason));
+    }
+    let store = shared.replicator.store();
+    let bytes = frame.header.body_bytes as usize;
+    let mut decoded = peer::decode(store.space(), &frame.meta, frame.body, bytes)?;
+    if let PeerFrame::Message(Message::Prepare { transaction, .. }) = &mut decoded {
+        if let Some(transaction) = Arc::get_mut(transaction) {
+            store.make_room(transaction);
+        }
+    }
+    Ok(decoded)
+}
+
+impl<W: AsyncWrite + Unpin> Desk<W> {
+    /// One huge request must not hold its memory for as long as the connection lives.
+    fn let_go_of_large_buffers(&mut self) {
+        for buffer in [&mut self.request, &mut self.reply] {
+            if buffer.len() > KEPT_WORDS {
+                *buffer = Vec::new();
+            }
+        }
+    }
+
+    /// The outcome of the oldest push that waits.
+    async fn next_later(&mut self) -> Outcome {
+        match self.later.front_mut() {
+            Some(later) => (&mut later.outcome).await.unwrap_or(Err(Refusal::Stopping)),
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn answer_later(&mut self, outcome: Outcome) -> std::io::Result<()> {
+        let Some(later) = self.later.pop_front() else {
+            return Ok(());
+        };
+        match outcome {
+            Ok(report) => match later.keys {
+                Some(keys) => self.push_reply(later.request_id, keys, report),
+                None => self.small_reply(Opcode::CloseStreamReply, later.request_id, &[], &[]),
+            },
+            Err(refusal) => {
+                add(&self.shared.counters.requests_refused, 1);
+                self.error_reply(later.request_id, &refusal);
+            }
+        }
+        self.flush_reply().await
+    }
+
+    /// Wait for the backups' word on everything that came before.
+    async fn answer_all(&mut self) -> std::io::Result<()> {
+        while !self.later.is_empty() {
+            let outcome = self.next_later().await;
+            self.answer_later(outcome).await?;
+        }
+        Ok(())
+    }
 
     async fn serve(&mut self, frame: Frame) -> std::io::Result<()> {
         let id = frame.header.request_id;
+        if frame.header.opcode != Opcode::Push {
+            // Requests of a connection are worked on in order; pushes may wait side by side.
+            self.answer_all().await?;
+        }
         let outcome = match frame.header.opcode {
-            Opcode::Pull => self.pull(frame),
+            Opcode::Pull => self.pull(frame).map(|()| true),
             Opcode::Push => self.push(frame),
             Opcode::CloseStream => self.close_stream(&frame),
-            Opcode::Ping => self.ping(&frame),
+            Opcode::Ping => self.ping(&frame).map(|()| true),
             opcode => Err(Refusal::Protocol(format!("{opcode:?} is not a request"))),
         };
-        if let Err(refusal) = outcome {
-            add(&self.shared.counters.requests_refused, 1);
-            self.error_reply(id, &refusal);
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(refusal) => {
+                add(&self.shared.counters.requests_refused, 1);
+                self.error_reply(id, &refusal);
+            }
         }
         self.flush_reply().await
     }
@@ -220,7 +406,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         head[HEADER_BYTES..].copy_from_slice(&reply.encode());
         let rows = &mut bytemuck::cast_slice_mut(rows)[..count * elements];
         self.shared
-            .store
+            .replicator
             .pull(meta.table, &frame.body[..count], rows)?;
         self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes as usize;
         add(&self.shared.counters.pulls, 1);
@@ -229,19 +415,40 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         Ok(())
     }
 
-    fn push(&mut self, frame: Frame) -> Result<(), Refusal> {
+    /// Whether there is an answer already.
+    fn push(&mut self, frame: Frame) -> Result<bool, Refusal> {
         let meta = PushMeta::decode(&frame.meta)?;
         let elements = self.check_elements(meta.table, meta.row_elements)?;
         let count = self.check_keys(&frame, meta.key_count, elements)?;
-        let transaction = Transaction {
-            id: meta.id,
-            floor: meta.floor,
-            table: meta.table,
-            change: meta.change,
-            batch: Batch::from_words(frame.body, count, count * elements)?,
-        };
-        let (report, buffer) = self.shared.store.push(transaction)?;
-        self.request = buffer;
+        let (store, request_id) = (&self.shared.store, frame.header.request_id);
+        let batch = Batch::from_words(frame.body, count, count * elements)?;
+        let mut transaction = Transaction::new(
+            store.space(),
+            meta.id,
+            meta.floor,
+            meta.table,
+            meta.change,
+            batch,
+        )?;
+        store.prepare(&mut transaction)?;
+        match self.shared.replicator.push(transaction)? {
+            (Answer::Now(report), buffer) => {
+                self.request = buffer.unwrap_or_default();
+                self.push_reply(request_id, count, report);
+                Ok(true)
+            }
+            (Answer::Later(outcome), _) => {
+                self.later.push_back(Later {
+                    request_id,
+                    keys: Some(count),
+                    outcome,
+                });
+                Ok(false)
+            }
+        }
+    }
+
+    fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
         let counters = &self.shared.counters;
         let repeated = report.staged == 0 && report.skipped > 0;
         add(
@@ -252,19 +459,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             },
             1,
         );
-        add(&counters.keys_pushed, count as u64);
+        add(&counters.keys_pushed, keys as u64);
         let reply = PushReply {
             routing_version: self.shared.store.routing_version(),
             applied_slots: report.staged,
             skipped_slots: report.skipped,
         };
-        self.small_reply(
-            Opcode::PushReply,
-            frame.header.request_id,
-            &reply.encode(),
-            &[],
-        );
-        Ok(())
+        self.small_reply(Opcode::PushReply, request_id, &reply.encode(), &[]);
     }
 
     fn ping(&mut self, frame: &Frame) -> Result<(), Refusal> {
@@ -277,12 +478,26 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         Ok(())
     }
 
-    fn close_stream(&mut self, frame: &Frame) -> Result<(), Refusal> {
+    /// Whether there is an answer already.
+    fn close_stream(&mut self, frame: &Frame) -> Result<bool, Refusal> {
         check_no_body(frame)?;
         let stream = CloseStream::decode(&frame.meta)?.stream;
-        self.shared.store.close_stream(stream, Instant::now());
-        self.small_reply(Opcode::CloseStreamReply, frame.header.request_id, &[], &[]);
-        Ok(())
+        let request_id = frame.header.request_id;
+        let close = self.shared.store.close_of(stream);
+        match self.shared.replicator.push(close)?.0 {
+            Answer::Now(_) => {
+                self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
+                Ok(true)
+            }
+            Answer::Later(outcome) => {
+                self.later.push_back(Later {
+                    request_id,
+                    keys: None,
+                    outcome,
+                });
+                Ok(false)
+            }
+        }
     }
 
     /// The number of keys, if the body holds exactly that many keys and rows.
@@ -351,24 +566,6 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         };
         // A client that reads nothing must not hold a session (and a stop) for ever.
         timeout(self.shared.options.stall_timeout, write).await?
-    }
-
-    /// Say why, as far as the peer still listens, and close: the stream of frames is lost.
-    async fn close_broken(&mut self, peer: &str, error: &ReadError) {
-        add(&self.shared.counters.frames_broken, 1);
-        warn!(peer, %error, "closing a connection");
-        match error {
-            ReadError::Refused(refusal) => self.error_reply(0, refusal),
-            ReadError::TooLarge {
-                request_id,
-                refusal,
-            } => self.error_reply(*request_id, refusal),
-            ReadError::Truncated | ReadError::Stalled(_) | ReadError::Io(_) => return,
-        }
-        match self.flush_reply().await {
-            Ok(()) => self.close().await,
-            Err(error) => debug!(peer, %error, "the reason could not be delivered"),
-        }
     }
 }
 

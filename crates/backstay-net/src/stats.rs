@@ -19,6 +19,8 @@ pub struct Counters {
     pub(crate) frames_broken: AtomicU64,
     pub(crate) bytes_received: AtomicU64,
     pub(crate) bytes_sent: AtomicU64,
+    pub(crate) peer_bytes_received: AtomicU64,
+    pub(crate) peer_bytes_sent: AtomicU64,
 }
 
 /// The counters at one moment, with gauges.
@@ -37,8 +39,30 @@ pub struct Snapshot {
     pub frames_broken: u64,
     pub bytes_received: u64,
     pub bytes_sent: u64,
+    pub peer_bytes_received: u64,
+    pub peer_bytes_sent: u64,
     pub routing_version: u64,
     pub row_bytes: u64,
+    pub replication: Replication,
+}
+
+/// What a node's part in replication has done, and how long it took.
+#[derive(Debug, Clone, Default, Serialize)]
+#[allow(missing_docs)] // The names say it; docs/reference/metrics.md explains each to users.
+pub struct Replication {
+    pub pending: u64,
+    pub prepared: u64,
+    pub committed: u64,
+    pub rolled_back: u64,
+    pub staged_for_others: u64,
+    pub refused_to_others: u64,
+    pub promotions: u64,
+    pub unfit_promotions: u64,
+    pub slots_copied: u64,
+    pub slots_installed: u64,
+    pub commit: HistogramSnapshot,
+    pub rollback: HistogramSnapshot,
+    pub stage: HistogramSnapshot,
 }
 
 pub(crate) fn add(counter: &AtomicU64, by: u64) {
@@ -46,7 +70,12 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
 }
 
 impl Counters {
-    pub(crate) fn snapshot(&self, routing_version: u64, row_bytes: u64) -> Snapshot {
+    pub(crate) fn snapshot(
+        &self,
+        routing_version: u64,
+        row_bytes: u64,
+        replication: Replication,
+    ) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Snapshot {
             connections_open: read(&self.connections_open),
@@ -61,8 +90,49 @@ impl Counters {
             frames_broken: read(&self.frames_broken),
             bytes_received: read(&self.bytes_received),
             bytes_sent: read(&self.bytes_sent),
+            peer_bytes_received: read(&self.peer_bytes_received),
+            peer_bytes_sent: read(&self.peer_bytes_sent),
             routing_version,
             row_bytes,
+            replication,
+        }
+    }
+}
+
+/// Upper bounds of a histogram's buckets, in microseconds: doubling.
+pub const BUCKETS: usize = 20;
+
+/// How often something took how long.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; BUCKETS],
+    sum_micros: AtomicU64,
+}
+
+/// A histogram at one moment. Bucket `n` counts what took less than 2^n * 16 microseconds and no
+/// less than half of that; the last one everything above, too.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct HistogramSnapshot {
+    /// Not cumulative.
+    pub buckets: Vec<u64>,
+    /// All times together.
+    pub sum_micros: u64,
+}
+
+impl Histogram {
+    /// Something took so long.
+    pub fn record(&self, time: std::time::Duration) {
+        let micros = time.as_micros() as u64;
+        let bucket = (64 - (micros / 16).leading_zeros()) as usize;
+        add(&self.buckets[bucket.min(BUCKETS - 1)], 1);
+        add(&self.sum_micros, micros);
+    }
+
+    pub(crate) fn snapshot(&self) -> HistogramSnapshot {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        HistogramSnapshot {
+            buckets: self.buckets.iter().map(read).collect(),
+            sum_micros: read(&self.sum_micros),
         }
     }
 }

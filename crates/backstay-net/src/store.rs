@@ -2,7 +2,8 @@
 //!
 //! Slots are cut into stripes, one engine and one lock each. A request takes the locks one
 //! after the other, in ascending order, and never holds two; a slot so has one writer at a
-//! time, and two requests work side by side on different stripes.
+//! time, and two requests work side by side on different stripes. Who may change a slot, and
+//! when, is decided before: by [`crate::replicator`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,14 +11,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backstay_core::engine::{Engine, StageReport};
+use backstay_core::engine::{Engine, SlotMemory, StageReport, Staged, Standing};
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::replication::{Rows, SlotCopy};
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
-use backstay_core::stream::StreamId;
-use backstay_core::table::PlainRows;
-use backstay_core::transaction::{Change, Transaction};
+use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::table::{PlainRows, Table};
+use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
 use parking_lot::{Mutex, RwLock};
 
 /// Engines a node is cut into, if it has that many slots.
@@ -55,7 +57,7 @@ pub struct Store {
     memory_limit_bytes: u64,
     allocated_bytes: AtomicU64,
     /// Promised to pushes under way.
-    reserved_bytes: AtomicU64,
+    reserved_bytes: Arc<AtomicU64>,
     /// Oldest first.
     closed_streams: Mutex<VecDeque<(Instant, StreamId)>>,
 }
@@ -75,7 +77,7 @@ impl Store {
             routing_version: AtomicU64::new(0),
             memory_limit_bytes,
             allocated_bytes: AtomicU64::new(0),
-            reserved_bytes: AtomicU64::new(0),
+            reserved_bytes: Arc::default(),
             closed_streams: Mutex::default(),
         }
     }
@@ -90,14 +92,21 @@ impl Store {
         self.routing_version.load(Ordering::Acquire)
     }
 
-    /// Serve exactly the slots marked in `owned`, one entry per slot.
+    /// Serve exactly the slots marked in `owned`, one entry per slot, without replicas.
     pub fn set_routing(&self, version: u64, owned: &[bool]) {
         for stripe in &self.stripes {
-            stripe.write().set_routing(version, |slot| {
-                owned.get(slot as usize).is_some_and(|&owned| owned)
-            });
+            let mut engine = stripe.write();
+            for slot in engine.slots() {
+                let owned = owned.get(slot as usize).is_some_and(|&owned| owned);
+                let standing = if owned {
+                    Standing::Serving
+                } else {
+                    Standing::Elsewhere
+                };
+                engine.set_standing(slot, standing);
+            }
         }
-        self.routing_version.store(version, Ordering::Release);
+        Rows::set_version(self, version);
     }
 
     /// Create a table; the same settings again change nothing.
@@ -151,35 +160,71 @@ impl Store {
         Ok(())
     }
 
-    /// Apply a push: stage and commit it in every slot it touches, skipping those that have
-    /// it already.
+    /// Check a push, clip its values as its table says, and promise room for the rows it may
+    /// create, or refuse it before anything changes.
+    pub fn prepare(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
+        let spec = self.spec(transaction.table)?;
+        let policy = match transaction.change {
+            Change::Update { .. } => &spec.non_finite,
+            Change::Assign { .. } | Change::Close => &NonFinitePolicy::Refuse,
+        };
+        gradient::apply_policy(policy, transaction.batch.values_mut())
+            .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
+        let room = self.reserve(transaction)?;
+        transaction.attach(room);
+        Ok(())
+    }
+
+    /// Promise room for another node's push, if there is any: [`Rows::check`] refuses it if not.
+    pub fn make_room(&self, transaction: &mut Transaction) {
+        if let Ok(room) = self.reserve(transaction) {
+            transaction.attach(room);
+        }
+    }
+
+    /// Apply a prepared push at once: stage and commit it in every slot it touches, skipping
+    /// those that have it already. For slots without backups.
     ///
     /// Everything that a malformed push could be refused for is checked before the first slot
     /// changes. What is left (a slot that moves away, a limit of one slot) may come when other
     /// slots have it: that is [`Refusal::Incomplete`], and safe to retry, for they skip it.
-    ///
-    /// Returns the batch's buffer, too, for reuse.
-    pub fn push(&self, mut transaction: Transaction) -> Result<(StageReport, Vec<u64>), Refusal> {
-        let spec = self.spec(transaction.table)?;
-        let policy = match transaction.change {
-            Change::Update { .. } => &spec.non_finite,
-            Change::Assign { .. } => &NonFinitePolicy::Refuse,
-        };
-        gradient::apply_policy(policy, transaction.batch.values_mut())
-            .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
-        let parts = self.parts(transaction.batch.keys())?;
-        let reserved = self.reserve(&transaction, &parts)?;
-        let outcome = self.apply(&transaction, parts);
-        self.reserved_bytes.fetch_sub(reserved, Ordering::AcqRel);
-        Ok((outcome?, transaction.batch.into_words()))
+    pub fn apply(&self, transaction: &Transaction) -> Result<StageReport, Refusal> {
+        let mut report = StageReport::default();
+        for (stripe, runs) in self.stripes_of(transaction.runs()) {
+            let outcome = self.write(stripe, Some(transaction.table), |engine| {
+                engine.apply(transaction, runs)
+            });
+            match outcome {
+                Ok(applied) => report += applied,
+                // The sender must not take it for a push of which nothing was applied.
+                Err(refusal) if report != StageReport::default() => {
+                    return Err(Refusal::Incomplete(refusal.to_string()));
+                }
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        self.note_close(transaction);
+        Ok(report)
     }
 
-    /// Close a stream at `now`: late copies of its pushes are skipped from now on. Streams that
-    /// were closed longer than [`CLOSED_STREAM_GRACE`] ago are forgotten.
-    pub fn close_stream(&self, stream: StreamId, now: Instant) {
-        for stripe in &self.stripes {
-            stripe.write().close_stream(stream);
+    /// The end of a stream, as a transaction of every slot that is served here.
+    pub fn close_of(&self, stream: StreamId) -> Transaction {
+        let slots = (0..self.space.count())
+            .filter(|&slot| Rows::standing(self, slot) == Standing::Serving);
+        let id = TransactionId {
+            stream,
+            sequence: u64::MAX,
+        };
+        Transaction::close(id, slots)
+    }
+
+    /// If a stream was closed: streams that were closed longer than [`CLOSED_STREAM_GRACE`] ago
+    /// are forgotten.
+    fn note_close(&self, transaction: &Transaction) {
+        if transaction.change != Change::Close {
+            return;
         }
+        let (stream, now) = (transaction.id.stream, Instant::now());
         let mut closed = self.closed_streams.lock();
         closed.push_back((now, stream));
         while let Some(&(since, old)) = closed.front() {
@@ -230,11 +275,8 @@ impl Store {
         rows: (&[u64], &[f32], &[f32]),
     ) -> Result<(), Refusal> {
         let id = self.named(table)?;
-        let mut engine = self.stripe_of(slot)?.write();
-        let before = engine.table(id)?.allocated_bytes();
-        engine.import_slot(id, slot, rows.0, rows.1, rows.2)?;
-        self.account(before, engine.table(id)?.allocated_bytes());
-        Ok(())
+        self.stripe_of(slot)?;
+        self.write(self.stripe(slot), Some(id), |engine| engine.import_slot(id, slot, rows))
     }
 
     /// How many transactions a slot has applied, and its digest.
@@ -243,26 +285,44 @@ impl Store {
         Ok((engine.position(slot), engine.digest(slot)))
     }
 
-    fn apply(
+    fn stripe(&self, slot: u32) -> usize {
+        (slot / self.stripe_slots) as usize
+    }
+
+    /// Change an engine, and keep account of its memory: of one table's, if only that one
+    /// changes.
+    fn write<T>(
         &self,
-        transaction: &Transaction,
-        parts: Vec<(usize, Range<usize>)>,
-    ) -> Result<StageReport, Refusal> {
-        let mut report = StageReport::default();
-        for (stripe, part) in parts {
-            let mut engine = self.stripes[stripe].write();
-            let before = engine.table(transaction.table)?.allocated_bytes();
-            match engine.apply(transaction, part) {
-                Ok(applied) => report += applied,
-                // The sender must not take it for a push of which nothing was applied.
-                Err(refusal) if report != StageReport::default() => {
-                    return Err(Refusal::Incomplete(refusal.to_string()));
-                }
-                Err(refusal) => return Err(refusal),
-            }
-            self.account(before, engine.table(transaction.table)?.allocated_bytes());
-        }
-        Ok(report)
+        stripe: usize,
+        table: Option<u64>,
+        change: impl FnOnce(&mut Engine) -> T,
+    ) -> T {
+        let bytes = |engine: &Engine| match table {
+            Some(id) => engine.table(id).map_or(0, Table::allocated_bytes),
+            None => engine.allocated_bytes(),
+        };
+        let mut engine = self.stripes[stripe].write();
+        let before = bytes(&engine);
+        let outcome = change(&mut engine);
+        self.account(before, bytes(&engine));
+        outcome
+    }
+
+    /// Cut the runs of a transaction into stripes.
+    fn stripes_of<'a>(&self, runs: &'a [Run]) -> impl Iterator<Item = (usize, &'a [Run])> + 'a {
+        let slots = self.stripe_slots;
+        runs.chunk_by(move |a, b| a.slot / slots == b.slot / slots)
+            .map(move |runs| ((runs[0].slot / slots) as usize, runs))
+    }
+
+    fn stripes_of_places<'a>(
+        &self,
+        places: &'a [StagedRun],
+    ) -> impl Iterator<Item = (usize, &'a [StagedRun])> + 'a {
+        let slots = self.stripe_slots;
+        places
+            .chunk_by(move |a, b| a.run.slot / slots == b.run.slot / slots)
+            .map(move |places| ((places[0].run.slot / slots) as usize, places))
     }
 
     /// Cut keys into the stripes they belong to; refuses keys that are not sorted by slot.
@@ -286,32 +346,43 @@ impl Store {
         Ok(parts)
     }
 
-    /// Promise room for the rows a push may create, or refuse it before anything changes.
-    fn reserve(
-        &self,
-        transaction: &Transaction,
-        parts: &[(usize, Range<usize>)],
-    ) -> Result<u64, Refusal> {
+    /// Bytes that the new rows of a push take, if they fit the limit; they are free again when
+    /// what is returned is dropped.
+    fn reserve(&self, transaction: &Transaction) -> Result<Room, Refusal> {
+        let reserved = Arc::clone(&self.reserved_bytes);
         if self.memory_limit_bytes == 0 {
-            return Ok(0);
+            return Ok(Room { reserved, bytes: 0 });
         }
+        let wanted = self.growth_bytes(transaction)?;
+        let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
+        let room = Room {
+            reserved,
+            bytes: wanted,
+        };
+        if wanted > 0 && self.allocated_bytes() + all > self.memory_limit_bytes {
+            return Err(self.no_room(wanted));
+        }
+        Ok(room)
+    }
+
+    fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
         let keys = transaction.batch.keys();
         let mut wanted = 0;
-        for (stripe, part) in parts {
-            let engine = self.stripes[*stripe].read();
+        for (stripe, runs) in self.stripes_of(transaction.runs()) {
+            let part = runs[0].start as usize..runs[runs.len() - 1].end as usize;
+            let engine = self.stripes[stripe].read();
             let table = engine.table(transaction.table)?;
-            wanted += table.growth_bytes(&keys[part.clone()]) as u64;
-        }
-        let reserved = self.reserved_bytes.fetch_add(wanted, Ordering::AcqRel) + wanted;
-        if wanted > 0 && self.allocated_bytes() + reserved > self.memory_limit_bytes {
-            self.reserved_bytes.fetch_sub(wanted, Ordering::AcqRel);
-            return Err(Refusal::MemoryLimit(format!(
-                "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
-                self.allocated_bytes(),
-                self.memory_limit_bytes
-            )));
+            wanted += table.growth_bytes(&keys[part]) as u64;
         }
         Ok(wanted)
+    }
+
+    fn no_room(&self, wanted: u64) -> Refusal {
+        Refusal::MemoryLimit(format!(
+            "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
+            self.allocated_bytes(),
+            self.memory_limit_bytes
+        ))
     }
 
     fn account(&self, before: usize, after: usize) {
@@ -344,10 +415,137 @@ impl Store {
     }
 }
 
+/// Memory promised to a push under way.
+#[derive(Debug)]
+struct Room {
+    reserved: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+impl Rows for Store {
+    fn admit(
+        &self,
+        transaction: &Transaction,
+        places: &mut Vec<StagedRun>,
+    ) -> Result<StageReport, Refusal> {
+        let mut report = StageReport::default();
+        for (stripe, runs) in self.stripes_of(transaction.runs()) {
+            report += self.stripes[stripe].read().admit(transaction, runs, places)?;
+        }
+        Ok(report)
+    }
+
+    fn stage(
+        &self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+        tag: u64,
+    ) -> Option<StagedRun> {
+        for (at, (stripe, part)) in self.stripes_of_places(places).enumerate() {
+            let taken = self.stripes[stripe].write().stage(transaction, part, tag);
+            if taken.is_some() {
+                for (stripe, part) in self.stripes_of_places(places).take(at) {
+                    let mut engine = self.stripes[stripe].write();
+                    for place in part {
+                        engine.discard_from(place.run.slot, place.position);
+                    }
+                }
+                return taken;
+            }
+        }
+        None
+    }
+
+    fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
+        for (stripe, _) in self.stripes_of(transaction.runs()) {
+            self.stripes[stripe].read().check(transaction)?;
+        }
+        if self.memory_limit_bytes > 0 && !transaction.has_attachment() {
+            return Err(self.no_room(self.growth_bytes(transaction)?));
+        }
+        Ok(())
+    }
+
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal> {
+        for (stripe, part) in self.stripes_of_places(places) {
+            self.write(stripe, None, |engine| engine.commit(transaction, part))?;
+        }
+        self.note_close(transaction);
+        Ok(())
+    }
+
+    fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal> {
+        if self.position(slot).0 >= position {
+            return Ok(());
+        }
+        self.write(self.stripe(slot), None, |engine| engine.commit_through(slot, position))
+    }
+
+    fn discard_from(&self, slot: u32, position: u64) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .discard_from(slot, position);
+    }
+
+    fn position(&self, slot: u32) -> (u64, u64) {
+        self.stripes[self.stripe(slot)].read().place(slot)
+    }
+
+    fn staged(&self, slot: u32) -> Vec<Staged> {
+        let engine = self.stripes[self.stripe(slot)].read();
+        engine.staged(slot).cloned().collect()
+    }
+
+    fn retag(&self, slot: u32, tag: u64) {
+        self.stripes[self.stripe(slot)].write().retag(slot, tag);
+    }
+
+    fn set_version(&self, version: u64) {
+        for stripe in &self.stripes {
+            stripe.write().set_version(version);
+        }
+        self.routing_version.store(version, Ordering::Release);
+    }
+
+    fn standing(&self, slot: u32) -> Standing {
+        self.stripes[self.stripe(slot)].read().standing(slot)
+    }
+
+    fn set_standing(&self, slot: u32, standing: Standing) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .set_standing(slot, standing);
+    }
+
+    fn copy_slot(&self, slot: u32) -> SlotCopy {
+        self.stripes[self.stripe(slot)].read().copy_slot(slot)
+    }
+
+    fn clear_slot(&self, slot: u32) {
+        self.write(self.stripe(slot), None, |engine| engine.clear_slot(slot));
+    }
+
+    fn set_memory(&self, slot: u32, memory: &SlotMemory) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .set_memory(slot, memory);
+    }
+
+    fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
+        let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+        self.write(self.stripe(slot), Some(table), |engine| engine.add_rows(table, slot, rows))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use backstay_core::stream::TransactionId;
     use backstay_core::transaction::Batch;
 
     /// 64 slots in 64 stripes, served but for those in `elsewhere`, and a push of a key in each.
@@ -371,18 +569,16 @@ mod tests {
             pass: 0,
             task: 0,
         };
-        let transaction = Transaction {
-            id: TransactionId {
-                stream,
-                sequence: 0,
-            },
-            floor: 0,
-            table: table_id("t"),
-            change: Change::Update {
-                learning_rate_scale: 1.0,
-            },
-            batch: Batch::new(&keys, &vec![-1.0; keys.len()]),
+        let id = TransactionId {
+            stream,
+            sequence: 0,
         };
+        let change = Change::Update {
+            learning_rate_scale: 1.0,
+        };
+        let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
+        let transaction =
+            Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
         assert_eq!(keys.len(), 64);
         (store, transaction)
     }
@@ -399,7 +595,7 @@ mod tests {
     #[test]
     fn a_push_refused_by_the_first_slot_is_not_applied_anywhere() {
         let (store, push) = store_and_push(&[0]);
-        let refused = store.push(push.clone()).unwrap_err();
+        let refused = store.apply(&push).unwrap_err();
         assert_eq!(
             refused,
             Refusal::NotMaster {
@@ -413,11 +609,11 @@ mod tests {
     #[test]
     fn a_push_refused_by_a_later_slot_is_incomplete_and_its_retry_completes_it() {
         let (store, push) = store_and_push(&[40]);
-        let refused = store.push(push.clone()).unwrap_err();
+        let refused = store.apply(&push).unwrap_err();
         assert!(matches!(refused, Refusal::Incomplete(_)), "{refused:?}");
         let half: f32 = values(&store, &push).iter().sum();
         assert!((half - 40.0).abs() < 0.5);
-        store.push(push.clone()).unwrap();
+        store.apply(&push).unwrap();
         assert_eq!(values(&store, &push), [1.0; 64]);
     }
 }

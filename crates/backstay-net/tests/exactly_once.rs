@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::replication::ReplicaOptions;
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::StreamId;
 use backstay_core::transaction::Change;
@@ -50,6 +51,8 @@ fn server(listen: &str, instance: u64) -> Server {
         max_connections: 64,
         handshake_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(5),
+        peer_tls: None,
+        replica: ReplicaOptions::default(),
     };
     Server::start(TcpListener::bind(listen).unwrap(), options, store).unwrap()
 }

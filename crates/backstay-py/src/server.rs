@@ -4,6 +4,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backstay_core::engine::Standing;
+use backstay_core::replication::{ReplicaOptions, RoutingTable, Rows};
 use backstay_core::wire::Limits;
 use backstay_net::server::{Server, ServerOptions};
 use backstay_net::store::Store;
@@ -33,9 +35,10 @@ pub(crate) struct DataServer {
 impl DataServer {
     #[new]
     #[pyo3(signature = (*, listen, cluster_id, node_id, instance, slot_count, token=None,
-        tls_cert_pem=None, tls_key_pem=None, tls_client_ca_pem=None, io_threads=2,
+        tls_cert_pem=None, tls_key_pem=None, tls_client_ca_pem=None, tls_peer_ca_pem=None, io_threads=2,
         max_frame_bytes=268_435_456, max_keys_per_request=4_194_304, max_connections=4096,
-        handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0))]
+        handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0, promise_ms=400,
+        prepare_timeout_ms=1000))]
     #[allow(clippy::too_many_arguments)] // Keywords only; the dataclass on the Python side is the struct.
     fn new(
         py: Python<'_>,
@@ -48,6 +51,7 @@ impl DataServer {
         tls_cert_pem: Option<&[u8]>,
         tls_key_pem: Option<&[u8]>,
         tls_client_ca_pem: Option<&[u8]>,
+        tls_peer_ca_pem: Option<&[u8]>,
         io_threads: usize,
         max_frame_bytes: u64,
         max_keys_per_request: u32,
@@ -55,7 +59,17 @@ impl DataServer {
         handshake_timeout_ms: u64,
         stall_timeout_ms: u64,
         memory_limit_bytes: u64,
+        promise_ms: u64,
+        prepare_timeout_ms: u64,
     ) -> PyResult<Self> {
+        let identity = match (tls_cert_pem, tls_key_pem) {
+            (Some(cert_pem), Some(key_pem)) => Some(Identity { cert_pem, key_pem }),
+            _ => None,
+        };
+        let peer_tls = tls_peer_ca_pem
+            .map(|ca| tls::client(ca, identity))
+            .transpose()
+            .map_err(|error| config_error(py, &error.to_string()))?;
         let tls = match (tls_cert_pem, tls_key_pem) {
             (Some(cert_pem), Some(key_pem)) => {
                 let identity = Identity { cert_pem, key_pem };
@@ -86,6 +100,13 @@ impl DataServer {
             max_connections,
             handshake_timeout: Duration::from_millis(handshake_timeout_ms),
             stall_timeout: Duration::from_millis(stall_timeout_ms),
+            peer_tls,
+            replica: ReplicaOptions {
+                promise: promise_ms * 1000,
+                heartbeat: promise_ms * 1000 / 4,
+                prepare_timeout: prepare_timeout_ms * 1000,
+                ..ReplicaOptions::default()
+            },
         };
         let store = Arc::new(Store::new(slot_space(py, slot_count)?, memory_limit_bytes));
         let listener = TcpListener::bind(listen).map_err(|error| {
@@ -111,6 +132,50 @@ impl DataServer {
     fn set_routing(&self, version: u64, owned: PyReadonlyArray1<'_, bool>) -> PyResult<()> {
         self.store.set_routing(version, owned.as_slice()?);
         Ok(())
+    }
+
+    fn set_routing_json(&self, py: Python<'_>, routing_json: &str) -> PyResult<()> {
+        let table = RoutingTable::from_json(routing_json, self.store.space().count())
+            .map_err(|refusal| from_refusal(py, &refusal))?;
+        py.detach(|| self.server.replicator().set_routing(table));
+        Ok(())
+    }
+
+    fn extend_lease(&self, py: Python<'_>, remaining_ms: u64) {
+        let remaining = Duration::from_millis(remaining_ms);
+        py.detach(|| self.server.replicator().extend_lease(remaining));
+    }
+
+    fn wait_report(&self, py: Python<'_>, known: u64, timeout_ms: u64) -> (u64, String) {
+        let timeout = Duration::from_millis(timeout_ms);
+        let (number, report) = py.detach(|| self.server.replicator().wait_report(known, timeout));
+        let json = serde_json::json!({
+            "routing_version": report.routing_version,
+            "silent": report.silent,
+            "caught_up": report.caught_up,
+            "refused": report.refused,
+        });
+        (number, json.to_string())
+    }
+
+    fn slot_states_json(&self, py: Python<'_>) -> String {
+        let state = |slot: u32| {
+            let (term, source, copying) = self.server.replicator().slot_state(slot);
+            let (position, end) = self.store.position(slot);
+            let standing = match self.store.standing(slot) {
+                Standing::Serving => "serving",
+                Standing::Waiting => "waiting",
+                Standing::Elsewhere if source == 0 => "none",
+                Standing::Elsewhere if copying => "copying",
+                Standing::Elsewhere => "following",
+            };
+            serde_json::json!({"slot": slot, "term": term, "standing": standing,
+                "follows": source, "position": position, "staged": end - position})
+        };
+        py.detach(|| {
+            let slots = 0..self.store.space().count();
+            serde_json::Value::Array(slots.map(state).collect()).to_string()
+        })
     }
 
     fn create_table(&self, py: Python<'_>, spec_json: &str) -> PyResult<()> {

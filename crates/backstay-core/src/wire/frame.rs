@@ -29,6 +29,8 @@ pub enum Opcode {
     Push = 0x11,
     /// A client will push no more in a stream.
     CloseStream = 0x12,
+    /// Servers among themselves: see [`super::peer`].
+    Peer = 0x20,
     /// Answer to [`Opcode::Hello`].
     HelloReply = 0x81,
     /// Answer to [`Opcode::Ping`].
@@ -53,6 +55,7 @@ impl Opcode {
             0x10 => Self::Pull,
             0x11 => Self::Push,
             0x12 => Self::CloseStream,
+            0x20 => Self::Peer,
             0x81 => Self::HelloReply,
             0x82 => Self::Pong,
             0x90 => Self::PullReply,
@@ -256,6 +259,11 @@ impl<'a> Reader<'a> {
         }
         String::from_utf8(self.take(length)?.to_vec())
             .map_err(|_| Refusal::Protocol("a text field is not UTF-8".into()))
+    }
+
+    /// Everything that is left.
+    pub(super) fn rest(self) -> &'a [u8] {
+        self.rest
     }
 
     /// Nothing may be left over.

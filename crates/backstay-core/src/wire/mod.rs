@@ -3,6 +3,7 @@
 
 mod frame;
 mod message;
+pub mod peer;
 
 pub use frame::{
     checksum, cut_text, Header, Limits, Opcode, FLAG_CHECKSUM, HEADER_BYTES, MAGIC, MAX_META_BYTES,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::replication::ReplicaOptions;
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
@@ -52,6 +53,8 @@ pub fn options() -> ServerOptions {
         max_connections: 64,
         handshake_timeout: PATIENCE,
         stall_timeout: PATIENCE,
+        peer_tls: None,
+        replica: ReplicaOptions::default(),
     }
 }
 

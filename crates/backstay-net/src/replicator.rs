@@ -1,0 +1,387 @@
+//! Drives the replication state machine of one node: gives it the time and the rows, does its
+//! work, carries its answers.
+//!
+//! The state is one value behind one lock, held for the short steps that put transactions in
+//! order; rows are changed outside of it, lane by lane. A node none of whose slots has a backup
+//! takes a shorter way: it applies pushes at once, side by side on different stripes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backstay_core::engine::StageReport;
+use backstay_core::error::Refusal;
+use backstay_core::replication::{
+    Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
+};
+use backstay_core::transaction::Transaction;
+use parking_lot::{Condvar, Mutex, RwLock};
+use tokio::sync::{oneshot, watch, Notify};
+use tracing::{debug, info, warn};
+
+use crate::stats::{self, Histogram};
+use crate::store::Store;
+
+/// How a push went.
+pub type Outcome = Result<StageReport, Refusal>;
+
+/// The answer to a push: here, or on its way.
+#[derive(Debug)]
+pub enum Answer {
+    /// Every slot had it before, or there is nobody to wait for.
+    Now(StageReport),
+    /// When the backups have confirmed it.
+    Later(oneshot::Receiver<Outcome>),
+}
+
+/// A push that waits for backups.
+struct Waiter {
+    begun: Instant,
+    answer: oneshot::Sender<Outcome>,
+}
+
+struct State {
+    replica: Replica,
+    waiters: BTreeMap<Token, Waiter>,
+    next_token: Token,
+    /// Lanes that somebody works on.
+    busy: BTreeSet<NodeId>,
+}
+
+/// What takes how long.
+#[derive(Debug, Default)]
+pub struct ReplicationTimes {
+    /// From a push's coming until it is applied here, all backups having staged it.
+    pub commit: Histogram,
+    /// From a push's coming until it was rolled back.
+    pub rollback: Histogram,
+    /// Staging a push of another master.
+    pub stage: Histogram,
+}
+
+/// See the module's documentation.
+pub struct Replicator {
+    store: Arc<Store>,
+    origin: Instant,
+    state: Mutex<State>,
+    /// Whether any slot of this node has, or gets, a replica elsewhere. Held for reading while a
+    /// push goes the short way, so that no such push is under way when that changes.
+    has_backups: RwLock<bool>,
+    /// Until when reads may be answered; see [`Replica::serving_until`].
+    serving_until: AtomicU64,
+    /// Rung when there are messages for a node on the connection to it.
+    outgoing: Mutex<BTreeMap<NodeId, Arc<Notify>>>,
+    /// The nodes to be connected to, with their addresses.
+    links: watch::Sender<BTreeMap<NodeId, String>>,
+    report: Mutex<u64>,
+    reported: Condvar,
+    stopped: AtomicBool,
+    /// What takes how long.
+    pub times: ReplicationTimes,
+}
+
+impl Replicator {
+    /// For the rows in `store`, as the process `me`.
+    pub fn new(me: NodeId, store: Arc<Store>, options: ReplicaOptions) -> Arc<Self> {
+        let slots = store.space().count();
+        Arc::new(Self {
+            store,
+            origin: Instant::now(),
+            state: Mutex::new(State {
+                replica: Replica::new(me, slots, options),
+                waiters: BTreeMap::new(),
+                next_token: 0,
+                busy: BTreeSet::new(),
+            }),
+            has_backups: RwLock::new(false),
+            // Until there is a routing record, nothing but the routing is asked.
+            serving_until: AtomicU64::new(Micros::MAX),
+            outgoing: Mutex::default(),
+            links: watch::channel(BTreeMap::new()).0,
+            report: Mutex::new(0),
+            reported: Condvar::new(),
+            stopped: AtomicBool::new(false),
+            times: ReplicationTimes::default(),
+        })
+    }
+
+    /// The rows.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// This process.
+    pub fn me(&self) -> NodeId {
+        self.state.lock().replica.me()
+    }
+
+    fn now(&self) -> Micros {
+        self.origin.elapsed().as_micros() as Micros
+    }
+
+    /// Go by a newer routing record.
+    pub fn set_routing(&self, table: RoutingTable) {
+        let table = Arc::new(table);
+        let version = table.version;
+        {
+            let mut has_backups = self.has_backups.write();
+            self.with(|replica, now, store| {
+                replica.set_routing(now, store, Arc::clone(&table));
+                let wanted = replica.wanted_links();
+                *has_backups = !wanted.is_empty();
+                let address = |member: &backstay_core::replication::routing::Member| {
+                    let wanted = wanted.contains(&member.instance);
+                    wanted.then(|| (member.instance, member.data_address.clone()))
+                };
+                let links = table.members.iter().filter_map(address).collect();
+                self.links.send_replace(links);
+            });
+        }
+        info!(version, "going by a new routing table");
+    }
+
+    /// The node's lease in the coordination store is alive for so long from now.
+    pub fn extend_lease(&self, remaining: Duration) {
+        self.with(|replica, now, _| {
+            let micros = remaining.as_micros() as Micros;
+            replica.set_lease(if micros == 0 { 0 } else { now + micros });
+        });
+    }
+
+    /// Take on a push that [`Store::prepare`] has checked.
+    pub fn push(self: &Arc<Self>, transaction: Transaction) -> Result<(Answer, Option<Vec<u64>>), Refusal> {
+        let has_backups = self.has_backups.read();
+        if !*has_backups {
+            self.check_alive()?;
+            let report = self.store.apply(&transaction)?;
+            return Ok((Answer::Now(report), Some(transaction.batch.into_words())));
+        }
+        drop(has_backups);
+        let (answer, receiver) = oneshot::channel();
+        let transaction = Arc::new(transaction);
+        let outcome = self.with_state(|state, now, store| {
+            state.next_token += 1;
+            let token = state.next_token;
+            let outcome = state.replica.push(now, store, token, &transaction);
+            if let Ok(None) = outcome {
+                let begun = Instant::now();
+                state.waiters.insert(token, Waiter { begun, answer });
+            }
+            outcome
+        })?;
+        Ok((outcome.map_or(Answer::Later(receiver), Answer::Now), None))
+    }
+
+    /// Refuse if somebody else may be master by now.
+    pub fn check_alive(&self) -> Result<(), Refusal> {
+        if self.now() < self.serving_until.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        Err(Refusal::NotReady(
+            "this master waits for its backups' promises, or its lease is over".into(),
+        ))
+    }
+
+    /// Read rows: committed state, of a moment at which this node surely was the master.
+    pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
+        self.store.pull(table, keys, out)?;
+        self.check_alive()
+    }
+
+    /// A connection to a backup was opened, or broke; `refused`: its port refuses connections.
+    pub fn link_up(&self, node: NodeId) {
+        debug!(node, "connected to a backup");
+        self.with(|replica, now, store| replica.link_up(now, store, node));
+    }
+
+    /// See [`Self::link_up`].
+    pub fn link_down(&self, node: NodeId, refused: bool) {
+        self.with(|replica, now, store| replica.link_down(now, store, node, refused));
+    }
+
+    /// A master has connected.
+    pub fn master_connected(&self, node: NodeId) {
+        self.with(|replica, _, _| replica.master_connected(node));
+    }
+
+    /// A message from a backup.
+    pub fn receive(&self, from: NodeId, message: Message) {
+        self.with(|replica, now, store| replica.receive(now, store, from, message));
+    }
+
+    /// A message from a master; what is to be answered goes to `answers` before anything slow.
+    pub fn obey(&self, from: NodeId, message: Message, answers: &mut Vec<Message>) {
+        let begun = Instant::now();
+        let is_prepare = matches!(message, Message::Prepare { .. });
+        {
+            let mut state = self.state.lock();
+            let now = self.now();
+            state.replica.receive(now, &*self.store, from, message);
+            answers.extend(state.replica.take_messages(from, Way::ToMaster));
+            self.publish(&state.replica);
+        }
+        if is_prepare {
+            self.times.stage.record(begun.elapsed());
+        }
+    }
+
+    /// Do what is to be done in every lane that nobody works on.
+    pub fn work(&self) {
+        let mut state = self.state.lock();
+        for lane in state.replica.lanes() {
+            if !state.busy.insert(lane) {
+                continue;
+            }
+            while let Some(work) = state.replica.next_work(lane) {
+                parking_lot::MutexGuard::unlocked(&mut state, || self.commit(&work));
+                self.finish(&mut state, work);
+            }
+            state.busy.remove(&lane);
+        }
+        self.publish(&state.replica);
+    }
+
+    /// The part of a piece of work that takes time.
+    fn commit(&self, work: &Work) {
+        if let Work::Commit {
+            transaction,
+            places,
+        } = work
+        {
+            if let Err(refusal) = self.store.commit(transaction, places) {
+                // Checked when it was staged; tables are never dropped.
+                warn!(%refusal, "a decided push could not be applied");
+            }
+        }
+    }
+
+    fn finish(&self, state: &mut State, work: Work) {
+        match work {
+            Work::Commit { .. } => {}
+            Work::Settled { lsn } => {
+                let now = self.now();
+                state.replica.settled(now, &*self.store, lsn);
+            }
+            Work::Answer { token, outcome } => {
+                if let Some(waiter) = state.waiters.remove(&token) {
+                    let times = match &outcome {
+                        Ok(_) => &self.times.commit,
+                        Err(_) => &self.times.rollback,
+                    };
+                    times.record(waiter.begun.elapsed());
+                    // Whoever asked may be gone.
+                    let _ = waiter.answer.send(outcome);
+                }
+            }
+        }
+    }
+
+    fn with<T>(&self, step: impl FnOnce(&mut Replica, Micros, &Store) -> T) -> T {
+        self.with_state(|state, now, store| step(&mut state.replica, now, store))
+    }
+
+    /// One step of the state machine, and the work that comes of it.
+    fn with_state<T>(&self, step: impl FnOnce(&mut State, Micros, &Store) -> T) -> T {
+        let outcome = {
+            let mut state = self.state.lock();
+            let now = self.now();
+            let outcome = step(&mut state, now, &self.store);
+            self.publish(&state.replica);
+            outcome
+        };
+        self.work();
+        outcome
+    }
+
+    /// Let others see what changed. Called with the state locked.
+    fn publish(&self, replica: &Replica) {
+        if replica.routing().version > 0 {
+            self.serving_until
+                .store(replica.serving_until(), Ordering::Release);
+        }
+        let outgoing = self.outgoing.lock();
+        for (node, way) in replica.with_messages() {
+            if let (Way::ToBackup, Some(notify)) = (way, outgoing.get(&node)) {
+                notify.notify_one();
+            }
+        }
+        let mut known = self.report.lock();
+        if *known != replica.report().0 {
+            *known = replica.report().0;
+            self.reported.notify_all();
+        }
+    }
+
+    /// Messages for a backup, in order.
+    pub(crate) fn take_outgoing(&self, node: NodeId) -> Vec<Message> {
+        let mut state = self.state.lock();
+        state.replica.take_messages(node, Way::ToBackup).into()
+    }
+
+    /// What rings when there are messages for a backup.
+    pub(crate) fn bell(&self, node: NodeId) -> Arc<Notify> {
+        Arc::clone(self.outgoing.lock().entry(node).or_default())
+    }
+
+    /// The nodes to be connected to, as that changes.
+    pub(crate) fn links(&self) -> watch::Receiver<BTreeMap<NodeId, String>> {
+        self.links.subscribe()
+    }
+
+    /// Time passes.
+    pub(crate) fn tick(&self) {
+        self.with(|replica, now, store| replica.tick(now, store));
+    }
+
+    /// Wait until the report's number is above `known`, or for `timeout`, and return both.
+    pub fn wait_report(&self, known: u64, timeout: Duration) -> (u64, Report) {
+        let until = Instant::now() + timeout;
+        {
+            let mut number = self.report.lock();
+            while *number <= known && !self.stopped.load(Ordering::Acquire) {
+                if self.reported.wait_until(&mut number, until).timed_out() {
+                    break;
+                }
+            }
+        }
+        let state = self.state.lock();
+        let (number, report) = state.replica.report();
+        (number, report.clone())
+    }
+
+    /// Nobody is to wait any more.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        let _number = self.report.lock();
+        self.reported.notify_all();
+    }
+
+    /// What has been done so far, and how long it took.
+    pub(crate) fn snapshot(&self) -> stats::Replication {
+        let (counters, pending) = {
+            let state = self.state.lock();
+            (state.replica.counters, state.replica.pending())
+        };
+        stats::Replication {
+            pending: pending as u64,
+            prepared: counters.prepared,
+            committed: counters.committed,
+            rolled_back: counters.rolled_back,
+            staged_for_others: counters.staged_for_others,
+            refused_to_others: counters.refused_to_others,
+            promotions: counters.promotions,
+            unfit_promotions: counters.unfit_promotions,
+            slots_copied: counters.slots_copied,
+            slots_installed: counters.slots_installed,
+            commit: self.times.commit.snapshot(),
+            rollback: self.times.rollback.snapshot(),
+            stage: self.times.stage.snapshot(),
+        }
+    }
+
+    /// (term, whose order it follows, whether a copy of it is under way here) of a slot.
+    pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
+        self.state.lock().replica.slot_state(slot)
+    }
+}

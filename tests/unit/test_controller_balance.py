@@ -1,0 +1,202 @@
+"""Copies and masters: how many, where, and in which steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backstay.consensus.records import (
+    ClusterConfig,
+    MemberStatus,
+    ShardRecord,
+    SlotReplicas,
+)
+from backstay.pserver.controller import ClusterRecords, decide, shard_changes
+from backstay.pserver.controller.balance import HANDOVERS_MAX, balance_masters
+from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
+from tests.unit.controller_cluster import (
+    SLOTS,
+    after,
+    catching_up,
+    cluster,
+    kinds,
+    member,
+    members,
+    settled,
+    table,
+    true_reports,
+    with_slots,
+    without,
+)
+
+
+def test_more_copies_than_nodes_run_and_say_so() -> None:
+    few = cluster(nodes=2, replicas=3)
+    decision = decide(few)
+    assert decision.routing is None
+    assert {len(held.holders) for held in table(few).sets} == {2}
+    assert decision.health.cluster_status == "UNHEALTHY"
+    assert "2 nodes for 3 copies" in decision.health.reason
+    assert "16 slots with fewer than 3 copies in sync" in decision.health.reason
+    more = settled(replace(few, members=members(*map(member, range(3)))))
+    assert decide(more).health.cluster_status == "OK"
+
+
+def test_a_node_that_joins_gets_copies_and_masters() -> None:
+    before = cluster(slots=64)
+    joined = replace(before, members=members(*map(member, range(4))))
+    first = after(joined)
+    assert [node.node_id for node in table(first).nodes][-1] == "ps-3"
+    assert ("node_joined", "ps-3") in kinds(joined)
+    # A copy moves by being one more for a while: nowhere are there fewer than wanted in sync.
+    records = joined
+    for _ in range(100):
+        records = true_reports(records)
+        if decide(records).routing is None:
+            break
+        records = after(records)
+        assert all(len(held.synced) >= 2 for held in table(records).sets)
+        assert all(len(held.holders) <= 3 for held in table(records).sets)
+    routing = table(records)
+    assert set(routing.slots_per_node().values()) == {16}
+    copies = np.bincount(
+        [n for held in routing.replicas_of_slot for n in held.holders], minlength=4
+    )
+    assert copies.tolist() == [32, 32, 32, 32]
+
+
+def test_a_process_takes_in_a_bounded_number_of_slots_at_a_time() -> None:
+    before = cluster(nodes=2, slots=256)
+    alone = after(without(before, 1))
+    back = after(replace(alone, members=members(member(0), member(1, 999))))
+    assert catching_up(back) == CATCHING_UP_MAX
+    assert decide(back).routing is None
+    assert catching_up(after(true_reports(back))) == CATCHING_UP_MAX
+    assert catching_up(settled(back)) == 0
+
+
+def test_masters_are_evened_out_by_chains_of_hand_overs() -> None:
+    # ps-0 has no slot in common with ps-2: only through ps-1 can it give one away.
+    held = [SlotReplicas(0, (1,))] * 5 + [SlotReplicas(1, (2,))] * 2 + [SlotReplicas(2, (1,))]
+    before = cluster(nodes=3, slots=8)
+    uneven = with_slots(before, held)
+    # Copies lie unevenly as well here; look at masters alone.
+    draft = Draft(uneven, table(uneven))
+    balance_masters(draft)
+    assert sorted(draft.masters.tolist()) == [2, 3, 3]
+    new, events = draft.finish()
+    assert new is not None
+    assert {event.kind for event in events} == {"handed_over"}
+    for slot, old in enumerate(held):
+        assert new.replicas_of_slot[slot].master in old.synced
+        assert set(new.replicas_of_slot[slot].synced) == set(old.synced)
+        changed = new.replicas_of_slot[slot] != old
+        assert new.term_of_slot[slot] == 1 + changed
+
+
+def test_few_slots_are_handed_over_at_a_time() -> None:
+    before = cluster(nodes=2, slots=256)
+    uneven = with_slots(before, [SlotReplicas(0, (1,))] * 256)
+    step = table(after(uneven))
+    assert step.slots_per_node() == {"ps-0": 256 - HANDOVERS_MAX, "ps-1": HANDOVERS_MAX}
+    assert table(settled(uneven)).slots_per_node() == {"ps-0": 128, "ps-1": 128}
+
+
+def test_a_node_that_stops_hands_its_slots_over_and_gets_no_copies() -> None:
+    before = cluster()
+    stopping = replace(before, members={**before.members, "ps-1": member(1, status="stopping")})
+    new = table(after(stopping))
+    assert new.slots_per_node()["ps-1"] == 0
+    assert new.generation == 0
+    for slot, held in enumerate(table(before).replicas_of_slot):
+        assert set(new.replicas_of_slot[slot].synced) == set(held.synced)
+    rest = settled(stopping)
+    assert table(rest).slots_per_node()["ps-1"] == 0
+    # A slot that only the stopping node has stays there.
+    single = cluster(nodes=2, replicas=1)
+    stopping = replace(single, members={**single.members, "ps-1": member(1, status="stopping")})
+    assert 1 in table(after(stopping)).master_of_slot
+
+
+def test_copies_are_spread_over_hosts() -> None:
+    one_host = members(*[member(number, host="a") for number in range(2)])
+    config = ClusterConfig("demo", SLOTS, 2, 2, "0")
+    before = after(ClusterRecords(config, one_host))
+    joined = replace(before, members={**one_host, "ps-2": member(2, host="b")})
+    routing = table(settled(joined))
+    for held in routing.sets:
+        assert len({routing.nodes[number].host for number in held.holders}) == 2
+
+
+def test_a_copy_is_not_moved_to_who_has_one() -> None:
+    # On one host, where no rule about hosts stands in the way of it.
+    nodes = members(*[member(number, host="a") for number in range(3)])
+    before = after(ClusterRecords(ClusterConfig("demo", 8, 2, 3, "0"), nodes))
+    held = [SlotReplicas(0, (2,))] * 2 + [SlotReplicas(0, (1,))] * 6
+    step = table(after(with_slots(before, held)))
+    assert step.replicas_of_slot[:2] == tuple(held[:2])
+    assert (2,) in [one.catching_up for one in step.replicas_of_slot[2:]]
+
+
+def test_surplus_copies_are_dropped() -> None:
+    before = cluster(nodes=3, replicas=3)
+    fewer = replace(before, config=replace(before.config, replicas=2))
+    routing = table(settled(fewer))
+    assert routing.replicas == 2
+    assert {len(held.holders) for held in routing.sets} == {2}
+
+
+def test_a_copy_taken_in_does_not_become_master_in_the_same_decision() -> None:
+    # One copy wanted, and one on its way to ps-1: first it is in sync, then it takes over.
+    before = cluster(nodes=2, replicas=1, slots=4)
+    moving = with_slots(before, [SlotReplicas(0, (), (1,)), *[SlotReplicas(0)] * 3])
+    first = after(true_reports(moving))
+    assert table(first).replicas_of_slot[0] == SlotReplicas(0, (1,))
+    second = after(first)
+    assert table(second).replicas_of_slot[0] == SlotReplicas(1)
+
+
+def test_a_copy_taken_in_does_not_follow_a_stopping_master_in_the_same_decision() -> None:
+    before = with_slots(cluster(nodes=2, slots=2), [SlotReplicas(0, (), (1,))] * 2)
+    stopping = {**before.members, "ps-0": member(0, status="stopping")}
+    first = after(true_reports(replace(before, members=stopping)))
+    assert table(first).sets == (SlotReplicas(0, (1,)),)
+    assert table(after(first)).sets == (SlotReplicas(1, (0,)),)
+
+
+@pytest.mark.parametrize("status", ["starting", "stopping"])
+def test_only_a_node_that_serves_gets_copies(status: MemberStatus) -> None:
+    alone = after(without(cluster(nodes=2), 1))
+    more = {**alone.members, "ps-1": member(1, 999, status=status)}
+    assert catching_up(after(replace(alone, members=more))) == 0
+
+
+def test_masters_go_to_in_sync_backups_only() -> None:
+    uneven = with_slots(cluster(nodes=2, slots=4), [SlotReplicas(0, (), (1,))] * 4)
+    draft = Draft(uneven, table(uneven))
+    balance_masters(draft)
+    assert draft.finish() == (None, ())
+
+
+def test_nothing_is_evened_out_while_copies_are_missing() -> None:
+    held = [SlotReplicas(0, (1,))] * 7 + [SlotReplicas(0, (), (1,))]
+    waits = with_slots(cluster(nodes=2, slots=8), held)
+    assert decide(waits).routing is None
+    three = replace(waits, members=members(*map(member, range(3))))
+    assert catching_up(after(three)) == 1
+
+
+def test_the_view_of_shards_follows_the_routing() -> None:
+    before = cluster(nodes=2, slots=2)
+    first = shard_changes({}, table(before), time="then")
+    assert len(first.put) == 4
+    assert first.delete == ()
+    view = {(one.slot, one.node): one for one in first.put}
+    assert shard_changes(view, table(before), time="later").put == ()
+    new = table(after(without(before, 1)))
+    changes = shard_changes(view, new, time="later")
+    assert changes.delete == ((0, "ps-1"), (1, "ps-1"))
+    (promoted,) = changes.put
+    assert promoted == ShardRecord(promoted.slot, "ps-0", "master", 1, "then", 2, "later")
