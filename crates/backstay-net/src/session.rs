@@ -179,12 +179,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     }
 
     /// A master of slots that are replicated here: do what it says, until it goes.
-    async fn serve_peer(
-        &mut self,
-        peer: &str,
-        first: Frame,
-        mut stopping: watch::Receiver<bool>,
-    ) {
+    async fn serve_peer(&mut self, peer: &str, first: Frame, mut stopping: watch::Receiver<bool>) {
         let shared = Arc::clone(&self.desk.shared);
         let mut limits = shared.options.limits;
         limits.max_frame_bytes += peer::MAX_PLACES_BYTES;
@@ -207,7 +202,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             let message = match frame {
                 Ok(Some(frame)) => {
-                    add(&shared.counters.peer_bytes_received, frame.header.body_bytes);
+                    add(
+                        &shared.counters.peer_bytes_received,
+                        frame.header.body_bytes,
+                    );
                     peer_frame(&shared, frame)
                 }
                 Ok(None) => return,

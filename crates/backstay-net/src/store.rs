@@ -209,8 +209,8 @@ impl Store {
 
     /// The end of a stream, as a transaction of every slot that is served here.
     pub fn close_of(&self, stream: StreamId) -> Transaction {
-        let slots = (0..self.space.count())
-            .filter(|&slot| Rows::standing(self, slot) == Standing::Serving);
+        let slots =
+            (0..self.space.count()).filter(|&slot| Rows::standing(self, slot) == Standing::Serving);
         let id = TransactionId {
             stream,
             sequence: u64::MAX,
@@ -276,7 +276,9 @@ impl Store {
     ) -> Result<(), Refusal> {
         let id = self.named(table)?;
         self.stripe_of(slot)?;
-        self.write(self.stripe(slot), Some(id), |engine| engine.import_slot(id, slot, rows))
+        self.write(self.stripe(slot), Some(id), |engine| {
+            engine.import_slot(id, slot, rows)
+        })
     }
 
     /// How many transactions a slot has applied, and its digest.
@@ -436,7 +438,9 @@ impl Rows for Store {
     ) -> Result<StageReport, Refusal> {
         let mut report = StageReport::default();
         for (stripe, runs) in self.stripes_of(transaction.runs()) {
-            report += self.stripes[stripe].read().admit(transaction, runs, places)?;
+            report += self.stripes[stripe]
+                .read()
+                .admit(transaction, runs, places)?;
         }
         Ok(report)
     }
@@ -484,7 +488,9 @@ impl Rows for Store {
         if self.position(slot).0 >= position {
             return Ok(());
         }
-        self.write(self.stripe(slot), None, |engine| engine.commit_through(slot, position))
+        self.write(self.stripe(slot), None, |engine| {
+            engine.commit_through(slot, position)
+        })
     }
 
     fn discard_from(&self, slot: u32, position: u64) {
@@ -539,7 +545,9 @@ impl Rows for Store {
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
         let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
-        self.write(self.stripe(slot), Some(table), |engine| engine.add_rows(table, slot, rows))
+        self.write(self.stripe(slot), Some(table), |engine| {
+            engine.add_rows(table, slot, rows)
+        })
     }
 }
 
@@ -577,8 +585,7 @@ mod tests {
             learning_rate_scale: 1.0,
         };
         let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
-        let transaction =
-            Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
+        let transaction = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
         assert_eq!(keys.len(), 64);
         (store, transaction)
     }

@@ -582,6 +582,11 @@ impl Replica {
         (state.term, state.source, state.torn)
     }
 
+    /// When the content began that this node holds of a slot; 0 if it holds none.
+    pub fn birth(&self, slot: u32) -> u64 {
+        self.slots[slot as usize].birth
+    }
+
     /// Transactions that wait for backups.
     pub fn pending(&self) -> usize {
         self.pending.len()
