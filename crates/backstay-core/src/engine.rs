@@ -83,7 +83,7 @@ pub struct SlotMemory {
 }
 
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Engine {
     space: SlotSpace,
     first_slot: u32,

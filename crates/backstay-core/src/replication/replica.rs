@@ -53,7 +53,7 @@ pub enum Way {
 }
 
 /// What is to be done outside: in order within a lane, at leisure.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Work {
     /// Apply a transaction in its places.
     Commit {
@@ -131,7 +131,7 @@ pub(super) struct Slot {
 }
 
 /// An entry of the master's order that is not decided.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) lsn: u64,
     /// More than one only when settling.
@@ -146,7 +146,7 @@ pub(super) struct Entry {
 }
 
 /// Slots that were gained and are not served yet.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Settling {
     pub(super) lsn: u64,
     pub(super) slots: Vec<u32>,
@@ -157,7 +157,7 @@ pub(super) struct Settling {
 }
 
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Replica {
     pub(super) me: NodeId,
     pub(super) options: ReplicaOptions,
@@ -176,7 +176,7 @@ pub struct Replica {
     /// Whether any slot has no backup to wait for.
     pub(super) solo: bool,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
-    next_heartbeat: Micros,
+    pub(super) next_heartbeat: Micros,
     report: (u64, Report),
     /// What has been done so far.
     pub counters: ReplicaCounters,
@@ -580,6 +580,11 @@ impl Replica {
     pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
         let state = &self.slots[slot as usize];
         (state.term, state.source, state.torn)
+    }
+
+    /// When the content began that this node holds of a slot; 0 if it holds none.
+    pub fn birth(&self, slot: u32) -> u64 {
+        self.slots[slot as usize].birth
     }
 
     /// Transactions that wait for backups.
