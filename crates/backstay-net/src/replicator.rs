@@ -334,7 +334,7 @@ impl Replicator {
 
     /// Time passes.
     pub(crate) fn tick(&self) {
-        self.with(|replica, now, store| replica.tick(now, store));
+        self.with(Replica::tick);
     }
 
     /// Wait until the report's number is above `known`, or for `timeout`, and return both.

@@ -99,9 +99,9 @@ impl Introduction {
 /// A frame of numbers.
 fn frame(kind: Kind, fields: &[u64], body: &[u64]) -> Encoded {
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
-    fields
-        .iter()
-        .for_each(|field| meta.extend(field.to_le_bytes()));
+    for field in fields {
+        meta.extend(field.to_le_bytes());
+    }
     let mut encoded = begin(&meta, body.len() * 8);
     encoded.head.extend_from_slice(bytemuck::cast_slice(body));
     encoded
