@@ -9,14 +9,14 @@ server or a trainer.
 if __name__ != "backstay.consensus":
     raise ImportError(f"import this package as backstay.consensus, not as {__name__}")
 
-from backstay.consensus.membership import ClusterSnapshot, ClusterView, StaticCluster
+from backstay.consensus.membership import ClusterMirror, ClusterSnapshot, ClusterView
 from backstay.consensus.records import NodeRecord, NodeStatus, RoutingTable
 
 __all__ = [
+    "ClusterMirror",
     "ClusterSnapshot",
     "ClusterView",
     "NodeRecord",
     "NodeStatus",
     "RoutingTable",
-    "StaticCluster",
 ]

@@ -1,53 +1,134 @@
-"""The cluster as one process sees it, and the fixed list that fills the view for now.
+"""The cluster as one process sees it: the records, as the store last told them.
 
-``ClusterView`` is the interface that the node's services and its data plane use. Behind it
-stands ``StaticCluster`` (a list of nodes given at start) and later the coordination store; the
-users of the view need not know which. Everything here runs in one asyncio event loop, makes no
-network call and reads no clock: others tell ``StaticCluster`` what they have learned.
+``ClusterMirror`` is fed with what is read and watched; services and the controller take
+immutable snapshots of it and wait for newer ones. A record that cannot be read is never taken for
+one that is not there: it is listed, and whoever decides must not go on. Everything here runs in
+one asyncio event loop, makes no network call and reads no clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from backstay.consensus.node_records import NodeRecord
-from backstay.consensus.routing import RoutingTable
+from backstay.consensus.json_fields import dump, parse_fields
+from backstay.consensus.keys import Keys
+from backstay.consensus.records import (
+    ClusterConfig,
+    ClusterHealthRecord,
+    ControllerRecord,
+    MemberRecord,
+    NodeRecord,
+    NodeReport,
+    RoutingTable,
+    TableRecord,
+)
+from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import InvalidRequest
 
-__all__ = ["ClusterSnapshot", "ClusterView", "StaticCluster"]
+__all__ = ["ClusterMirror", "ClusterSnapshot", "ClusterView", "DeathRecord", "seen_routing"]
 
-STATIC_ROUTING_VERSION = 1
+_NOT_TOLD = ClusterHealthRecord("UNKNOWN", "no controller has said anything yet", ())
+
+
+@dataclass(frozen=True)
+class DeathRecord:
+    """``gone/<instance>``: a process that is known for sure to be gone.
+
+    Attributes:
+        instance: The process.
+        node_id: Its node's id; ``id`` in the JSON form.
+        noticed_by: Id of the node that has the evidence; ``by`` in the JSON form.
+        reason: The evidence, in words.
+        time: ISO 8601 text, for people only.
+    """
+
+    instance: int
+    node_id: str
+    noticed_by: str
+    reason: str
+    time: str
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "instance": self.instance,
+                "id": self.node_id,
+                "by": self.noticed_by,
+                "reason": self.reason,
+                "time": self.time,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> DeathRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields(
+            "death record",
+            text,
+            {"instance": int, "id": str, "by": str, "reason": str, "time": str},
+        )
+        return cls(fields["instance"], fields["id"], fields["by"], fields["reason"], fields["time"])
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """What a view held at one moment.
+    """The records at one moment.
 
     Attributes:
         revision: Grows with each change of anything below, in this process only; use it to
-            wait for the next change. It is not the routing version.
-        nodes: The nodes, known or not.
-        routing: The routing table, None as long as some node was never met.
+            wait for the next change. It is neither the store's nor the routing's.
+        config: What is fixed for the cluster; None before it is read.
+        members: The nodes with a lease that is alive, by id.
+        routing: The routing table; None before there is one.
+        routing_json: The same as the store has it.
+        routing_revision: The store's revision of the last write of the routing record.
+        reports: What masters report, by instance.
+        deaths: Processes known to be gone, by instance.
+        status: How the cluster does, as the controller said.
+        controller: The controller; None while there is none.
+        tables: The tables by name.
+        unreadable: Keys whose record this version cannot read, each with the reason.
+        trouble: Why the store does not answer; empty while it does.
     """
 
-    revision: int
-    nodes: tuple[NodeRecord, ...]
-    routing: RoutingTable | None
+    revision: int = 0
+    config: ClusterConfig | None = None
+    members: Mapping[str, MemberRecord] = field(default_factory=lambda: MappingProxyType({}))
+    routing: RoutingTable | None = None
+    routing_json: str = ""
+    routing_revision: int = 0
+    reports: Mapping[int, NodeReport] = field(default_factory=lambda: MappingProxyType({}))
+    deaths: Mapping[int, DeathRecord] = field(default_factory=lambda: MappingProxyType({}))
+    status: ClusterHealthRecord = _NOT_TOLD
+    controller: ControllerRecord | None = None
+    tables: Mapping[str, TableRecord] = field(default_factory=lambda: MappingProxyType({}))
+    unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    trouble: str = ""
 
     @property
-    def missing(self) -> tuple[NodeRecord, ...]:
-        """The nodes that were never met."""
-        return tuple(node for node in self.nodes if not node.is_known)
+    def health(self) -> ClusterHealthRecord:
+        """How the cluster does, as far as this process can know."""
+        if self.trouble:
+            return ClusterHealthRecord("UNKNOWN", self.trouble, tuple(sorted(self.members)))
+        return self.status
+
+    def member_of(self, instance: int) -> MemberRecord | None:
+        """Return the registration of a process; None if it has none."""
+        found = (member for member in self.members.values() if member.instance == instance)
+        return next(found, None)
 
 
 class ClusterView(Protocol):
-    """Read access to membership and routing."""
+    """Read access to the records."""
 
     @property
     def cluster_id(self) -> str:
@@ -60,37 +141,21 @@ class ClusterView(Protocol):
         """Wait until the revision is above ``revision`` and return what is known then."""
 
 
-class StaticCluster:
-    """A ``ClusterView`` of a list of nodes that never changes.
+class ClusterMirror:
+    """A ``ClusterView`` that others feed with what the store says."""
 
-    The nodes' data addresses and instances are not in the list; whoever meets a node calls
-    ``meet``. Masters are fixed, so the routing version is 1 for ever: a node that restarts
-    shows as another instance in an unchanged routing.
-    """
-
-    def __init__(
-        self,
-        cluster_id: str,
-        nodes: Sequence[NodeRecord],
-        master_of_slot: NDArray[np.uint16],
-    ) -> None:
-        """Begin with what the list says.
-
-        Args:
-            cluster_id: Name of the cluster.
-            nodes: All nodes in the order of the list.
-            master_of_slot: uint16 [slot_count]: index into ``nodes``.
-        """
-        self._cluster_id = cluster_id
-        self._nodes = {node.node_id: node for node in nodes}
-        self._master_of_slot = master_of_slot
+    def __init__(self, keys: Keys) -> None:
+        """Begin with nothing known."""
+        self._keys = keys
+        self._seen: dict[str, int] = {}
+        self._loaded: dict[str, int] = {}
         self._changed = asyncio.Event()
-        self._snapshot = self._take_snapshot(revision=0)
+        self._snapshot = ClusterSnapshot()
 
     @property
     def cluster_id(self) -> str:
         """Name of the cluster."""
-        return self._cluster_id
+        return self._keys.cluster
 
     def snapshot(self) -> ClusterSnapshot:
         """Return what is known now."""
@@ -102,38 +167,142 @@ class StaticCluster:
             await self._changed.wait()
         return self._snapshot
 
-    def meet(self, record: NodeRecord) -> None:
-        """Take over what a node said about itself.
+    def load(self, prefix: str, found: RangeResult) -> None:
+        """Take over all records below a prefix; those that are not among the items are gone.
 
-        Raises:
-            InvalidRequest: The record is of no node in the list, or says nothing new about it.
+        What is older than what was loaded already counts for nothing: of two readers of one
+        prefix, one may be behind the other. A prefix is either always read whole or never.
         """
-        listed = self._nodes.get(record.node_id)
-        if listed is None:
-            raise InvalidRequest(f"node {record.node_id!r} is not in the list of this cluster")
-        if not record.is_known:
-            raise InvalidRequest(f"node {record.node_id!r} says nothing about itself")
-        # The list's address stands: it is the one that worked from here.
-        self._put(replace(record, control_address=listed.control_address))
-
-    def lose(self, node_id: str) -> None:
-        """Note that a node does not answer; one that was never met stays unknown."""
-        listed = self._nodes[node_id]
-        if listed.is_known:
-            self._put(replace(listed, status="unreachable"))
-
-    def _put(self, record: NodeRecord) -> None:
-        if self._nodes[record.node_id] == record:
+        if found.revision < self._loaded.get(prefix, 0):
             return
-        self._nodes[record.node_id] = record
-        self._snapshot = self._take_snapshot(revision=self._snapshot.revision + 1)
+        self._loaded[prefix] = found.revision
+        present = found.values()
+        changes = _Changes(self._snapshot, self._keys)
+        for key in [key for key in self._seen if key.startswith(prefix) and key not in present]:
+            del self._seen[key]
+            changes.remove(key)
+        for key, item in present.items():
+            if self._seen.get(key, 0) < item.mod_revision:
+                self._seen[key] = item.mod_revision
+                changes.put(item)
+        if changes.any:
+            self._put(changes.snapshot())
+
+    def revision_of(self, key: str) -> int:
+        """Return the store's revision of the last write of a record; 0 if it is not there."""
+        return self._seen.get(key, 0)
+
+    def set_trouble(self, reason: str) -> None:
+        """Note why the store does not answer; empty when it does again."""
+        if self._snapshot.trouble != reason:
+            self._put(replace(self._snapshot, trouble=reason))
+
+    def _put(self, snapshot: ClusterSnapshot) -> None:
+        self._snapshot = replace(snapshot, revision=self._snapshot.revision + 1)
         # Wake those who wait now; those who come later wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _take_snapshot(self, revision: int) -> ClusterSnapshot:
-        nodes = tuple(self._nodes.values())
-        routing = None
-        if all(node.is_known for node in nodes):
-            routing = RoutingTable.of_masters(STATIC_ROUTING_VERSION, nodes, self._master_of_slot)
-        return ClusterSnapshot(revision, nodes, routing)
+
+class _Changes:
+    """A snapshot in the making: what differs from the one before."""
+
+    def __init__(self, before: ClusterSnapshot, keys: Keys) -> None:
+        self._before = before
+        self._keys = keys
+        self._values: dict[str, Any] = {}
+        self._maps: dict[str, dict[Any, Any]] = {}
+        self.any = False
+
+    def put(self, item: KeyValue) -> None:
+        self.any = True
+        unreadable = self._map("unreadable")
+        try:
+            self._read(item)
+        except InvalidRequest as error:
+            unreadable[item.key] = str(error)
+        else:
+            unreadable.pop(item.key, None)
+
+    def remove(self, key: str) -> None:
+        self.any = True
+        keys = self._keys
+        self._map("unreadable").pop(key, None)
+        if key == keys.routing:
+            # Kept: no routing record is no reason to forget which slots are where.
+            self._map("unreadable")[key] = "the routing record was removed"
+        elif key == keys.status:
+            self._values["status"] = _NOT_TOLD
+        elif key == keys.controller:
+            self._values["controller"] = None
+        elif key == keys.config:
+            self._map("unreadable")[key] = "the config record was removed"
+        elif key.startswith(keys.members):
+            self._map("members").pop(key.removeprefix(keys.members), None)
+        elif key.startswith(keys.tables):
+            self._map("tables").pop(key.removeprefix(keys.tables), None)
+        else:
+            for prefix, name in ((keys.reports, "reports"), (keys.deaths, "deaths")):
+                number = key.removeprefix(prefix)
+                if key.startswith(prefix) and number.isdigit():
+                    self._map(name).pop(int(number), None)
+
+    def snapshot(self) -> ClusterSnapshot:
+        for name, content in self._maps.items():
+            self._values[name] = MappingProxyType(content)
+        return replace(self._before, **self._values)
+
+    def _read(self, item: KeyValue) -> None:
+        keys, key = self._keys, item.key
+        if key == keys.routing:
+            self._values["routing"] = RoutingTable.from_json(item.value)
+            self._values["routing_json"] = item.value
+            self._values["routing_revision"] = item.mod_revision
+        elif key == keys.config:
+            self._values["config"] = ClusterConfig.from_json(item.value)
+        elif key == keys.status:
+            self._values["status"] = ClusterHealthRecord.from_json(item.value)
+        elif key == keys.controller:
+            self._values["controller"] = ControllerRecord.from_json(item.value)
+        elif key.startswith(keys.members):
+            member = MemberRecord.from_json(item.value)
+            if key != keys.member(member.node_id):
+                raise InvalidRequest(f"member record of {member.node_id!r} under another key")
+            self._map("members")[member.node_id] = member
+        elif key.startswith(keys.reports):
+            report = NodeReport.from_json(item.value)
+            self._map("reports")[report.instance] = report
+        elif key.startswith(keys.deaths):
+            death = DeathRecord.from_json(item.value)
+            self._map("deaths")[death.instance] = death
+        elif key.startswith(keys.tables):
+            name = key.removeprefix(keys.tables)
+            self._map("tables")[name] = TableRecord.from_json(item.value)
+
+    def _map(self, name: str) -> dict[Any, Any]:
+        if name not in self._maps:
+            self._maps[name] = dict(getattr(self._before, name))
+        return self._maps[name]
+
+
+def seen_routing(snapshot: ClusterSnapshot) -> RoutingTable | None:
+    """Return the routing table with the nodes' status, and with those that hold nothing yet.
+
+    A process without a living registration is ``unreachable``.
+    """
+    routing = snapshot.routing
+    if routing is None:
+        return None
+    nodes: list[NodeRecord] = []
+    for node in routing.nodes:
+        member = snapshot.members.get(node.node_id)
+        alive = member is not None and member.instance == node.instance
+        status = member.status if member is not None and alive else "unreachable"
+        nodes.append(replace(node, status=status))
+    listed = {node.node_id for node in nodes} | {str(node.instance) for node in nodes}
+    nodes += [
+        member.node()
+        for node_id, member in sorted(snapshot.members.items())
+        if node_id not in listed and str(member.instance) not in listed
+    ]
+    return replace(routing, nodes=tuple(nodes))

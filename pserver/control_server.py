@@ -23,7 +23,8 @@ from backstay.errors import BackstayError, ListenError, Unauthenticated
 
 __all__ = ["ControlServer"]
 
-CONCURRENT_CALLS_MAX = 1000
+# Each trainer and each peer keeps a stream open, besides its calls.
+CONCURRENT_CALLS_MAX = 10_000
 PING_INTERVAL_MIN_MS = 10_000
 HEALTH_METHODS = f"/{health.SERVICE_NAME}/"
 
@@ -182,6 +183,8 @@ class _RaisedErrors(aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
+        if handler is not None and handler.unary_stream is not None:
+            return _guarded_stream(handler)
         if handler is None or handler.unary_unary is None:
             return handler
         serve: Any = handler.unary_unary
@@ -198,6 +201,30 @@ class _RaisedErrors(aio.ServerInterceptor):
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+def _guarded_stream(handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
+    """Return the handler of a stream of answers that sends an error of ours to the caller."""
+    serve: Any = handler.unary_stream
+
+    async def guarded(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
+        try:
+            answers = serve(request, context)
+            if not hasattr(answers, "__aiter__"):
+                # Written as a coroutine that sends for itself, as the health service is.
+                await answers
+                return
+            async for answer in answers:
+                await context.write(answer)
+        except BackstayError as error:
+            code, text, metadata = rpc.status_of(error)
+            await context.abort(code, text, metadata)
+
+    return grpc.unary_stream_rpc_method_handler(
+        guarded,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
 def _refusing(handler: grpc.RpcMethodHandler[Any, Any], error: BackstayError) -> Any:

@@ -1,7 +1,7 @@
 """``pserverctl``: asks a running cluster how it is and what it holds.
 
-Exit codes: 0 all is well; 1 the cluster answers, but a node of it does not serve; 2 wrong
-arguments or settings; 3 no node answers, or the call was refused.
+Exit codes: 0 all is well; 1 the cluster answers, but is not healthy; 2 wrong arguments or
+settings; 3 no node answers, or the call was refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Examples:
   pserverctl --endpoint 127.0.0.1:7000 tables --json
   BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 pserverctl status
 \b
-Exit codes: 0 all is well; 1 the cluster answers, but a node of it does not serve;
-2 wrong arguments or settings; 3 no node answers, or the call was refused.
+Exit codes: 0 all is well; 1 the cluster answers, but is not healthy; 2 wrong arguments
+or settings; 3 no node answers, or the call was refused.
 """
 
 
@@ -68,7 +68,7 @@ def main(context: click.Context, endpoint: str | None, config_file: Path | None)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(given: tuple[str | None, Path | None], as_json: bool) -> None:
-    """Show the nodes, their slots and their figures."""
+    """Show how the cluster does, its nodes with their roles, and their figures."""
     report = _ask(given, ClusterInspection.status, as_json=as_json)
     if as_json:
         click.echo(json.dumps(report, indent=2))
@@ -120,13 +120,24 @@ def _ask(
 
 def _show_status(report: dict[str, Any]) -> None:
     console = Console()
-    state = "[green]healthy[/green]" if report["healthy"] else "[red]not healthy[/red]"
+    colour = "green" if report["healthy"] else "red"
+    state = "healthy" if report["healthy"] else "not healthy"
     console.print(
-        f"cluster [bold]{report['cluster']}[/bold]: {state}, {len(report['nodes'])} nodes, "
-        f"{report['slot_count']} slots, routing version {report['routing_version']}"
+        f"cluster [bold]{report['cluster']}[/bold]: [{colour}]{state}[/{colour}], "
+        f"{len(report['nodes'])} nodes, {report['slot_count']} slots, "
+        f"{report['replicas']} copies, routing version {report['routing_version']}, "
+        f"highest term {report['term_max']}, "
+        f"controller {report['controller'] or 'none'}",
+        soft_wrap=True,
     )
+    if report["reason"]:
+        # Not as markup: the text comes from the network.
+        click.echo(f"{report['cluster_status']}: {report['reason']}")
     grid = Table(box=box.SIMPLE)
-    for title in ("node", "status", "control", "data", "slots", "tables", "rows", "memory", "up"):
+    for title in (
+        *("node", "status", "control", "data", "master", "in sync", "catching up"),
+        *("tables", "rows", "memory", "up"),
+    ):
         grid.add_column(title, no_wrap=True)
     for node in report["nodes"]:
         colour = "green" if node["status"] == "serving" else "red"
@@ -137,6 +148,8 @@ def _show_status(report: dict[str, Any]) -> None:
             node["control_address"],
             node["data_address"],
             str(node["master_slots"]),
+            str(node["in_sync_slots"]),
+            str(node["catching_up_slots"]),
             str(node["tables"]) if known else "-",
             f"{node['rows']:,}" if known else "-",
             _size(node["bytes"]) if known else "-",
@@ -144,9 +157,8 @@ def _show_status(report: dict[str, Any]) -> None:
         )
     _print_whole(console, grid)
     for node in report["nodes"]:
-        if node["reason"] is not None:
-            # Not as markup: the text comes from the network.
-            click.echo(f"{node['node_id']}: {node['reason']}")
+        if node["error"] is not None:
+            click.echo(f"{node['node_id']}: {node['error']}")
 
 
 def _show_tables(report: dict[str, Any]) -> None:

@@ -1,35 +1,48 @@
 """What ``pserverctl`` asks a cluster: the calls, and the answers put together.
 
-It takes the cluster from any node that answers, then asks each node for its own figures, and
-with which settings it runs: one that does not fit is left out by the others, who only log it. The
+It takes the cluster from any node that answers, then asks each node for its own figures. The
 results are plain objects, ready for JSON; showing them is the command's work.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import grpc
+import numpy as np
 
 from backstay import rpc
 from backstay._proto.v1 import (
     cluster_pb2,
     cluster_pb2_grpc,
-    node_pb2,
-    node_pb2_grpc,
     tables_pb2,
     tables_pb2_grpc,
 )
 from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
-from backstay.consensus.messages import routing_from_message
-from backstay.errors import BackstayError, ServerUnavailable
-from backstay.pserver.peers import misfit
+from backstay.consensus.messages import health_from_message, routing_from_message
+from backstay.consensus.records import NO_MASTER
+from backstay.errors import BackstayError, ServerUnavailable, TransportError
 
-__all__ = ["ClusterInspection"]
+__all__ = ["ClusterInspection", "roles_of_nodes"]
+
+
+def roles_of_nodes(routing: RoutingTable) -> dict[str, dict[str, int]]:
+    """Return for each node of how many slots it is master, in-sync backup, or catching up."""
+    slots_of_set = np.bincount(routing.set_of_slot, minlength=len(routing.sets)).tolist()
+    roles = {node.node_id: {"master": 0, "in_sync": 0, "catching_up": 0} for node in routing.nodes}
+    for held, slots in zip(routing.sets, slots_of_set, strict=True):
+        if held.master != NO_MASTER:
+            roles[routing.nodes[held.master].node_id]["master"] += slots
+        for index in held.in_sync:
+            roles[routing.nodes[index].node_id]["in_sync"] += slots
+        for index in held.catching_up:
+            roles[routing.nodes[index].node_id]["catching_up"] += slots
+    return roles
 
 
 class ClusterInspection:
@@ -51,37 +64,43 @@ class ClusterInspection:
         self._channels: dict[str, grpc.Channel] = {}
 
     def status(self) -> dict[str, Any]:
-        """Return the cluster and its nodes; ``healthy`` if all of them serve and fit.
+        """Return the cluster and its nodes.
+
+        It is ``healthy`` if the controller says so and every node serves.
 
         Raises:
             ServerUnavailable: None of the endpoints answers.
             Unauthenticated: The token is wrong.
         """
-        cluster_id, routing = self._cluster()
-        slots = routing.slots_per_node()
-        nodes = [
-            self._node_status(node, slots[node.node_id], cluster_id, routing)
-            for node in routing.nodes
-        ]
+        answer, routing = self._cluster()
+        roles = roles_of_nodes(routing)
+        health = health_from_message(answer)
+        nodes = [self._node_status(node, roles[node.node_id]) for node in routing.nodes]
+        serve = all(node["status"] == "serving" for node in nodes)
         return {
-            "cluster": cluster_id,
+            "cluster": answer.cluster_id,
             "slot_count": routing.slot_count,
+            "replicas": routing.replicas,
             "routing_version": routing.version,
-            "healthy": all(
-                node["status"] == "serving" and node["reason"] is None for node in nodes
-            ),
+            "generation": routing.generation,
+            "term_max": int(routing.term_of_slot.max()),
+            "slots_without_master": int((routing.master_of_slot == NO_MASTER).sum()),
+            "controller": answer.controller or None,
+            "cluster_status": health.cluster_status,
+            "reason": health.reason,
+            "healthy": health.cluster_status == "OK" and serve,
             "nodes": nodes,
         }
 
     def tables(self) -> dict[str, Any]:
         """Return the tables, with rows and bytes summed over the nodes that answer."""
-        _, routing = self._cluster()
+        routing = self._cluster()[1]
         tables: dict[str, dict[str, Any]] = {}
         silent = []
         for node in routing.nodes:
             try:
                 held = self._tables_of(node.control_address)
-            except ServerUnavailable:
+            except TransportError:
                 silent.append(node.node_id)
                 continue
             for table in held:
@@ -116,8 +135,8 @@ class ClusterInspection:
     ) -> None:
         self.close()
 
-    def _cluster(self) -> tuple[str, RoutingTable]:
-        """Return cluster id and routing from the first endpoint that answers."""
+    def _cluster(self) -> tuple[cluster_pb2.GetClusterResponse, RoutingTable]:
+        """Return the answer of the first endpoint that gives one, and the routing in it."""
         failures = []
         for endpoint in self._endpoints:
             stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(endpoint))
@@ -131,12 +150,10 @@ class ClusterInspection:
                     raise
                 failures.append(str(error))
             else:
-                return answer.cluster_id, routing_from_message(answer)
+                return answer, routing_from_message(answer)
         raise ServerUnavailable("; ".join(failures))
 
-    def _node_status(
-        self, node: NodeRecord, master_slots: int, cluster_id: str, routing: RoutingTable
-    ) -> dict[str, Any]:
+    def _node_status(self, node: NodeRecord, roles: Mapping[str, int]) -> dict[str, Any]:
         """Return what is known about a node and, if it answers, its own figures."""
         status: dict[str, Any] = {
             "node_id": node.node_id,
@@ -144,14 +161,15 @@ class ClusterInspection:
             "control_address": node.control_address,
             "data_address": node.data_address,
             "instance": node.instance,
-            "master_slots": master_slots,
+            "master_slots": roles["master"],
+            "in_sync_slots": roles["in_sync"],
+            "catching_up_slots": roles["catching_up"],
             "tables": None,
             "rows": None,
             "bytes": None,
             "uptime_ms": None,
             "stats": None,
             "error": None,
-            "reason": None,
         }
         stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(node.control_address))
         try:
@@ -160,13 +178,11 @@ class ClusterInspection:
                     cluster_pb2.GetNodeStatsRequest(), timeout=self._timeout_s
                 )
             held = self._tables_of(node.control_address)
-            reason = self._misfit(node, cluster_id, routing)
         except BackstayError as error:
             # Whatever the node that was asked first believes: it does not answer us.
-            return {**status, "status": "unreachable", "error": str(error), "reason": str(error)}
+            return {**status, "status": "unreachable", "error": str(error)}
         return {
             **status,
-            "reason": reason,
             "status": cluster_pb2.NodeStatus.Name(answer.node.status)
             .removeprefix("NODE_STATUS_")
             .lower(),
@@ -178,28 +194,6 @@ class ClusterInspection:
             "uptime_ms": answer.uptime_ms,
             "stats": json.loads(answer.data_plane_json),
         }
-
-    def _misfit(self, node: NodeRecord, cluster_id: str, routing: RoutingTable) -> str | None:
-        """Return in what a node differs from the cluster that lists it; None if in nothing."""
-        stub = node_pb2_grpc.NodeServiceStub(self._channel(node.control_address))
-        with rpc.mapped_errors(node.control_address):
-            answer = stub.Describe(node_pb2.DescribeRequest(), timeout=self._timeout_s)
-        listed = [f"{other.node_id}={other.control_address}" for other in routing.nodes]
-        # A cluster of one needs no list.
-        peers = listed if answer.peers or len(listed) > 1 else []
-        found = misfit(
-            answer,
-            node_id=node.node_id,
-            cluster=cluster_id,
-            slot_count=routing.slot_count,
-            peers=peers,
-        )
-        if found is None:
-            return None
-        return (
-            f"it was started with {found.what} {found.theirs}, the cluster has {found.ours}; "
-            "start it again with the settings of the others"
-        )
 
     def _tables_of(self, address: str) -> list[tables_pb2.Table]:
         stub = tables_pb2_grpc.TablesServiceStub(self._channel(address))

@@ -66,6 +66,12 @@ def main() -> None:
 )
 @click.option("--slot-count", type=int, default=None, help="Slots of the cluster; a power of two.")
 @click.option(
+    "--replicas",
+    type=int,
+    default=None,
+    help="Copies of each slot. Default: 2, or 1 with one server.",
+)
+@click.option(
     "--log-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
@@ -73,13 +79,18 @@ def main() -> None:
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def local(
-    servers: int, slot_count: int | None, log_dir: Path | None, command: tuple[str, ...]
+    servers: int,
+    slot_count: int | None,
+    replicas: int | None,
+    log_dir: Path | None,
+    command: tuple[str, ...],
 ) -> None:
     """Start servers on free loopback ports, run COMMAND against them, and stop them.
 
     Without COMMAND, print the addresses and run until Ctrl-C.
     """
-    settings: dict[str, object] = {} if slot_count is None else {"slot_count": slot_count}
+    given = {"slot_count": slot_count, "replicas": replicas}
+    settings = {name: value for name, value in given.items() if value is not None}
     try:
         cluster = LocalCluster(servers, directory=log_dir, settings=settings)
         with _stop_signals() as stops, cluster:

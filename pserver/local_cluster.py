@@ -1,8 +1,10 @@
 """A cluster of nodes on this machine, for tests, demos and benchmarks.
 
 Each node is a process of its own, ``pserver serve``, on free loopback ports, with its settings
-in a file and its output in a log. A line to each (see ``supervision``) tells when it is ready,
-and ends it when this process ends, however that happens. It imports no gRPC and no native code.
+in a file and its output in a log. The first one or three of them keep the cluster's records (the
+embedded store), unless the settings name an etcd. A line to each (see ``supervision``) tells when
+it is ready, and ends it when this process ends, however that happens. It imports no gRPC and no
+native code.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +31,8 @@ from backstay.pserver.supervision import Ready
 __all__ = ["LocalCluster", "LocalServer"]
 
 SERVERS_MAX = 64
+# A smaller group would stand still when one of two is lost; one alone is at least simple.
+STORE_MEMBERS = 3
 # Between the choice of a free port and its use another process may take it.
 PORT_ATTEMPTS_MAX = 5
 LOG_TAIL_LINES = 20
@@ -102,7 +107,8 @@ class LocalCluster:
             servers: How many, 1 to 64.
             directory: Where settings and logs go; default: a temporary one, removed at the end.
             settings: Values for fields of ``ServerConfig``, the same for every server. What is
-                not given here comes from the environment, as for any server.
+                not given here comes from the environment, as for any server; ``replicas`` is 2
+                unless given, or 1 with one server.
             startup_timeout_s: How long all of them together may take to be ready.
 
         Raises:
@@ -110,8 +116,11 @@ class LocalCluster:
         """
         if not 1 <= servers <= SERVERS_MAX:
             raise ConfigError(f"servers: {servers} is out of range; allowed is 1 to {SERVERS_MAX}")
-        self._settings = {"cluster": "local", **(settings or {})}
-        own = {"node_id", "peers", "listen_control", "listen_data", "advertise_host"}
+        self._settings: dict[str, object] = {"cluster": "local", **(settings or {})}
+        if servers > 1:
+            self._settings.setdefault("replicas", 2)
+        own = {"node_id", "listen_control", "listen_data", "advertise_host", "initial_nodes"}
+        own |= {"store_members", "store_data_dir"}
         fixed = own & self._settings.keys()
         if fixed:
             raise ConfigError(f"{min(fixed)}: each server of a local cluster gets its own")
@@ -119,6 +128,8 @@ class LocalCluster:
         self._given_directory = directory
         self._startup_timeout_s = startup_timeout_s
         self._stack = ExitStack()
+        self._directory = Path()
+        self._keepers: list[str] = []
         self.servers: list[LocalServer] = []
 
     @property
@@ -150,9 +161,10 @@ class LocalCluster:
         else:
             directory = Path(self._given_directory)
             directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
         for attempt in range(PORT_ATTEMPTS_MAX):
             try:
-                self._start_all(directory)
+                self._start_all()
                 return
             except _PortTaken:
                 self._kill_all()
@@ -171,8 +183,11 @@ class LocalCluster:
         """
         for server in self.servers:
             server.process.terminate()
+            # One that is paused cannot stop.
+            server.process.send_signal(signal.SIGCONT)
         grace_ms = self._settings.get("stop_grace_ms", ServerConfig.stop_grace_ms)
-        deadline_s = time.monotonic() + float(str(grace_ms)) / 1000 + KILL_WAIT_S
+        # Once for handing over, once for the requests under way.
+        deadline_s = time.monotonic() + 2 * float(str(grace_ms)) / 1000 + KILL_WAIT_S
         codes = []
         for server in self.servers:
             try:
@@ -205,6 +220,26 @@ class LocalCluster:
         server.line.close()
         server.data_address = ""
 
+    def pause(self, index: int) -> None:
+        """Let one server stand still, as a machine that hangs would."""
+        self._server(index).process.send_signal(signal.SIGSTOP)
+
+    def resume(self, index: int) -> None:
+        """Let one server go on after ``pause``."""
+        self._server(index).process.send_signal(signal.SIGCONT)
+
+    def add_node(self) -> LocalServer:
+        """Start one more server, wait until it serves, and return it.
+
+        Raises:
+            ServerStartError: It did not start in time.
+        """
+        self._server(0)
+        server = self._spawn_server(len(self.servers), _free_addresses(1)[0], {})
+        self.servers.append(server)
+        self._wait_until_ready([server])
+        return server
+
     def restart(self, index: int) -> None:
         """Start one server again after ``kill``, empty, and wait until it serves.
 
@@ -234,25 +269,44 @@ class LocalCluster:
             raise ClosedError("the cluster was not started")
         return self.servers[index]
 
-    def _start_all(self, directory: Path) -> None:
-        addresses = _free_addresses(self._count)
-        peers = [f"ps-{index}={address}" for index, address in enumerate(addresses)]
-        for index, address in enumerate(addresses):
-            node_id = f"ps-{index}"
-            config_path, log_path = directory / f"{node_id}.toml", directory / f"{node_id}.log"
-            settings: dict[str, object] = {
-                **self._settings,
-                "node_id": node_id,
-                "listen_control": address,
-                "listen_data": "127.0.0.1:0",
-                # The environment may say how a real server of this machine is reached.
-                "advertise_host": "127.0.0.1",
-                "peers": peers,
-            }
-            _write_settings(config_path, settings)
-            process, line = _spawn(config_path, log_path)
-            self.servers.append(LocalServer(node_id, address, config_path, log_path, process, line))
+    def _start_all(self) -> None:
+        addresses = _free_addresses(2 * self._count)
+        control, raft = addresses[: self._count], addresses[self._count :]
+        keepers = STORE_MEMBERS if self._count >= STORE_MEMBERS else 1
+        members = [f"ps-{index}={raft[index]}" for index in range(keepers)]
+        self._keepers = control[:keepers]
+        for index, address in enumerate(control):
+            store: dict[str, object] = {}
+            if index < keepers and self._keeps_store:
+                data_dir = str(self._directory / f"ps-{index}.store")
+                store = {"store_members": members, "store_data_dir": data_dir}
+            self.servers.append(self._spawn_server(index, address, store))
         self._wait_until_ready(self.servers)
+
+    @property
+    def _keeps_store(self) -> bool:
+        return self._settings.get("store", "embedded") == "embedded"
+
+    def _spawn_server(self, index: int, address: str, store: dict[str, object]) -> LocalServer:
+        """Write a server's settings and start it."""
+        node_id = f"ps-{index}"
+        config_path = self._directory / f"{node_id}.toml"
+        log_path = self._directory / f"{node_id}.log"
+        if self._keeps_store and not store:
+            store = {"store_endpoints": self._keepers}
+        settings: dict[str, object] = {
+            **self._settings,
+            **store,
+            "node_id": node_id,
+            "listen_control": address,
+            "listen_data": "127.0.0.1:0",
+            # The environment may say how a real server of this machine is reached.
+            "advertise_host": "127.0.0.1",
+            "initial_nodes": self._count,
+        }
+        _write_settings(config_path, settings)
+        process, line = _spawn(config_path, log_path)
+        return LocalServer(node_id, address, config_path, log_path, process, line)
 
     def _wait_until_ready(self, servers: list[LocalServer]) -> None:
         """Wait for the line that each server writes, or for its end."""

@@ -1,9 +1,9 @@
-"""One node: the native data plane, the gRPC services, and the watch over its peers, put together.
+"""One node: the native data plane, the gRPC services and its part in the cluster, put together.
 
-Life of a node: bind both planes; answer peers (status ``starting``); meet every peer and learn
-the tables it has; serve the slots it is master of (``serving``); on a signal say so
-(``stopping``), finish what the data plane has taken on, close. This is the shell: decisions are
-made by the modules it assembles.
+Life of a node: bind both planes; reach the store and join the cluster (or make it); register
+(``starting``); take over the tables; serve (``serving``), by the routing table; on a signal say
+so (``stopping``), let others take over, finish what the data plane has taken on, leave. This is
+the shell: decisions are made by the modules it assembles.
 """
 
 from __future__ import annotations
@@ -11,36 +11,50 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from typing import TypeVar
 
 from backstay import _native
 from backstay._native import DataServer
-from backstay._proto.v1 import cluster_pb2_grpc, node_pb2_grpc, tables_pb2_grpc
+from backstay._proto.v1 import cluster_pb2_grpc, node_pb2_grpc, store_pb2_grpc, tables_pb2_grpc
 from backstay.addresses import split_address
-from backstay.config import Peer, ServerConfig
-from backstay.consensus import NodeRecord, NodeStatus, StaticCluster
-from backstay.errors import ListenError
+from backstay.config import ServerConfig
+from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
+from backstay.consensus.keys import Keys
+from backstay.errors import ListenError, StoreError, StoreUnavailable
+from backstay.pserver.cluster_config import join_or_create
+from backstay.pserver.cluster_member import ClusterMember, Identity
 from backstay.pserver.control_server import ControlServer
-from backstay.pserver.peers import PeerLink, PeerWatch
-from backstay.pserver.placement import place_masters
+from backstay.pserver.data_plane import DataPlane
+from backstay.pserver.handover import slots_to_hand_over
+from backstay.pserver.logs import fields
 from backstay.pserver.services.cluster import ClusterService
 from backstay.pserver.services.node import NodeService
+from backstay.pserver.services.store import StoreService
 from backstay.pserver.services.tables import TablesService
+from backstay.pserver.stores import OpenedStore, open_for_node
 from backstay.pserver.supervision import Ready
-from backstay.pserver.table_creation import TableCreation
-from backstay.pserver.table_registry import KnownTable, TableRegistry
+from backstay.pserver.table_creation import TableKeeper
+from backstay.pserver.table_registry import TableRegistry
 
 __all__ = ["Node"]
+
+ResultT = TypeVar("ResultT")
 
 SERVICE_NAMES = [
     "backstay.v1.ClusterService",
     "backstay.v1.TablesService",
     "backstay.v1.NodeService",
 ]
+STORE_SERVICE_NAME = "backstay.v1.StoreService"
 # Control calls are short; what is still under way after this is cut off.
 CONTROL_GRACE_S = 1.0
+# A store that does not answer must not hold up a stop.
+FAREWELL_S = 1.0
+RETRY_PAUSE_MIN_S = 0.05
+RETRY_PAUSE_MAX_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -57,36 +71,33 @@ class Node:
         """
         self._config = config
         self._control = ControlServer(config)
-        self._instance = secrets.randbelow(2**63 - 1) + 1
-        self._data_server = _open_data_server(config, self._instance)
+        instance = secrets.randbelow(2**63 - 1) + 1
+        self._plane = DataPlane(_open_data_server(config, instance))
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
             id_of=_native.table_id,
             max_tables=config.max_tables,
         )
-        peers = config.peers or (Peer(config.node_id, self._own_control_address()),)
-        self._cluster = StaticCluster(
-            config.cluster,
-            [NodeRecord(peer.node_id, peer.control_address) for peer in peers],
-            place_masters(config.slot_count, len(peers)),
-        )
-        data_port = split_address("data address", self._data_server.address)[1]
-        self._record = NodeRecord(
-            config.node_id,
-            self._own_control_address(),
+        self._keeper = TableKeeper(self._registry, self._plane.server.create_table)
+        self._keys = Keys(config.cluster)
+        self._mirror = ClusterMirror(self._keys)
+        control_port = split_address("control address", self._control.address)[1]
+        data_port = split_address("data address", self._plane.server.address)[1]
+        self._identity = Identity(
+            node_id=config.node_id,
+            instance=instance,
+            control_address=f"{config.control_host}:{control_port}",
             data_address=f"{config.data_host}:{data_port}",
-            instance=self._instance,
-            status="starting",
+            host=config.host or socket.gethostname(),
         )
-        links = [PeerLink(peer, config) for peer in peers]
-        self._links = [link for link in links if link.peer.node_id != config.node_id]
-        self._watch = PeerWatch(self._links, config, self._cluster, self._apply_table)
-        self._creation = TableCreation(
-            others=self._links,
-            first=None if peers[0].node_id == config.node_id else links[0],
-            apply_here=self._apply_table,
-            missing=self._watch.missing,
+        self._cluster_service = ClusterService(
+            own=self._own,
+            view=self._mirror,
+            registry=self._registry,
+            data_server=self._plane.server,
         )
+        self._member: ClusterMember | None = None
+        self._has_left = False
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -97,111 +108,159 @@ class Node:
         """Serve until ``stop``.
 
         Args:
-            on_ready: Called once, when the node has met all peers and serves, and sees none of
-                them as starting any more.
+            on_ready: Called once, when the node has joined, knows the routing and serves.
 
         Returns:
             Whether every request that was under way could finish.
         """
-        self._cluster.meet(self._record)
         async with AsyncExitStack() as stack:
-            for link in self._links:
-                stack.push_async_callback(link.close)
+            opened = await open_for_node(self._config)
+            stack.push_async_callback(opened.store.close)
             stack.push_async_callback(self._control.stop, CONTROL_GRACE_S)
-            self._add_services()
-            await self._control.start(SERVICE_NAMES)
-            log.info(
-                "%s of cluster %r: control plane at %s, data plane at %s",
-                self._config.node_id,
-                self._config.cluster,
-                self._record.control_address,
-                self._record.data_address,
+            await self._start_control(opened)
+            living = asyncio.create_task(self._live(opened, on_ready))
+            stopping = asyncio.create_task(self._stop.wait())
+            try:
+                await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if living.done():
+                    # It ends by a failure only, which ends the node.
+                    living.result()
+                return await self._leave()
+            finally:
+                for task in (living, stopping):
+                    task.cancel()
+                await asyncio.gather(living, stopping, return_exceptions=True)
+
+    async def _start_control(self, opened: OpenedStore) -> None:
+        names = list(SERVICE_NAMES)
+        self._add_services()
+        embedded = opened.embedded
+        if embedded is not None:
+            store_pb2_grpc.add_StoreServiceServicer_to_server(
+                StoreService(embedded, lambda: embedded.leader is not None), self._control.server
             )
-            async with self._watch:
-                serving = asyncio.create_task(self._serve(on_ready))
-                stopping = asyncio.create_task(self._stop.wait())
-                await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if serving.done():
-                    # A failure in there ends the node; otherwise wait for the stop.
-                    serving.result()
-                    await stopping
-                serving.cancel()
-            return await self._stop_serving()
-
-    async def _serve(self, on_ready: Callable[[Ready], None]) -> None:
-        snapshot = self._cluster.snapshot()
-        while snapshot.routing is None:
-            snapshot = await self._cluster.newer_than(snapshot.revision)
-        # Only now, with the tables of all peers known, may a client find its slots here: a
-        # pull before that would meet an unknown table.
-        routing = snapshot.routing
-        self._data_server.set_routing(routing.version, routing.owned_by(self._config.node_id))
-        self._set_status("serving")
-        await self._control.set_serving()
+            names.append(STORE_SERVICE_NAME)
+        await self._control.start(names)
         log.info(
-            "serving %d of %d slots, %d tables",
-            routing.slots_per_node()[self._config.node_id],
-            routing.slot_count,
-            len(self._registry),
+            "%s of cluster %r: control plane at %s, data plane at %s, store: %s",
+            self._identity.node_id,
+            self._config.cluster,
+            self._identity.control_address,
+            self._identity.data_address,
+            opened.description,
+            extra=fields(instance=self._identity.instance),
         )
-        # Whoever waits for this node may ask it for the cluster next, and should not be shown
-        # peers as starting that are about to serve.
-        snapshot = self._cluster.snapshot()
-        while any(node.status == "starting" for node in snapshot.nodes):
-            snapshot = await self._cluster.newer_than(snapshot.revision)
-        record = self._record
-        on_ready(Ready(record.node_id, record.control_address, record.data_address))
 
-    async def _stop_serving(self) -> bool:
+    async def _live(self, opened: OpenedStore, on_ready: Callable[[Ready], None]) -> None:
+        """Join, and take part until cancelled or until it fails for good."""
+        joined = await self._until_answered(
+            lambda: join_or_create(opened.store, self._keys, self._config)
+        )
+        self._member = ClusterMember(
+            config=self._config,
+            store=opened.store,
+            keys=self._keys,
+            mirror=self._mirror,
+            joined=joined,
+            identity=self._identity,
+            plane=self._plane,
+            registry=self._registry,
+            keeper=self._keeper,
+        )
+
+        async def ready() -> None:
+            await self._control.set_serving()
+            own = self._identity
+            on_ready(Ready(own.node_id, own.control_address, own.data_address))
+
+        await self._member.run(ready)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Ask the store until it answers; say each new reason why it does not."""
+        said, pause_s = "", RETRY_PAUSE_MIN_S
+        while True:
+            try:
+                return await ask()
+            except StoreUnavailable as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("waiting for the coordination store: %s", said)
+                    self._mirror.set_trouble(f"the coordination store does not answer: {said}")
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    async def _leave(self) -> bool:
         log.info("stopping")
+        member = self._member
+        if member is not None and member.is_registered:
+            await self._hand_over(member)
+        self._has_left = True
         await self._control.set_not_serving()
-        self._set_status("stopping")
+        self._cluster_service.end_streams()
         grace_ms = self._config.stop_grace_ms
-        clean = await asyncio.to_thread(self._data_server.stop, grace_ms)
+        clean = await asyncio.to_thread(self._plane.stop, grace_ms)
         if not clean:
             log.error("requests were still under way after %d ms and were cut off", grace_ms)
+        if member is not None and member.is_registered:
+            try:
+                await asyncio.wait_for(member.leave(), FAREWELL_S)
+            except (StoreError, asyncio.TimeoutError) as error:
+                log.warning("left without a word, the lease ends by itself: %s", error)
         return clean
 
-    def _set_status(self, status: NodeStatus) -> None:
-        self._record = replace(self._record, status=status)
-        self._cluster.meet(self._record)
+    async def _hand_over(self, member: ClusterMember) -> None:
+        """Announce the stop and wait until no slot here could be served by another node."""
+        try:
+            await asyncio.wait_for(member.set_status("stopping"), FAREWELL_S)
+        except asyncio.TimeoutError:
+            log.warning("the store does not hear that this node stops; its slots stay until then")
+            return
 
-    def _apply_table(self, spec_json: str) -> KnownTable:
-        """Take a table in on this node: in the data plane first, then in the registry."""
-        table = self._registry.check(spec_json)
-        self._data_server.create_table(table.spec_json)
-        self._registry.add(table)
-        return table
+        async def handed_over() -> None:
+            snapshot = self._mirror.snapshot()
+            while slots_to_hand_over(snapshot.routing, snapshot.members, self._identity.instance):
+                snapshot = await self._mirror.newer_than(snapshot.revision)
 
-    def _own_control_address(self) -> str:
-        """Return the address from the list, or the one that was bound."""
-        host, port = split_address("listen_control", self._config.control_address)
-        if port == 0:
-            port = split_address("control address", self._control.address)[1]
-        return f"{host}:{port}"
+        try:
+            await asyncio.wait_for(handed_over(), self._config.stop_grace_ms / 1000)
+        except asyncio.TimeoutError:
+            log.warning("not all slots could be handed over in time")
+
+    def _own(self) -> NodeRecord:
+        """Return what this node says about itself."""
+        status: NodeStatus = "starting"
+        if self._has_left:
+            status = "stopping"
+        elif self._member is not None:
+            status = self._member.status
+        own = self._identity
+        return NodeRecord(
+            node_id=own.node_id,
+            control_address=own.control_address,
+            data_address=own.data_address,
+            instance=own.instance,
+            status=status,
+            host=own.host,
+        )
 
     def _add_services(self) -> None:
         server = self._control.server
-        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(
-            ClusterService(
-                node_id=self._config.node_id,
-                view=self._cluster,
-                missing=self._watch.missing,
-                registry=self._registry,
-                data_server=self._data_server,
-            ),
-            server,
-        )
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self._cluster_service, server)
         tables_pb2_grpc.add_TablesServiceServicer_to_server(
             TablesService(
                 registry=self._registry,
-                creation=self._creation,
-                data_server=self._data_server,
+                creation=lambda: self._member.creation if self._member is not None else None,
+                data_server=self._plane.server,
             ),
             server,
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
-            NodeService(config=self._config, view=self._cluster, apply_here=self._apply_table),
+            NodeService(
+                config=self._config,
+                own=self._own,
+                cluster_uid=lambda: self._member.cluster_uid if self._member is not None else "",
+                apply_here=self._keeper.apply,
+            ),
             server,
         )
 
@@ -226,6 +285,9 @@ def _open_data_server(config: ServerConfig, instance: int) -> DataServer:
             handshake_timeout_ms=config.handshake_timeout_ms,
             stall_timeout_ms=config.stall_timeout_ms,
             memory_limit_bytes=config.memory_limit_bytes,
+            tls_peer_ca_pem=pems.ca if pems.cert is not None else None,
+            promise_ms=config.promise_ms,
+            prepare_timeout_ms=config.prepare_timeout_ms,
         )
     except OSError as error:
         raise ListenError(f"listen_data: {error.strerror or error}") from error

@@ -39,6 +39,6 @@ def _option(item: Field[Any], hint: object) -> Callable[[FunctionT], FunctionT]:
     # The default is None, "not given", so that the file and the environment can have their say.
     if hint is bool:
         return click.option(f"{name}/--no-{name[2:]}", item.name, default=None, help=text)
-    if hint is int:
+    if hint in (int, int | None):
         return click.option(name, item.name, type=int, default=None, metavar="N", help=text)
     return click.option(name, item.name, default=None, metavar="TEXT", help=text)

@@ -7,17 +7,16 @@ Exit codes: 0 stopped as told; 1 failed while running, or requests were cut off 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from pathlib import Path
 
 import click
 
-from backstay._native import log_to_stderr
 from backstay._version import __version__
 from backstay.config import ServerConfig
-from backstay.errors import ConfigError, ListenError
+from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
+from backstay.pserver.logs import set_up_logging
 from backstay.pserver.node import Node
 from backstay.pserver.options import config_options
 from backstay.pserver.supervision import Ready, Supervisor
@@ -28,18 +27,20 @@ EXIT_FAILED = 1
 EXIT_WRONG_SETTING = 2
 EXIT_CANNOT_LISTEN = 3
 
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
 EXAMPLES = """
 \b
 Examples:
   A cluster of one, on this machine:
     pserver serve
 \b
-  One of three nodes; all get the same list:
-    pserver serve --node-id ps-0 --cluster demo \\
+  One of three nodes, which keep the cluster's records themselves:
+    pserver serve --node-id ps-0 --cluster demo --initial-nodes 3 \\
         --listen-control 127.0.0.1:7000 --listen-data 127.0.0.1:7100 \\
-        --peers ps-0=127.0.0.1:7000,ps-1=127.0.0.1:7001,ps-2=127.0.0.1:7002
+        --store-members ps-0=127.0.0.1:7200,ps-1=127.0.0.1:7201,ps-2=127.0.0.1:7202
+\b
+  One of two nodes that keep them in etcd:
+    pserver serve --node-id ps-0 --cluster demo --initial-nodes 2 \\
+        --store etcd --store-endpoints 127.0.0.1:2379
 \b
   Settings from a file, section [server]; the token from the environment:
     BACKSTAY_TOKEN=... pserver serve --config /etc/backstay.toml
@@ -85,14 +86,15 @@ def serve(
         clean = asyncio.run(_run(loaded.config, supervisor_fd))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
-    except ConfigError as error:
+    except (ConfigError, StoreAuthError) as error:
         _fail(error, EXIT_WRONG_SETTING)
+    except BackstayError as error:
+        _fail(error, EXIT_FAILED)
     sys.exit(0 if clean else EXIT_FAILED)
 
 
 async def _run(config: ServerConfig, supervisor_fd: int | None) -> bool:
-    logging.basicConfig(level=config.log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    log_to_stderr(config.log_level)
+    set_up_logging(config.log_level, config.log_format, config.node_id)
     node = Node(config)
     loop = asyncio.get_running_loop()
 
@@ -118,7 +120,7 @@ def _ignore(_ready: Ready) -> None:
     """Nobody waits for the news; the log has it."""
 
 
-def _fail(error: ConfigError, exit_code: int) -> None:
+def _fail(error: BackstayError, exit_code: int) -> None:
     click.echo(f"Error: {error}", err=True)
     sys.exit(exit_code)
 

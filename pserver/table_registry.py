@@ -58,6 +58,10 @@ class TableRegistry:
     def __len__(self) -> int:
         return len(self._tables)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a table of that name is known."""
+        return name in self._tables
+
     def __iter__(self) -> Iterator[KnownTable]:
         """Go through the tables in the order of their names."""
         return iter(sorted(self._tables.values(), key=lambda table: table.name))

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from grpc import aio
 
 from backstay._native import DataServer
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
-from backstay.consensus import ClusterView
+from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord
+from backstay.consensus.membership import seen_routing
 from backstay.consensus.messages import node_to_message, routing_to_message
-from backstay.errors import ServerUnavailable
+from backstay.errors import ServerUnavailable, Stopping
 from backstay.pserver.table_registry import TableRegistry
 
 __all__ = ["ClusterService"]
+
+# Changes come in bursts; a stream gets at most one answer in this time.
+ANSWER_PAUSE_S = 0.01
 
 
 class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
@@ -24,30 +29,58 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     def __init__(
         self,
         *,
-        node_id: str,
+        own: Callable[[], NodeRecord],
         view: ClusterView,
-        missing: Callable[[], str],
         registry: TableRegistry,
         data_server: DataServer,
     ) -> None:
-        """Prepare; ``missing`` says which nodes were never met, and why."""
-        self._node_id = node_id
+        """Prepare; ``own`` says who this node is at present."""
+        self._own = own
         self._view = view
-        self._missing = missing
         self._registry = registry
         self._data_server = data_server
         self._started_s = time.monotonic()
+        self._stopping = asyncio.Event()
+        self._answer: tuple[int, cluster_pb2.GetClusterResponse] | None = None
+
+    def end_streams(self) -> None:
+        """Let every stream end: this node stops."""
+        self._stopping.set()
 
     async def GetCluster(  # noqa: N802 (the name is the service's)
         self,
         request: cluster_pb2.GetClusterRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> cluster_pb2.GetClusterResponse:
-        """Return nodes and routing, once all nodes were met."""
-        routing = self._view.snapshot().routing
-        if routing is None:
-            raise ServerUnavailable(f"{self._node_id} has not met all nodes yet: {self._missing()}")
-        return routing_to_message(self._view.cluster_id, routing)
+        """Return nodes, routing and health, once there is a routing."""
+        snapshot = self._view.snapshot()
+        if snapshot.routing is None:
+            raise ServerUnavailable(
+                f"{self._own().node_id} knows no routing yet: {snapshot.health.reason}"
+            )
+        return self._answer_of(snapshot)
+
+    async def WatchCluster(  # noqa: N802
+        self,
+        request: cluster_pb2.WatchClusterRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[cluster_pb2.GetClusterResponse]:
+        """Send the answer of GetCluster, and again after each change of it."""
+        revision, last = -1, None
+        while True:
+            snapshot = await self._newer_than(revision)
+            revision = snapshot.revision
+            if snapshot.routing is None:
+                continue
+            answer = self._answer_of(snapshot)
+            if last is None and answer.routing_version <= request.known_routing_version:
+                # Known already: the next change is of interest.
+                last = answer
+                continue
+            if answer != last:
+                last = answer
+                yield answer
+                await asyncio.sleep(ANSWER_PAUSE_S)
 
     async def GetNodeStats(  # noqa: N802
         self,
@@ -55,9 +88,11 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> cluster_pb2.GetNodeStatsResponse:
         """Return this node's figures."""
-        snapshot = self._view.snapshot()
-        own = next(node for node in snapshot.nodes if node.node_id == self._node_id)
-        slots = snapshot.routing.slots_per_node()[self._node_id] if snapshot.routing else 0
+        own = self._own()
+        routing = self._view.snapshot().routing
+        slots = 0
+        if routing is not None and any(node.instance == own.instance for node in routing.nodes):
+            slots = routing.slots_per_node()[own.node_id]
         return cluster_pb2.GetNodeStatsResponse(
             node=node_to_message(own),
             master_slots=slots,
@@ -65,3 +100,34 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             uptime_ms=int((time.monotonic() - self._started_s) * 1000),
             data_plane_json=self._data_server.stats_json(),
         )
+
+    async def _newer_than(self, revision: int) -> ClusterSnapshot:
+        """Wait for a newer snapshot.
+
+        Raises:
+            Stopping: The node stops first.
+        """
+        newer = asyncio.ensure_future(self._view.newer_than(revision))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({newer, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                raise Stopping(f"{self._own().node_id} stops; ask another node")
+            return newer.result()
+        finally:
+            newer.cancel()
+            stopping.cancel()
+
+    def _answer_of(self, snapshot: ClusterSnapshot) -> cluster_pb2.GetClusterResponse:
+        """Return the answer for a snapshot; many callers share it."""
+        if self._answer is None or self._answer[0] != snapshot.revision:
+            routing = seen_routing(snapshot)
+            assert routing is not None
+            answer = routing_to_message(
+                self._view.cluster_id,
+                routing,
+                health=snapshot.health,
+                controller=snapshot.controller.node_id if snapshot.controller else "",
+            )
+            self._answer = (snapshot.revision, answer)
+        return self._answer[1]

@@ -9,7 +9,7 @@ from grpc import aio
 
 from backstay._proto.v1 import node_pb2, node_pb2_grpc
 from backstay.config import ServerConfig
-from backstay.consensus import ClusterView
+from backstay.consensus import NodeRecord
 from backstay.consensus.messages import node_to_message
 from backstay.pserver.table_registry import KnownTable
 
@@ -23,12 +23,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self,
         *,
         config: ServerConfig,
-        view: ClusterView,
+        own: Callable[[], NodeRecord],
+        cluster_uid: Callable[[], str],
         apply_here: Callable[[str], KnownTable],
     ) -> None:
-        """Prepare; ``apply_here`` takes a table in on this node."""
+        """Prepare.
+
+        Args:
+            config: This node's settings.
+            own: Says who this node is at present.
+            cluster_uid: Says which cluster it has joined; empty before.
+            apply_here: Takes a table in on this node.
+        """
         self._config = config
-        self._view = view
+        self._own = own
+        self._cluster_uid = cluster_uid
         self._apply_here = apply_here
 
     async def Describe(  # noqa: N802 (the name is the service's)
@@ -36,14 +45,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         request: node_pb2.DescribeRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> node_pb2.DescribeResponse:
-        """Say who this node is and with which settings it was started."""
-        nodes = self._view.snapshot().nodes
-        own = next(node for node in nodes if node.node_id == self._config.node_id)
+        """Say who this node is and with which settings it runs."""
         return node_pb2.DescribeResponse(
-            node=node_to_message(own),
+            node=node_to_message(self._own()),
             cluster_id=self._config.cluster,
             slot_count=self._config.slot_count,
-            peers=[str(peer) for peer in self._config.peers],
+            cluster_uid=self._cluster_uid(),
         )
 
     async def ApplyTable(  # noqa: N802
@@ -51,6 +58,6 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         request: node_pb2.ApplyTableRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> node_pb2.ApplyTableResponse:
-        """Take over a table that the first node has accepted."""
+        """Take over a table of the cluster's records."""
         self._apply_here(request.spec_json)
         return node_pb2.ApplyTableResponse()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from grpc import aio
 
 from backstay._native import DataServer
 from backstay._proto.v1 import tables_pb2, tables_pb2_grpc
+from backstay.errors import ServerUnavailable
 from backstay.pserver.table_creation import TableCreation
 from backstay.pserver.table_registry import KnownTable, TableRegistry
 
@@ -18,9 +20,13 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
     """Creates through ``TableCreation``; the rest it answers from what this node has."""
 
     def __init__(
-        self, *, registry: TableRegistry, creation: TableCreation, data_server: DataServer
+        self,
+        *,
+        registry: TableRegistry,
+        creation: Callable[[], TableCreation | None],
+        data_server: DataServer,
     ) -> None:
-        """Prepare."""
+        """Prepare; ``creation`` is None as long as the node has not joined its cluster."""
         self._registry = registry
         self._creation = creation
         self._data_server = data_server
@@ -30,10 +36,11 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         request: tables_pb2.CreateTableRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> tables_pb2.CreateTableResponse:
-        """Answer when every node has the table."""
-        spec_json = await self._creation.create(request.spec_json, forwarded=request.forwarded)
-        # Created on every node, so on this one, too.
-        table = self._registry.check(spec_json)
+        """Answer when every living node has the table."""
+        creation = self._creation()
+        if creation is None:
+            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
+        table = await creation.create(request.spec_json)
         return tables_pb2.CreateTableResponse(table=self._message(table))
 
     async def ListTables(  # noqa: N802

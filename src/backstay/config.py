@@ -4,8 +4,9 @@ Every setting is a field of a frozen dataclass that checks its values when it is
 configuration that exists is a valid one. ``load`` fills it from, in this order, explicit
 arguments, a TOML file, the environment (``BACKSTAY_<FIELD>``) and the defaults.
 
-This module imports ``backstay.settings``, ``backstay.addresses`` and ``backstay.errors`` only,
-and reads nothing when it is imported.
+Those of the coordination store are in ``backstay.store_config``. This module imports that one,
+``backstay.settings``, ``backstay.addresses``, ``backstay.errors`` only, and reads nothing when it
+is imported.
 """
 
 from __future__ import annotations
@@ -24,52 +25,34 @@ from backstay.settings import (
     ENVIRONMENT_PREFIX,
     Loaded,
     check,
+    check_name,
     load,
     read_section,
     setting,
     suggestion,
 )
+from backstay.store_config import StoreConfig
 
-__all__ = ["ClientConfig", "Peer", "Pems", "SecurityConfig", "ServerConfig", "parse_peers"]
+__all__ = [
+    "ClientConfig",
+    "Pems",
+    "SecurityConfig",
+    "ServerConfig",
+]
 
 ConfigT = TypeVar("ConfigT", bound="SecurityConfig")
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 SLOT_COUNT_MAX = 65536
+REPLICAS_MAX = 3
+NODES_MAX = 1000
 # Names the TOML file if no argument does.
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 # Read by pserverctl; no setting of a server or of a client.
 ENDPOINT_VARIABLE = ENVIRONMENT_PREFIX + "ENDPOINT"
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Peer:
-    """One entry of the fixed list of nodes: its id and its control address."""
-
-    node_id: str
-    control_address: str
-
-    def __str__(self) -> str:
-        """Return it as it is written in the setting: ``id=host:port``."""
-        return f"{self.node_id}={self.control_address}"
-
-
-def parse_peers(text: str) -> tuple[Peer, ...]:
-    """Return the peers written as ``"ps-0=host:port,ps-1=host:port"``.
-
-    Raises:
-        ConfigError: An entry is not of that form.
-    """
-    peers = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        node_id, separator, address = entry.partition("=")
-        if not separator:
-            raise ConfigError(f"peers: {entry!r} is not of the form node-id=host:port")
-        peers.append(Peer(node_id.strip(), address.strip()))
-    return tuple(peers)
 
 
 @dataclass(frozen=True)
@@ -179,7 +162,7 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(SecurityConfig):
+class ServerConfig(StoreConfig, SecurityConfig):
     """Settings of one node (``pserver serve``)."""
 
     file_section: ClassVar[str] = "server"
@@ -194,20 +177,59 @@ class ServerConfig(SecurityConfig):
     )
     advertise_host: str | None = setting(
         None,
-        "Host under which others reach this node, if it listens on a wildcard address such as "
-        "0.0.0.0. Default: the host in the list of peers.",
+        "Host under which others reach this node. Needed if it listens on a wildcard address such "
+        "as 0.0.0.0.",
     )
-    peers: tuple[Peer, ...] = setting(
-        (),
-        "All nodes of the cluster with their control addresses, this one included, as "
-        "id=host:port,...; the same list in the same order on every node. Empty: a cluster of one.",
-        parse=parse_peers,
+    host: str | None = setting(
+        None,
+        "Name of the machine: copies of a slot go to different ones where there are several. "
+        "Default: the system's host name.",
     )
     slot_count: int = setting(
         1024,
         "Slots that keys are hashed into; a power of two, the same on every node.",
         minimum=1,
         maximum=SLOT_COUNT_MAX,
+    )
+    replicas: int | None = setting(
+        None,
+        "Copies of each slot. Default: as many as the cluster has; a new one gets 2, or 1 if "
+        "initial_nodes is 1.",
+        minimum=1,
+        maximum=REPLICAS_MAX,
+    )
+    initial_nodes: int | None = setting(
+        None,
+        "Nodes that must have joined before slots are handed out for the first time. Default: "
+        "what the cluster has; a new one gets 1.",
+        minimum=1,
+        maximum=NODES_MAX,
+    )
+    lease_ttl_ms: int = setting(
+        3000,
+        "Time after which a node that no longer renews its lease counts as lost.",
+        minimum=1000,
+        maximum=600_000,
+    )
+    return_grace_ms: int = setting(
+        30_000,
+        "Time a node that was lost without evidence that its process ended may come back before "
+        "slots of which only it has a copy begin anew, empty.",
+        minimum=0,
+        maximum=86_400_000,
+    )
+    promise_ms: int = setting(
+        400,
+        "Time for which a backup promises its master not to be promoted. At most a third of "
+        "lease_ttl_ms.",
+        minimum=50,
+        maximum=60_000,
+    )
+    prepare_timeout_ms: int = setting(
+        1000,
+        "Time after which a backup that does not confirm is reported as silent.",
+        minimum=50,
+        maximum=60_000,
     )
     memory_limit_bytes: int = setting(
         0, "Memory for rows; pushes that need more are refused. 0: no limit.", minimum=0
@@ -230,20 +252,20 @@ class ServerConfig(SecurityConfig):
         30_000, "Time a frame under way may stand still before its connection is closed.",
         minimum=10, maximum=3_600_000,
     )  # fmt: skip
-    peer_refresh_ms: int = setting(
-        1000, "Pause between two questions to a peer who it is and how it does.",
-        minimum=10, maximum=600_000,
-    )  # fmt: skip
     control_deadline_ms: int = setting(
         5000, "Time one call from node to node may take.", minimum=10, maximum=600_000
     )
     stop_grace_ms: int = setting(
-        10_000, "Time the requests under way have to finish when the node is told to stop.",
-        minimum=0, maximum=3_600_000,
-    )  # fmt: skip
+        10_000,
+        "Time a node that is told to stop has for handing over its slots, and again for the "
+        "requests under way.",
+        minimum=0,
+        maximum=3_600_000,
+    )
     log_level: str = setting(
         "info", "Least severe message that is logged: debug, info, warning or error."
     )
+    log_format: str = setting("text", "Form of the log: text, or json (one object a line).")
     tls_require_client_cert: bool = setting(
         False, "Refuse clients that show no certificate of an authority in tls_ca_file."
     )
@@ -254,47 +276,44 @@ class ServerConfig(SecurityConfig):
     def __post_init__(self) -> None:
         """Check the values, each alone and then together."""
         super().__post_init__()
-        _check_name("node_id", self.node_id)
-        _check_name("cluster", self.cluster)
+        check_name("node_id", self.node_id)
+        check_name("cluster", self.cluster)
         for name in ("listen_control", "listen_data"):
             split_address(name, getattr(self, name))
         if self.slot_count & (self.slot_count - 1):
             raise ConfigError(f"slot_count: {self.slot_count} is not a power of two")
-        if self.log_level not in LOG_LEVELS:
-            raise ConfigError(
-                f"log_level: {self.log_level!r} is not one of {', '.join(LOG_LEVELS)}"
-            )
-        if self.advertise_host is not None:
-            split_address("advertise_host", f"{self.advertise_host}:0")
-        self._check_peers()
+        for name, allowed in (
+            ("log_level", LOG_LEVELS),
+            ("log_format", LOG_FORMATS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}"
+                )
+        for name in ("advertise_host", "host"):
+            if getattr(self, name) is not None:
+                split_address(name, f"{getattr(self, name)}:0")
+        self.check_store(self.node_id)
+        self._check_cluster()
         self._check_exposure()
         self._reachable_host(split_address("listen_control", self.listen_control)[0])
         self._reachable_host(split_address("listen_data", self.listen_data)[0])
         if self.tls_require_client_cert and self.tls_ca_file is None:
             raise ConfigError("tls_require_client_cert: needs tls_ca_file to check clients against")
 
-    def _check_peers(self) -> None:
-        given: object = self.peers
-        if not (isinstance(given, tuple) and all(isinstance(entry, Peer) for entry in given)):
-            raise ConfigError(f"peers: {given!r} is not a list of node-id=host:port")
-        ids = [peer.node_id for peer in self.peers]
-        addresses = [peer.control_address for peer in self.peers]
-        for peer in self.peers:
-            _check_name("peers", peer.node_id)
-            if split_address("peers", peer.control_address)[1] == 0:
-                raise ConfigError(f"peers: {str(peer)!r} needs a port other than 0")
-        for name, values in (("node id", ids), ("address", addresses)):
-            twice = sorted({value for value in values if values.count(value) > 1})
-            if twice:
-                raise ConfigError(f"peers: {name} {twice[0]!r} is in the list more than once")
-        if self.peers and self.node_id not in ids:
+    def _check_cluster(self) -> None:
+        if self.initial_nodes_wanted > self.slot_count:
             raise ConfigError(
-                f"peers: this node, {self.node_id!r}, is not in the list ({', '.join(ids)})"
+                f"initial_nodes: {self.initial_nodes} nodes, but only {self.slot_count} slots"
             )
-        if len(self.peers) > self.slot_count:
-            raise ConfigError(f"peers: {len(self.peers)} nodes, but only {self.slot_count} slots")
-        if len(self.peers) > 1 and self.tls_cert_file is not None and self.tls_ca_file is None:
-            raise ConfigError("tls_ca_file: must be set so that this node can trust its peers")
+        if 3 * self.promise_ms > self.lease_ttl_ms:
+            raise ConfigError(
+                f"promise_ms: {self.promise_ms} is more than a third of lease_ttl_ms, "
+                f"{self.lease_ttl_ms}"
+            )
+        alone = self.keeps_store_alone(self.node_id) and self.initial_nodes_wanted == 1
+        if not alone and self.tls_cert_file is not None and self.tls_ca_file is None:
+            raise ConfigError("tls_ca_file: must be set so that this node can trust the others")
 
     def _check_exposure(self) -> None:
         """Refuse to be open to the network by accident."""
@@ -310,13 +329,21 @@ class ServerConfig(SecurityConfig):
                 )
 
     @property
-    def control_address(self) -> str:
-        """The address under which others reach the control plane (its port may still be 0)."""
-        for peer in self.peers:
-            if peer.node_id == self.node_id:
-                return peer.control_address
-        host, port = split_address("listen_control", self.listen_control)
-        return f"{self._reachable_host(host)}:{port}"
+    def replicas_wanted(self) -> int:
+        """Copies of each slot in a cluster that this node creates."""
+        if self.replicas is not None:
+            return self.replicas
+        return 1 if self.initial_nodes_wanted == 1 else 2
+
+    @property
+    def initial_nodes_wanted(self) -> int:
+        """Nodes that a cluster which this node creates begins with."""
+        return self.initial_nodes if self.initial_nodes is not None else 1
+
+    @property
+    def control_host(self) -> str:
+        """The host under which others reach the control plane."""
+        return self._reachable_host(split_address("listen_control", self.listen_control)[0])
 
     @property
     def data_host(self) -> str:
@@ -328,9 +355,6 @@ class ServerConfig(SecurityConfig):
             return self.advertise_host
         if listen_host not in ("0.0.0.0", "[::]"):
             return listen_host
-        for peer in self.peers:
-            if peer.node_id == self.node_id:
-                return split_address("peers", peer.control_address)[0]
         raise ConfigError(
             f"advertise_host: must be set, because {listen_host} listens on all addresses and "
             "does not say under which one others reach this node"
@@ -387,13 +411,6 @@ def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
                 name,
                 suggestion(name, sorted(known)),
             )
-
-
-def _check_name(setting: str, value: str) -> None:
-    if not _NAME.fullmatch(value):
-        raise ConfigError(
-            f"{setting}: {value!r} is not a name of 1 to 64 characters out of A-Z a-z 0-9 _ . -"
-        )
 
 
 def _read_pem(name: str, path: str | None) -> bytes | None:

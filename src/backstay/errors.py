@@ -9,6 +9,7 @@
     ├── ForkError              used in a process forked after its threads had started
     ├── ServerStartError       a server of a local cluster did not start
     ├── ServerEndedError       a server of a local cluster has ended
+    ├── TakenForDead           this server was taken for dead, and its slots went to others
     ├── TransportError         the network or the peer failed
     │   ├── ServerUnavailable  nobody answers at that address within the deadline
     │   ├── DeadlineExceeded   the peer is there but did not answer in time
@@ -68,6 +69,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "TableConflict",
+    "TakenForDead",
     "TransportError",
     "Unauthenticated",
     "UnknownTable",
@@ -106,6 +108,13 @@ class ServerStartError(BackstayError):
 
 class ServerEndedError(BackstayError):
     """A server of a local cluster has ended; the message holds the end of its log."""
+
+
+class TakenForDead(BackstayError):
+    """The cluster took this server process for dead and gave its slots to others; start it again.
+
+    What it holds in memory is worthless now, whoever was wrong.
+    """
 
 
 class TransportError(BackstayError):

@@ -12,6 +12,7 @@ environment is an argument; the only file it reads is the one it is given.
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -26,9 +27,19 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ENVIRONMENT_PREFIX", "Loaded", "check", "load", "read_section", "setting", "suggestion"]
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "Loaded",
+    "check",
+    "check_name",
+    "load",
+    "read_section",
+    "setting",
+    "suggestion",
+]
 
 ENVIRONMENT_PREFIX = "BACKSTAY_"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _TYPE_WORDS = {str: "a text", int: "a whole number", bool: "true or false"}
@@ -81,9 +92,23 @@ def check(config: Configuration) -> None:
         if kind is not None and type(value) is not kind and not (may_be_none and value is None):
             raise ConfigError(f"{item.name}: {shown} is not {_TYPE_WORDS[kind]}")
         low, high = item.metadata["minimum"], item.metadata["maximum"]
+        if value is None:
+            continue
         if (low is not None and value < low) or (high is not None and value > high):
             allowed = f"at least {low}" if high is None else f"{low} to {high}"
             raise ConfigError(f"{item.name}: {shown} is out of range; allowed is {allowed}")
+
+
+def check_name(setting: str, value: str) -> None:
+    """Make sure that a value can be the name of a node or of a cluster.
+
+    Raises:
+        ConfigError: It cannot; the message names the setting.
+    """
+    if not _NAME.fullmatch(value):
+        raise ConfigError(
+            f"{setting}: {value!r} is not a name of 1 to 64 characters out of A-Z a-z 0-9 _ . -"
+        )
 
 
 @dataclass(frozen=True)

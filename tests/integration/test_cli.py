@@ -82,8 +82,7 @@ def test_the_tables_for_people_name_the_same_things(
 
 
 def test_every_node_of_a_cluster_that_is_ready_sees_all_of_them_serve(command: Command) -> None:
-    # Were the ready line too early, the long pause between two questions would show it.
-    with LocalCluster(servers=3, settings={"peer_refresh_ms": 60_000}) as cluster:
+    with LocalCluster(servers=3) as cluster:
         done = command("pserverctl", "tables", BACKSTAY_ENDPOINT=cluster.endpoints[0])
         assert done.stdout == "no tables yet\n"
         for endpoint in cluster.endpoints:
@@ -94,36 +93,24 @@ def test_every_node_of_a_cluster_that_is_ready_sees_all_of_them_serve(command: C
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ('cluster = "other"', "it was started with cluster 'other', the cluster has 'local'"),
-        ("slot_count = 64", "it was started with slot_count 64, the cluster has 1024"),
-        ("peers = []", "it was started with peers [], the cluster has ['ps-0="),
+        ("slot_count = 64", "slot_count: 64 here, but the store holds another cluster under"),
+        ("replicas = 3", "replicas: 3 here, but the store holds another cluster"),
     ],
 )
-def test_status_says_why_a_node_does_not_fit(
-    tmp_path: Path,
-    command: Command,
-    start_server: StartServer,
-    eventually: Eventually,
-    setting: str,
-    says: str,
+def test_a_node_that_does_not_fit_its_cluster_ends_with_2(
+    tmp_path: Path, command: Command, setting: str, says: str
 ) -> None:
-    settings = {"peer_refresh_ms": 50, "slot_count": 1024}
-    with LocalCluster(servers=2, directory=tmp_path, settings=settings) as cluster:
+    with LocalCluster(servers=2, directory=tmp_path, settings={"slot_count": 1024}) as cluster:
         cluster.kill(1)
         name = setting.partition(" ")[0]
         lines = (tmp_path / "ps-1.toml").read_text().splitlines()
         changed = tmp_path / "changed.toml"
         kept = [line for line in lines if not line.startswith(f"{name} =")]
         changed.write_text("\n".join([*kept, setting]))
-        start_server("--config", str(changed))
-        here = ("pserverctl", "--endpoint", cluster.endpoints[0], "status")
-
-        def is_told() -> bool:
-            done = command(*here, "--json")
-            return done.returncode == 1 and says in str(json.loads(done.stdout)["nodes"][1])
-
-        eventually(is_told)
-        assert says in command(*here).stdout
+        done = command("pserver", "serve", "--config", str(changed))
+        assert done.returncode == 2
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_json_of_a_cluster_that_does_not_answer_holds_the_error(command: Command) -> None:
@@ -132,20 +119,43 @@ def test_json_of_a_cluster_that_does_not_answer_holds_the_error(command: Command
     assert json.loads(done.stdout)["error"].startswith("no pserver answers at 127.0.0.1:1 (conn")
 
 
-def test_a_node_that_does_not_answer_makes_the_cluster_unhealthy(command: Command) -> None:
+def test_a_lost_node_makes_the_cluster_unhealthy(command: Command, eventually: Eventually) -> None:
     with LocalCluster(servers=2) as cluster:
         cluster.kill(1)
         endpoints = ",".join(reversed(cluster.endpoints))
-        done = command("pserverctl", "--endpoint", endpoints, "status", "--json")
+        here = ("pserverctl", "--endpoint", endpoints)
+
+        def is_told() -> bool:
+            done = command(*here, "status", "--json")
+            assert done.returncode == 1, done.stderr
+            report = json.loads(done.stdout)
+            return str(report["cluster_status"]) == "UNHEALTHY"
+
+        eventually(is_told)
+        report = json.loads(command(*here, "status", "--json").stdout)
+        assert report["nodes"][0]["master_slots"] == 1024
+        assert report["controller"] == "ps-0"
+        assert "1 node for 2 copies" in report["reason"]
+        assert "1 node for 2 copies" in command(*here, "status").stdout
+        with pytest.raises(ServerEndedError, match=r"ps-1 at .* has ended with exit code -9"):
+            cluster.check()
+
+
+def test_a_node_that_hangs_is_told_as_silent(command: Command) -> None:
+    # The lease is long, so that the node counts as alive for the whole of the test.
+    with LocalCluster(servers=2, settings={"lease_ttl_ms": 60_000}) as cluster:
+        cluster.pause(1)
+        here = ("pserverctl", "--endpoint", cluster.endpoints[0])
+        quick = {"BACKSTAY_CONNECT_TIMEOUT_MS": "1000"}
+        done = command(*here, "status", "--json", **quick)
         assert done.returncode == 1, done.stderr
         nodes = json.loads(done.stdout)["nodes"]
         assert [node["status"] for node in nodes] == ["serving", "unreachable"]
         assert cluster.endpoints[1] in nodes[1]["error"]
-        done = command("pserverctl", "--endpoint", endpoints, "tables", "--json")
+        done = command(*here, "tables", "--json", **quick)
         assert done.returncode == 1
         assert json.loads(done.stdout)["silent_nodes"] == ["ps-1"]
-        with pytest.raises(ServerEndedError, match=r"ps-1 at .* has ended with exit code -9"):
-            cluster.check()
+        cluster.kill(1)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +184,8 @@ def test_pserverctl_says_what_is_wrong(
         (("--listen-control", "0.0.0.0:0"), "listen_control: '0.0.0.0:0' can be reached"),
         (("--listen-data", "10.0.0.1:0"), "listen_data: '10.0.0.1:0' can be reached"),
         (("--slot-count", "1000"), "slot_count: 1000 is not a power of two"),
-        (("--peers", "ps-1=127.0.0.1:7001"), "peers: this node, 'ps-0', is not in the list"),
+        (("--store-members", "ps-1=127.0.0.1:7001"), "this node, 'ps-0', is not in the list"),
+        (("--store", "etcd"), "store_endpoints: must name etcd's addresses"),
         (("--config", "/nowhere.toml"), "cannot read the file '/nowhere.toml'"),
     ],
 )
@@ -230,7 +241,7 @@ def test_a_signal_stops_a_server_gracefully(
 ) -> None:
     process = start_server(*LOOPBACK)
     log = tmp_path / "server-0.log"
-    eventually(lambda: "serving 1024 of 1024 slots" in log.read_text())
+    eventually(lambda: "master of 1024 of 1024 slots" in log.read_text())
     process.send_signal(number)
     assert process.wait(STOP_LIMIT_S) == 0
     assert "stopping" in log.read_text()
@@ -301,7 +312,7 @@ def test_local_without_a_command_runs_until_it_is_told_to_stop(
         process.communicate()
     eventually(lambda: not any(is_alive(pid) for pid in pids))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("ps-0.log", "ps-0.toml", "ps-1.log", "ps-1.toml"),
+        *("ps-0.log", "ps-0.store", "ps-0.toml", "ps-1.log", "ps-1.toml"),
     ]
     assert (tmp_path / "ps-0.toml").stat().st_mode & 0o077 == 0
 

@@ -30,19 +30,16 @@ from backstay.consensus.messages import routing_from_message
 from backstay.errors import (
     ConfigError,
     LimitExceeded,
-    NotMaster,
     ProtocolError,
     ServerUnavailable,
     TableConflict,
     UnknownTable,
 )
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.pserver.placement import place_masters
 from backstay.tables import TableSpec
 
 Eventually = Callable[[Callable[[], bool]], None]
-# Short, so that a test sees soon what a node learns about its peers.
-SETTINGS = {"peer_refresh_ms": 50, "control_deadline_ms": 1000}
+SETTINGS = {"control_deadline_ms": 1000}
 CALL_TIMEOUT_S = 10.0
 
 
@@ -60,9 +57,9 @@ class Control:
                 stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=CALL_TIMEOUT_S)
             )
 
-    def create(self, spec_json: str, *, forwarded: bool = False) -> tables_pb2.Table:
+    def create(self, spec_json: str) -> tables_pb2.Table:
         stub = tables_pb2_grpc.TablesServiceStub(self.channel)
-        request = tables_pb2.CreateTableRequest(spec_json=spec_json, forwarded=forwarded)
+        request = tables_pb2.CreateTableRequest(spec_json=spec_json)
         with rpc.mapped_errors(self.address):
             return stub.CreateTable(request, timeout=CALL_TIMEOUT_S).table
 
@@ -125,6 +122,10 @@ def free_port() -> int:
         return port
 
 
+def serving(node: Control) -> set[str]:
+    return {one.node_id for one in node.routing().nodes if one.status == "serving"}
+
+
 def sparse(name: str, dim: int = 4) -> str:
     return TableSpec.sparse(name, dim).to_json()
 
@@ -137,7 +138,9 @@ def test_every_node_tells_the_same_cluster(cluster: LocalCluster, nodes: list[Co
         assert [node.data_address for node in table.nodes] == [
             server.data_address for server in cluster.servers
         ]
-        assert np.array_equal(table.master_of_slot, place_masters(1024, 3))
+        assert table.replicas == 2
+        assert sorted(table.slots_per_node().values()) == [341, 341, 342]
+        assert np.array_equal(table.master_of_slot, tables[0].master_of_slot)
         assert table.nodes[0].instance == tables[0].nodes[0].instance
     assert len({node.instance for node in tables[0].nodes}) == 3
 
@@ -201,39 +204,34 @@ def test_concurrent_creations_of_one_name_agree(nodes: list[Control]) -> None:
     assert {node.table("race").spec_json for node in nodes} == {nodes[0].table("race").spec_json}
 
 
-def test_a_creation_cut_short_is_completed_by_the_same_call(
+def test_a_table_is_created_while_a_node_is_down_and_meets_it_there_later(
     cluster: LocalCluster, nodes: list[Control], eventually: Eventually
 ) -> None:
     cluster.kill(2)
-    for node in nodes[:2]:
-        with pytest.raises(
-            ServerUnavailable, match=r"not on every node yet.*ps-2 at .*: no pserver"
-        ):
-            node.create(sparse("emb"))
-    with pytest.raises(ServerUnavailable, match=cluster.endpoints[2]):
-        nodes[2].create(sparse("emb"))
-    cluster.restart(2)
-    # The node has learned the table at its start; the call finds nothing left to do.
-    assert nodes[2].table_names() == ["emb"]
 
-    def completes() -> bool:
-        # The first node may take a moment before it connects to the one that was away again.
+    def is_created() -> bool:
+        # For a moment after its end the node still counts as alive.
         try:
-            return nodes[1].create(sparse("emb")).name == "emb"
+            return nodes[0].create(sparse("emb")).name == "emb"
         except ServerUnavailable:
             return False
 
-    eventually(completes)
+    eventually(is_created)
+    with pytest.raises(ServerUnavailable, match=cluster.endpoints[2]):
+        nodes[2].create(sparse("emb"))
+    cluster.restart(2)
+    # The node has learned the table at its start.
+    assert nodes[2].table_names() == ["emb"]
+    assert nodes[1].create(sparse("emb")).id == nodes[0].table("emb").id
 
 
-def test_a_first_node_that_comes_back_empty_refuses_what_its_peers_know_otherwise(
+def test_a_node_that_comes_back_empty_refuses_what_the_cluster_knows_otherwise(
     cluster: LocalCluster, nodes: list[Control]
 ) -> None:
     nodes[0].create(sparse("emb", 4))
     cluster.kill(0)
-    with pytest.raises(ServerUnavailable, match="no pserver answers at"):
-        nodes[1].create(sparse("other"))
     cluster.restart(0)
+    assert nodes[0].table_names() == ["emb"]
     with pytest.raises(TableConflict, match="4 there, 8 asked for"):
         nodes[0].create(sparse("emb", 8))
 
@@ -242,98 +240,86 @@ def test_a_node_that_restarts_is_told_by_its_instance(
     cluster: LocalCluster, nodes: list[Control], eventually: Eventually
 ) -> None:
     nodes[0].create(sparse("emb"))
-    before = nodes[0].routing().nodes[1]
+    before = nodes[0].routing()
     cluster.kill(1)
-    eventually(lambda: nodes[0].routing().nodes[1].status == "unreachable")
     cluster.restart(1)
-    eventually(lambda: nodes[0].routing().nodes[1].status == "serving")
-    after = nodes[0].routing().nodes[1]
-    assert after.instance != before.instance
-    assert after.data_address == cluster.servers[1].data_address
+
+    def is_back() -> bool:
+        table = {node.node_id: node for node in nodes[0].routing().nodes}
+        return table["ps-1"].status == "serving"
+
+    eventually(is_back)
+    after = nodes[0].routing()
+    assert after.version > before.version
+    table = {node.node_id: node for node in after.nodes}
+    assert table["ps-1"].instance != before.nodes[1].instance
+    assert table["ps-1"].data_address == cluster.servers[1].data_address
     assert nodes[1].table_names() == ["emb"]
-    assert nodes[0].routing().version == 1
 
 
-def test_a_node_without_its_peers_says_who_is_missing(
-    start_server: Callable[..., object],
+def test_a_node_without_its_cluster_says_what_it_waits_for(
+    start_server: Callable[..., object], eventually: Eventually
 ) -> None:
-    own, peer = free_port(), free_port()
-    peers = f"ps-0=127.0.0.1:{own},ps-1=127.0.0.1:{peer}"
+    own = free_port()
     start_server(
-        *("--node-id", "ps-0", "--peers", peers, "--control-deadline-ms", "500"),
+        *("--node-id", "ps-0", "--initial-nodes", "2"),
         *("--listen-control", f"127.0.0.1:{own}", "--listen-data", "127.0.0.1:0"),
     )
     with control(f"127.0.0.1:{own}") as node:
-        assert node.describe().node.status == cluster_pb2.NODE_STATUS_STARTING
-        assert node.health() == "NOT_SERVING"
-        with pytest.raises(ServerUnavailable, match=rf"ps-1 \(127\.0\.0\.1:{peer}\): "):
-            node.routing()
-        with pytest.raises(ServerUnavailable, match="before all nodes are met: ps-1"):
-            node.create(sparse("emb"))
-        assert node.table_names() == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        (("--cluster", "other"), "has cluster 'other', here it is 'default'"),
-        (("--slot-count", "64"), "has slot_count 64, here it is 1024"),
-    ],
-)
-def test_nodes_with_different_settings_do_not_come_together(
-    start_server: Callable[..., object],
-    eventually: Eventually,
-    changed: tuple[str, str],
-    says: str,
-) -> None:
-    ports = [free_port(), free_port()]
-    peers = ",".join(f"ps-{index}=127.0.0.1:{port}" for index, port in enumerate(ports))
-    for index, port in enumerate(ports):
-        start_server(
-            *("--node-id", f"ps-{index}", "--peers", peers, "--listen-data", "127.0.0.1:0"),
-            *("--listen-control", f"127.0.0.1:{port}"),
-            *(changed if index == 1 else ()),
+        assert node.describe().node.status in (
+            cluster_pb2.NODE_STATUS_STARTING,
+            cluster_pb2.NODE_STATUS_SERVING,
         )
-    with control(f"127.0.0.1:{ports[0]}") as node:
-        node.describe()
+        assert node.health() == "NOT_SERVING"
 
         def is_told() -> bool:
             with pytest.raises(ServerUnavailable) as refused:
                 node.routing()
-            return says in str(refused.value)
+            return "waits for its first nodes: 1 of 2 serve (ps-0)" in str(refused.value)
 
         eventually(is_told)
-
-
-def test_a_call_passed_on_to_a_node_that_is_not_the_first_goes_no_further(
-    nodes: list[Control],
-) -> None:
-    with pytest.raises(NotMaster, match="different lists"):
-        nodes[1].create(sparse("emb"), forwarded=True)
+        assert node.table_names() == []
 
 
 def test_a_peer_that_hangs_does_not_hang_a_creation(
-    cluster: LocalCluster, nodes: list[Control]
+    cluster: LocalCluster, nodes: list[Control], eventually: Eventually
 ) -> None:
-    cluster.servers[2].process.send_signal(signal.SIGSTOP)
-    named = rf"not on every node yet.*ps-2 at {cluster.endpoints[2]}: did not answer in time$"
-    try:
-        for node in nodes[:2]:
-            with pytest.raises(ServerUnavailable, match=named):
-                node.create(sparse("emb"))
-    finally:
-        cluster.servers[2].process.send_signal(signal.SIGCONT)
-    nodes[1].create(sparse("emb"))
-
-
-def test_a_first_node_that_hangs_is_named(cluster: LocalCluster, nodes: list[Control]) -> None:
-    cluster.servers[0].process.send_signal(signal.SIGSTOP)
-    named = rf"the first node, ps-0 at {cluster.endpoints[0]}: did not answer in time$"
+    cluster.pause(2)
+    named = rf"not on every node yet.*ps-2 at {cluster.endpoints[2]}: .*(in time|says nothing)"
     try:
         with pytest.raises(ServerUnavailable, match=named):
-            nodes[1].create(sparse("emb"))
+            nodes[0].create(sparse("emb"))
+        # Once its lease is over, it is no longer waited for.
+        eventually(lambda: "ps-2" not in serving(nodes[0]))
+        nodes[1].create(sparse("emb"))
     finally:
-        cluster.servers[0].process.send_signal(signal.SIGCONT)
+        cluster.resume(2)
+    eventually(lambda: "ps-2" in serving(nodes[0]))
+    eventually(lambda: nodes[2].table_names() == ["emb"])
+
+
+def test_a_watch_tells_changes_and_ends_when_the_node_stops(
+    cluster: LocalCluster, nodes: list[Control]
+) -> None:
+    stub = cluster_pb2_grpc.ClusterServiceStub(nodes[0].channel)
+    first = nodes[0].routing()
+    stream = stub.WatchCluster(
+        cluster_pb2.WatchClusterRequest(known_routing_version=first.version - 1), timeout=30
+    )
+    answers = iter(stream)
+    assert next(answers).routing_version == first.version
+    cluster.kill(2)
+    answer = next(answers)
+    while answer.routing_version == first.version:
+        answer = next(answers)
+    routing = routing_from_message(answer)
+    assert "ps-2" not in {node.node_id for node in routing.nodes}
+    assert (routing.master_of_slot >= 0).all()
+    cluster.servers[0].process.send_signal(signal.SIGTERM)
+    with pytest.raises(grpc.RpcError) as ended:
+        list(answers)
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "ps-0 stops" in str(ended.value.details())
 
 
 def test_the_data_port_is_told_from_a_control_plane(cluster: LocalCluster) -> None:

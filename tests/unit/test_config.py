@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from backstay.config import ClientConfig, Peer, SecurityConfig, ServerConfig, parse_peers
+from backstay.config import ClientConfig, SecurityConfig, ServerConfig
 from backstay.errors import ConfigError
+from backstay.store_config import StoreMember, parse_members
 
 TOKEN = "a-secret-of-many-characters"
-THREE = "ps-0=h:7000,ps-1=h:7001,ps-2=h:7002"
+THREE = "ps-0=127.0.0.1:1,ps-1=127.0.0.1:2,ps-2=127.0.0.1:3"
+ETCD = {"store": "etcd", "store_endpoints": ("h:2379",)}
 
 
 @pytest.mark.parametrize(
@@ -33,14 +35,41 @@ THREE = "ps-0=h:7000,ps-1=h:7001,ps-2=h:7002"
         ({"token": "short"}, "token: must be 8 to 1024"),
         ({"tls_cert_file": "c.pem"}, "give both or neither"),
         ({"tls_require_client_cert": True}, "tls_require_client_cert: needs tls_ca_file"),
-        ({"peers": parse_peers(THREE), "node_id": "ps-9"}, "peers: this node, 'ps-9', is not in"),
-        ({"peers": parse_peers("ps-0=h:1,ps-0=h:2")}, "peers: node id 'ps-0' is in the list more"),
-        ({"peers": parse_peers("ps-0=h:1,ps-1=h:1")}, "peers: address 'h:1' is in the list more"),
-        ({"peers": parse_peers("ps-0=h:0")}, "peers: 'ps-0=h:0' needs a port other than 0"),
-        ({"peers": parse_peers(THREE), "slot_count": 2}, "peers: 3 nodes, but only 2 slots"),
+        ({"log_format": "xml"}, "log_format: 'xml' is not one of text, json"),
+        ({"host": "a b"}, "host: 'a b:0'"),
+        ({"replicas": 4}, "replicas: 4 is out of range; allowed is 1 to 3"),
+        ({"initial_nodes": 3, "slot_count": 2}, "initial_nodes: 3 nodes, but only 2 slots"),
+        ({"promise_ms": 1001}, "promise_ms: 1001 is more than a third of lease_ttl_ms, 3000"),
+        ({"store": "zookeeper"}, "store: 'zookeeper' is not one of embedded, etcd"),
+        ({"store": "etcd"}, "store_endpoints: must name etcd's addresses"),
+        ({"store_endpoints": ("h",)}, "store_endpoints: 'h' is not of the form host:port"),
+        ({"store_endpoints": "h:1"}, "store_endpoints: 'h:1' is not a list of host:port"),
+        (ETCD | {"store_members": parse_members(THREE)}, "store_members: is for the embedded"),
+        (ETCD | {"store_data_dir": "d"}, "store_data_dir: is for the embedded store"),
+        (ETCD | {"store_username": "u"}, "store_username: needs store_password"),
+        (ETCD | {"store_tls_cert_file": "c.pem"}, "store_tls_cert_file: needs store_tls_key_file"),
+        ({"store_tls_ca_file": "c.pem"}, "store_tls_ca_file: is for etcd, but store is embedded"),
         (
-            {"peers": parse_peers(THREE), "tls_cert_file": "c.pem", "tls_key_file": "k.pem"},
-            "tls_ca_file: must be set so that this node can trust its peers",
+            {"store_members": parse_members(THREE), "node_id": "ps-9"},
+            "store_members: this node, 'ps-9', is not in the list",
+        ),
+        (
+            {"store_members": parse_members("ps-0=h:1,ps-0=h:2,ps-1=h:3")},
+            "store_members: node id 'ps-0' is in the list twice",
+        ),
+        (
+            {"store_members": parse_members("ps-0=h:1,ps-1=h:1,ps-2=h:3")},
+            "store_members: address 'h:1' is in the list twice",
+        ),
+        (
+            {"store_members": parse_members("ps-0=127.0.0.1:1,ps-1=127.0.0.1:2")},
+            "store_members: 2 members; there may be 1, 3 or 5",
+        ),
+        ({"store_members": parse_members("ps-0=h:0")}, "'ps-0=h:0' needs a port other than 0"),
+        ({"store_members": parse_members("ps-0=h:1")}, "store_secret: must be set, because"),
+        (
+            {"initial_nodes": 3, "tls_cert_file": "c.pem", "tls_key_file": "k.pem"},
+            "tls_ca_file: must be set so that this node can trust the others",
         ),
     ],
 )
@@ -69,21 +98,37 @@ def test_listening_elsewhere_is_refused_unless_guarded(name: str, host: str) -> 
 def test_a_wildcard_address_needs_a_host_to_be_reached_under() -> None:
     with pytest.raises(ConfigError, match="advertise_host: must be set"):
         ServerConfig(listen_data="0.0.0.0:7100", token=TOKEN)
-    listed = ServerConfig(
+    reachable = ServerConfig(
         listen_control="0.0.0.0:7001",
         listen_data="0.0.0.0:7100",
         token=TOKEN,
-        node_id="ps-1",
-        peers=parse_peers(THREE),
+        advertise_host="ps-1.example",
     )
-    assert listed.control_address == "h:7001"
-    assert listed.data_host == "h"
+    assert reachable.control_host == "ps-1.example"
+    assert reachable.data_host == "ps-1.example"
 
 
-def test_peers_keep_the_order_of_the_list() -> None:
-    assert parse_peers("b=h:1, a=h:2,") == (Peer("b", "h:1"), Peer("a", "h:2"))
+def test_members_keep_the_order_of_the_list() -> None:
+    assert parse_members("b=h:1, a=h:2,") == (StoreMember("b", "h:1"), StoreMember("a", "h:2"))
     with pytest.raises(ConfigError, match="'h:1' is not of the form node-id=host:port"):
-        parse_peers("h:1")
+        parse_members("h:1")
+
+
+def test_who_keeps_the_embedded_store() -> None:
+    alone = ServerConfig()
+    assert (alone.is_store_member("ps-0"), alone.keeps_store_alone("ps-0")) == (True, True)
+    member = ServerConfig(store_members=parse_members(THREE))
+    assert (member.is_store_member("ps-0"), member.keeps_store_alone("ps-0")) == (True, False)
+    other = ServerConfig(node_id="ps-3", store_endpoints=("127.0.0.1:7000",))
+    assert not other.is_store_member("ps-3")
+    assert not ServerConfig(**ETCD).is_store_member("ps-0")  # type: ignore[arg-type]
+
+
+def test_two_copies_unless_there_is_one_node() -> None:
+    assert ServerConfig().replicas_wanted == 1
+    assert ServerConfig(initial_nodes=2).replicas_wanted == 2
+    assert ServerConfig(initial_nodes=2, replicas=3).replicas_wanted == 3
+    assert ServerConfig.load(environment={"BACKSTAY_REPLICAS": "2"}).replicas_wanted == 2
 
 
 def test_the_token_is_never_shown(tmp_path: Path) -> None:
@@ -106,7 +151,7 @@ def test_argument_wins_over_file_over_environment_over_default(tmp_path: Path) -
         "BACKSTAY_SLOT_COUNT": "32",
         "BACKSTAY_IO_THREADS": "4",
         "BACKSTAY_INSECURE": "yes",
-        "BACKSTAY_PEERS": "ps-0=h:1",
+        "BACKSTAY_STORE_MEMBERS": "ps-0=127.0.0.1:1",
         "BACKSTAY_LOG_LEVEL": "",
         "BACKSTAY_OF_ANOTHER_PROGRAM": "x",
     }
@@ -115,7 +160,7 @@ def test_argument_wins_over_file_over_environment_over_default(tmp_path: Path) -
     )
     config = loaded.config
     assert (config.slot_count, config.io_threads, config.insecure) == (128, 3, True)
-    assert config.peers == (Peer("ps-0", "h:1"),)
+    assert config.store_members == (StoreMember("ps-0", "127.0.0.1:1"),)
     assert config.log_level == "info"
     assert loaded.sources["slot_count"] == "argument"
     assert loaded.sources["io_threads"] == f"file {file}"
@@ -126,9 +171,9 @@ def test_argument_wins_over_file_over_environment_over_default(tmp_path: Path) -
 
 def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "backstay.toml"
-    file.write_text('[server]\npeers = ["ps-0=h:1", "ps-1=h:2"]\n')
+    file.write_text('[server]\nstore_endpoints = ["h:1", "h:2"]\n')
     config = ServerConfig.load(environment={"BACKSTAY_CONFIG": str(file)})
-    assert config.peers == (Peer("ps-0", "h:1"), Peer("ps-1", "h:2"))
+    assert config.store_endpoints == ("h:1", "h:2")
 
 
 @pytest.mark.parametrize(
@@ -141,8 +186,8 @@ def test_the_environment_can_name_the_file(tmp_path: Path) -> None:
         ("[server", "is not TOML"),
         ("[server]\nslot_count = '8'", "slot_count: '8' is not a whole number (from file"),
         ("[server]\nslot_count = 8.0", "slot_count: 8.0 is not a whole number (from file"),
-        ("[server]\npeers = 8", "peers"),
-        ("[server]\npeers = ['x']", "'x' is not of the form node-id=host:port (from file"),
+        ("[server]\nstore_members = 8", "store_members"),
+        ("[server]\nstore_members = ['x']", "'x' is not of the form node-id=host:port (from file"),
         ("[server]\nslot_cuont = 8", "unknown key 'slot_cuont' in [server]; did you mean 'slot_c"),
     ],
 )
@@ -166,7 +211,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ("BACKSTAY_IO_THREADS", "0", "(from environment BACKSTAY_IO_THREADS)"),
         ("BACKSTAY_INSECURE", "maybe", "'maybe' is not true or false (from environment BACKST"),
         ("BACKSTAY_SLOT_COUNT", "x", "not a whole number (from environment BACKSTAY_SLOT_COUNT)"),
-        ("BACKSTAY_PEERS", "x", "form node-id=host:port (from environment BACKSTAY_PEERS)"),
+        ("BACKSTAY_STORE_MEMBERS", "x", "form node-id=host:port (from environment BACKSTAY_STORE"),
         ("BACKSTAY_TLS_KEY_FILE", "k", "both or neither (from environment BACKSTAY_TLS_KEY_FILE)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The view of a fixed list of nodes."""
+"""The mirror of the cluster's records: what it takes over, what it never forgets."""
 
 from __future__ import annotations
 
@@ -8,96 +8,241 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backstay.consensus import ClusterView, NodeRecord, StaticCluster
-from backstay.errors import InvalidRequest
+from backstay.config import ServerConfig
+from backstay.consensus import ClusterMirror, ClusterView, NodeRecord
+from backstay.consensus.keys import Keys
+from backstay.consensus.membership import DeathRecord, seen_routing
+from backstay.consensus.records import (
+    ClusterConfig,
+    ClusterHealthRecord,
+    ControllerRecord,
+    MemberRecord,
+    NodeReport,
+    RoutingTable,
+    SlotReplicas,
+    TableRecord,
+)
+from backstay.consensus.store import KeyValue, RangeResult
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.pserver.cluster_config import check_fits
+from backstay.pserver.evidence import can_judge
+from backstay.pserver.handover import all_in_sync, slots_to_hand_over
+from backstay.pserver.inspection import roles_of_nodes
+from backstay.pserver.peer_probe import peers_to_watch
+from backstay.pserver.reporting import NativeReport
 
-LISTED = (NodeRecord("ps-0", "h:1"), NodeRecord("ps-1", "h:2"))
-MET = tuple(
-    replace(node, data_address=f"h:{index}", instance=index, status="serving")
-    for index, node in enumerate(LISTED, start=11)
+KEYS = Keys("demo")
+NODES = tuple(
+    NodeRecord(f"ps-{index}", f"127.0.0.1:{7000 + index}", f"127.0.0.1:{7100 + index}", 11 + index)
+    for index in range(3)
+)
+# Slots 0 and 1 on ps-0 with ps-1; slot 2 on ps-1 with ps-2 catching up; slot 3 has no master.
+SETS = (
+    SlotReplicas(0, (1,)),
+    SlotReplicas(0, (1,)),
+    SlotReplicas(1, (), (2,)),
+    SlotReplicas(-1, (2,)),
+)
+ROUTING = RoutingTable(
+    version=1,
+    nodes=NODES,
+    replicas=2,
+    replicas_of_slot=SETS,
+    term_of_slot=np.ones(4, dtype=np.uint64),
+    birth_of_slot=np.ones(4, dtype=np.uint64),
 )
 
 
-def static_cluster() -> StaticCluster:
-    return StaticCluster("demo", LISTED, np.array([0, 1, 1, 0], dtype=np.uint16))
+def member(index: int, **changes: object) -> MemberRecord:
+    record = MemberRecord(
+        node_id=f"ps-{index}",
+        instance=11 + index,
+        incarnation=1,
+        status="serving",
+        start_time="2026-11-21T00:00:00+00:00",
+        sync=True,
+        data_address=f"127.0.0.1:{7100 + index}",
+        control_address=f"127.0.0.1:{7000 + index}",
+        host="here",
+        lease=5,
+        version="1",
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
 
 
-def test_there_is_no_routing_before_every_node_was_met() -> None:
-    cluster = static_cluster()
-    view: ClusterView = cluster
-    assert view.snapshot().missing == LISTED
-    cluster.meet(MET[1])
-    assert view.snapshot().routing is None
-    assert view.snapshot().missing == (LISTED[0],)
-    cluster.meet(MET[0])
-    routing = view.snapshot().routing
-    assert routing is not None
-    assert routing.nodes == MET
-    assert routing.version == 1
+def found(revision: int, **values: str) -> RangeResult:
+    """All keys of a prefix, each last written at that revision."""
+    items = [KeyValue(key, value, 1, revision, 1) for key, value in sorted(values.items())]
+    return RangeResult(tuple(items), revision)
 
 
-def test_a_restart_shows_as_another_instance_in_the_same_routing() -> None:
-    cluster = static_cluster()
-    for node in MET:
-        cluster.meet(node)
-    back = replace(MET[1], instance=99, data_address="h:99", status="starting")
-    cluster.meet(back)
-    routing = cluster.snapshot().routing
-    assert routing is not None
-    assert routing.nodes == (MET[0], back)
-    assert routing.version == 1
+def members(*records: MemberRecord) -> dict[str, str]:
+    return {KEYS.member(record.node_id): record.to_json() for record in records}
 
 
-def test_a_node_that_is_lost_keeps_its_addresses() -> None:
-    cluster = static_cluster()
-    cluster.lose("ps-0")
-    assert cluster.snapshot().nodes == LISTED
-    for node in MET:
-        cluster.meet(node)
-    cluster.lose("ps-0")
-    routing = cluster.snapshot().routing
-    assert routing is not None
-    assert routing.nodes[0] == replace(MET[0], status="unreachable")
+def test_every_kind_of_record_is_taken_over() -> None:
+    mirror = ClusterMirror(KEYS)
+    view: ClusterView = mirror
+    report = NodeReport(11, 1, silent=(12,))
+    death = DeathRecord(13, "ps-2", "ps-0", "refused", "2026-11-21")
+    health = ClusterHealthRecord("OK", "", ("ps-0",))
+    mirror.load(KEYS.routing, found(7, routing=ROUTING.to_json()))
+    mirror.load(KEYS.members, found(8, **members(member(0))))
+    mirror.load(KEYS.reports, found(8, **{KEYS.report(11): report.to_json()}))
+    mirror.load(KEYS.deaths, found(8, **{KEYS.death(13): death.to_json()}))
+    mirror.load(KEYS.status, found(8, **{KEYS.status: health.to_json()}))
+    mirror.load(KEYS.controller, found(8, controller=ControllerRecord("ps-0", 11).to_json()))
+    mirror.load(KEYS.tables, found(8, **{KEYS.table("a/b"): TableRecord("{}", 1).to_json()}))
+    snapshot = view.snapshot()
+    assert snapshot.routing == ROUTING
+    assert snapshot.routing_revision == 7
+    assert dict(snapshot.members) == {"ps-0": member(0)}
+    assert snapshot.member_of(11) == member(0)
+    assert snapshot.member_of(12) is None
+    assert dict(snapshot.reports) == {11: report}
+    assert dict(snapshot.deaths) == {13: death}
+    assert snapshot.health == health
+    assert snapshot.controller == ControllerRecord("ps-0", 11)
+    assert dict(snapshot.tables) == {"a/b": TableRecord("{}", 1)}
+    assert mirror.revision_of(KEYS.report(11)) == 8
+    mirror.load(KEYS.reports, RangeResult((), 9))
+    mirror.load(KEYS.controller, RangeResult((), 9))
+    assert not mirror.snapshot().reports
+    assert mirror.snapshot().controller is None
 
 
-def test_what_a_node_says_about_its_control_address_does_not_count() -> None:
-    cluster = static_cluster()
-    cluster.meet(replace(MET[0], control_address="0.0.0.0:1"))
-    assert cluster.snapshot().nodes[0] == MET[0]
+def test_a_reader_that_is_behind_changes_nothing() -> None:
+    mirror = ClusterMirror(KEYS)
+    mirror.load(KEYS.members, found(9, **members(member(0), member(1))))
+    mirror.load(KEYS.members, found(8, **members(member(0))))
+    assert set(mirror.snapshot().members) == {"ps-0", "ps-1"}
 
 
-def test_strangers_are_refused() -> None:
-    cluster = static_cluster()
-    with pytest.raises(InvalidRequest, match="'ps-7' is not in the list"):
-        cluster.meet(replace(MET[0], node_id="ps-7"))
-    with pytest.raises(InvalidRequest, match="says nothing"):
-        cluster.meet(LISTED[0])
+def test_what_cannot_be_read_is_not_taken_for_absent() -> None:
+    mirror = ClusterMirror(KEYS)
+    mirror.load(KEYS.routing, found(3, routing=ROUTING.to_json()))
+    mirror.load(KEYS.routing, found(4, routing='{"format":2}'))
+    snapshot = mirror.snapshot()
+    assert snapshot.routing == ROUTING
+    assert "routing" in snapshot.unreadable
+    mirror.load(KEYS.routing, RangeResult((), 5))
+    assert mirror.snapshot().routing == ROUTING
+    assert "removed" in mirror.snapshot().unreadable["routing"]
+    mirror.load(KEYS.members, found(5, **{KEYS.member("ps-9"): member(0).to_json()}))
+    assert "under another key" in mirror.snapshot().unreadable["pservers/ps-9"]
+    mirror.load(KEYS.routing, found(6, routing=ROUTING.to_json()))
+    mirror.load(KEYS.members, RangeResult((), 6))
+    assert not mirror.snapshot().unreadable
 
 
-def test_the_revision_grows_with_changes_only() -> None:
-    cluster = static_cluster()
-    cluster.meet(MET[0])
-    before = cluster.snapshot()
-    cluster.meet(MET[0])
-    assert cluster.snapshot() == before
-    cluster.lose("ps-0")
-    assert cluster.snapshot().revision == before.revision + 1
+def test_a_store_that_is_away_makes_the_health_unknown() -> None:
+    mirror = ClusterMirror(KEYS)
+    mirror.load(KEYS.members, found(2, **members(member(0))))
+    mirror.set_trouble("not reachable since noon")
+    health = mirror.snapshot().health
+    assert health == ClusterHealthRecord("UNKNOWN", "not reachable since noon", ("ps-0",))
+    mirror.set_trouble("")
+    assert mirror.snapshot().health.reason == "no controller has said anything yet"
 
 
-def test_those_who_wait_see_each_newer_state() -> None:
+def test_waiting_ends_with_the_next_change_only() -> None:
     async def scenario() -> None:
-        cluster = static_cluster()
-        waiters = [asyncio.create_task(cluster.newer_than(0)) for _ in range(3)]
-        late = asyncio.create_task(cluster.newer_than(1))
+        mirror = ClusterMirror(KEYS)
+        waiting = asyncio.ensure_future(mirror.newer_than(0))
         await asyncio.sleep(0)
-        assert not any(waiter.done() for waiter in waiters)
-        cluster.meet(MET[0])
-        seen = await asyncio.gather(*waiters)
-        assert {snapshot.revision for snapshot in seen} == {1}
-        assert not late.done()
-        cluster.meet(MET[1])
-        assert (await late).routing is not None
-        # A state that is newer already needs no waiting.
-        assert (await cluster.newer_than(0)).revision == 2
+        mirror.load(KEYS.members, RangeResult((), 1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        mirror.load(KEYS.members, found(2, **members(member(0))))
+        assert (await waiting).revision == 1
 
     asyncio.run(scenario())
+
+
+def test_processes_without_a_living_registration_are_unreachable() -> None:
+    mirror = ClusterMirror(KEYS)
+    assert seen_routing(mirror.snapshot()) is None
+    mirror.load(KEYS.routing, found(3, routing=ROUTING.to_json()))
+    back = member(1, instance=99)
+    spare = member(7, status="starting")
+    mirror.load(KEYS.members, found(4, **members(member(0), back, spare)))
+    routing = seen_routing(mirror.snapshot())
+    assert routing is not None
+    assert [(node.node_id, node.status) for node in routing.nodes] == [
+        ("ps-0", "serving"),
+        ("ps-1", "unreachable"),
+        ("ps-2", "unreachable"),
+        ("ps-7", "starting"),
+    ]
+
+
+def test_a_stop_waits_for_slots_that_another_serving_node_has_in_sync() -> None:
+    alive = {f"ps-{index}": member(index) for index in range(3)}
+    assert slots_to_hand_over(ROUTING, alive, 11) == 2
+    # The backup of slot 2 has not caught up.
+    assert slots_to_hand_over(ROUTING, alive, 12) == 0
+    assert slots_to_hand_over(ROUTING, {**alive, "ps-1": member(1, status="stopping")}, 11) == 0
+    assert slots_to_hand_over(ROUTING, {"ps-0": member(0)}, 11) == 0
+    assert slots_to_hand_over(None, alive, 11) == 0
+
+
+def test_a_node_is_in_sync_unless_a_copy_on_it_catches_up() -> None:
+    assert [all_in_sync(ROUTING, instance) for instance in (11, 12, 13)] == [True, True, False]
+    assert all_in_sync(None, 11)
+
+
+def test_roles_are_counted_in_slots() -> None:
+    assert roles_of_nodes(ROUTING) == {
+        "ps-0": {"master": 2, "in_sync": 0, "catching_up": 0},
+        "ps-1": {"master": 1, "in_sync": 2, "catching_up": 0},
+        "ps-2": {"master": 0, "in_sync": 1, "catching_up": 1},
+    }
+
+
+def test_each_node_watches_the_next_ones_in_the_ring() -> None:
+    ids = [f"ps-{index}" for index in range(5)]
+    assert peers_to_watch("ps-3", ids, 2) == ["ps-4", "ps-0"]
+    assert peers_to_watch("ps-9", ids, 8) == ids
+    watched = [peer for node_id in ids for peer in peers_to_watch(node_id, ids, 2)]
+    assert {watched.count(node_id) for node_id in ids} == {2}
+    assert peers_to_watch("ps-0", ["ps-0"]) == []
+
+
+def test_a_loopback_address_says_nothing_about_another_machine() -> None:
+    assert can_judge("here", "here", ["127.0.0.1:1"])
+    assert not can_judge("here", "there", ["127.0.0.1:1", "10.0.0.1:2"])
+    assert can_judge("here", "there", ["10.0.0.1:1", "10.0.0.1:2"])
+
+
+def test_the_data_planes_report_is_put_in_order() -> None:
+    said = NativeReport.from_json(
+        7,
+        '{"routing_version":3,"silent":[9,8],"caught_up":[[2,1,8],[1,4,9]],"refused":[9]}',
+    )
+    assert said.report.silent == (8, 9)
+    assert [one.slot for one in said.report.caught_up] == [1, 2]
+    assert said.refused == (9,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"slot_count": 64}, r"slot_count: 64 here, .*'/demo/', with 1024"),
+        ({"replicas": 3}, "replicas: 3 here, .* with 2"),
+        ({"initial_nodes": 5}, "initial_nodes: 5 here, .* with 3"),
+    ],
+)
+def test_a_node_that_does_not_fit_the_cluster_is_told_in_what(
+    settings: dict[str, int], says: str
+) -> None:
+    config = ClusterConfig("demo", 1024, 2, 3, "ab")
+    check_fits(config, ServerConfig(cluster="demo"))
+    with pytest.raises(ConfigError, match=says):
+        check_fits(config, ServerConfig(cluster="demo", **settings))  # type: ignore[arg-type]
+
+
+def test_a_death_record_is_read_strictly() -> None:
+    death = DeathRecord(13, "ps-2", "ps-0", "refused", "2026-11-21")
+    assert DeathRecord.from_json(death.to_json()) == death
+    with pytest.raises(InvalidRequest, match="death record"):
+        DeathRecord.from_json('{"instance":13}')

@@ -4,10 +4,8 @@ isort:skip_file
 What the nodes of a cluster say to each other. Not for clients."""
 
 from backstay._proto.v1 import cluster_pb2 as _cluster_pb2
-from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -41,28 +39,24 @@ class DescribeResponse(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     SLOT_COUNT_FIELD_NUMBER: _builtins.int
-    PEERS_FIELD_NUMBER: _builtins.int
+    CLUSTER_UID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     slot_count: _builtins.int
+    cluster_uid: _builtins.str
+    """Random text drawn when the cluster was created; empty before the node has joined it."""
     @_builtins.property
     def node(self) -> _cluster_pb2.Node: ...
-    @_builtins.property
-    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The list of peers it was started with, in order: "ps-0=host:port". All nodes of a
-        cluster must have the same, because the routing is computed from it.
-        """
-
     def __init__(
         self,
         *,
         node: _cluster_pb2.Node | None = ...,
         cluster_id: _builtins.str = ...,
         slot_count: _builtins.int = ...,
-        peers: _abc.Iterable[_builtins.str] | None = ...,
+        cluster_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "node", b"node", "peers", b"peers", "slot_count", b"slot_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uid", b"cluster_uid", "node", b"node", "slot_count", b"slot_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

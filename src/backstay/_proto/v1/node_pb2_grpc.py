@@ -50,14 +50,15 @@ class NodeServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Who this node is. Its peers call it at their start and then at a steady pace.
+        """Who this node is: which process holds an id, and with which settings it runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApplyTable(self, request, context):
-        """Takes over a table that the first node of the cluster has accepted. Idempotent.
+        """Takes over a table that stands in the cluster's records, at once instead of when the
+        record arrives. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,17 +32,21 @@ class NodeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_node_pb2.DescribeRequest, _node_pb2.DescribeResponse]
-    """Who this node is. Its peers call it at their start and then at a steady pace."""
+    """Who this node is: which process holds an id, and with which settings it runs."""
     ApplyTable: _grpc.UnaryUnaryMultiCallable[_node_pb2.ApplyTableRequest, _node_pb2.ApplyTableResponse]
-    """Takes over a table that the first node of the cluster has accepted. Idempotent."""
+    """Takes over a table that stands in the cluster's records, at once instead of when the
+    record arrives. Idempotent.
+    """
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_node_pb2.DescribeRequest, _node_pb2.DescribeResponse]  # type: ignore[assignment]
-    """Who this node is. Its peers call it at their start and then at a steady pace."""
+    """Who this node is: which process holds an id, and with which settings it runs."""
     ApplyTable: _aio.UnaryUnaryMultiCallable[_node_pb2.ApplyTableRequest, _node_pb2.ApplyTableResponse]  # type: ignore[assignment]
-    """Takes over a table that the first node of the cluster has accepted. Idempotent."""
+    """Takes over a table that stands in the cluster's records, at once instead of when the
+    record arrives. Idempotent.
+    """
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -51,7 +55,7 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.DescribeResponse, _abc.Awaitable[_node_pb2.DescribeResponse]]:
-        """Who this node is. Its peers call it at their start and then at a steady pace."""
+        """Who this node is: which process holds an id, and with which settings it runs."""
 
     @_abc_1.abstractmethod
     def ApplyTable(
@@ -59,6 +63,8 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _node_pb2.ApplyTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_node_pb2.ApplyTableResponse, _abc.Awaitable[_node_pb2.ApplyTableResponse]]:
-        """Takes over a table that the first node of the cluster has accepted. Idempotent."""
+        """Takes over a table that stands in the cluster's records, at once instead of when the
+        record arrives. Idempotent.
+        """
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/tables.proto\x12\x0b\x62\x61\x63kstay.v1\"Q\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\":\n\x12\x43reateTableRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x11\n\tforwarded\x18\x02 \x01(\x08\"8\n\x13\x43reateTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table\"\x13\n\x11ListTablesRequest\"8\n\x12ListTablesResponse\x12\"\n\x06tables\x18\x01 \x03(\x0b\x32\x12.backstay.v1.Table\"\x1f\n\x0fGetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table2\xf9\x01\n\rTablesService\x12P\n\x0b\x43reateTable\x12\x1f.backstay.v1.CreateTableRequest\x1a .backstay.v1.CreateTableResponse\x12M\n\nListTables\x12\x1e.backstay.v1.ListTablesRequest\x1a\x1f.backstay.v1.ListTablesResponse\x12G\n\x08GetTable\x12\x1c.backstay.v1.GetTableRequest\x1a\x1d.backstay.v1.GetTableResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/tables.proto\x12\x0b\x62\x61\x63kstay.v1\"Q\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x04\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"-\n\x12\x43reateTableRequest\x12\x11\n\tspec_json\x18\x01 \x01(\tJ\x04\x08\x02\x10\x03\"8\n\x13\x43reateTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table\"\x13\n\x11ListTablesRequest\"8\n\x12ListTablesResponse\x12\"\n\x06tables\x18\x01 \x03(\x0b\x32\x12.backstay.v1.Table\"\x1f\n\x0fGetTableRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"5\n\x10GetTableResponse\x12!\n\x05table\x18\x01 \x01(\x0b\x32\x12.backstay.v1.Table2\xf9\x01\n\rTablesService\x12P\n\x0b\x43reateTable\x12\x1f.backstay.v1.CreateTableRequest\x1a .backstay.v1.CreateTableResponse\x12M\n\nListTables\x12\x1e.backstay.v1.ListTablesRequest\x1a\x1f.backstay.v1.ListTablesResponse\x12G\n\x08GetTable\x12\x1c.backstay.v1.GetTableRequest\x1a\x1d.backstay.v1.GetTableResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TABLE']._serialized_start=41
   _globals['_TABLE']._serialized_end=122
   _globals['_CREATETABLEREQUEST']._serialized_start=124
-  _globals['_CREATETABLEREQUEST']._serialized_end=182
-  _globals['_CREATETABLERESPONSE']._serialized_start=184
-  _globals['_CREATETABLERESPONSE']._serialized_end=240
-  _globals['_LISTTABLESREQUEST']._serialized_start=242
-  _globals['_LISTTABLESREQUEST']._serialized_end=261
-  _globals['_LISTTABLESRESPONSE']._serialized_start=263
-  _globals['_LISTTABLESRESPONSE']._serialized_end=319
-  _globals['_GETTABLEREQUEST']._serialized_start=321
-  _globals['_GETTABLEREQUEST']._serialized_end=352
-  _globals['_GETTABLERESPONSE']._serialized_start=354
-  _globals['_GETTABLERESPONSE']._serialized_end=407
-  _globals['_TABLESSERVICE']._serialized_start=410
-  _globals['_TABLESSERVICE']._serialized_end=659
+  _globals['_CREATETABLEREQUEST']._serialized_end=169
+  _globals['_CREATETABLERESPONSE']._serialized_start=171
+  _globals['_CREATETABLERESPONSE']._serialized_end=227
+  _globals['_LISTTABLESREQUEST']._serialized_start=229
+  _globals['_LISTTABLESREQUEST']._serialized_end=248
+  _globals['_LISTTABLESRESPONSE']._serialized_start=250
+  _globals['_LISTTABLESRESPONSE']._serialized_end=306
+  _globals['_GETTABLEREQUEST']._serialized_start=308
+  _globals['_GETTABLEREQUEST']._serialized_end=339
+  _globals['_GETTABLERESPONSE']._serialized_start=341
+  _globals['_GETTABLERESPONSE']._serialized_end=394
+  _globals['_TABLESSERVICE']._serialized_start=397
+  _globals['_TABLESSERVICE']._serialized_end=646
 # @@protoc_insertion_point(module_scope)

@@ -61,21 +61,15 @@ class CreateTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_JSON_FIELD_NUMBER: _builtins.int
-    FORWARDED_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
-    forwarded: _builtins.bool
-    """Set by a node that passes the call on to the first node of the cluster, so that two
-    nodes with different lists of peers cannot pass it back and forth.
-    """
     def __init__(
         self,
         *,
         spec_json: _builtins.str = ...,
-        forwarded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forwarded", b"forwarded", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,7 +59,10 @@ class TablesServiceServicer:
         settings are equal (so repeating the call is safe, and completes one that was cut short).
 
         ALREADY_EXISTS: a table of that name has other settings; the message shows which.
-        UNAVAILABLE: a node is down; some nodes may have the table. Repeat the call.
+        Every node that is alive has it then; the others take it over when they come.
+
+        UNAVAILABLE: the coordination store does not answer, or a node that counts as alive did not
+        confirm; the message names it. Repeat the call.
         INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,101 @@
+"""Where each record stands in the coordination store: its key.
+
+The store itself puts ``/<cluster>/`` before each key, where it is shared with others. Pure;
+imports nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Keys"]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one cluster."""
+
+    cluster: str
+
+    @property
+    def root(self) -> str:
+        """The prefix that the store puts before each key, for messages."""
+        return f"/{self.cluster}/"
+
+    @property
+    def config(self) -> str:
+        """What is fixed when the cluster is created."""
+        return "config"
+
+    @property
+    def routing(self) -> str:
+        """The routing table."""
+        return "routing"
+
+    @property
+    def controller(self) -> str:
+        """The election key."""
+        return "controller"
+
+    @property
+    def status(self) -> str:
+        """How the cluster does."""
+        return "pserver_cluster_status"
+
+    @property
+    def members(self) -> str:
+        """The prefix of the nodes that are registered."""
+        return "pservers/"
+
+    @property
+    def reports(self) -> str:
+        """The prefix of what masters report."""
+        return "reports/"
+
+    @property
+    def deaths(self) -> str:
+        """The prefix of the processes that are known to be gone."""
+        return "gone/"
+
+    @property
+    def tables(self) -> str:
+        """The prefix of the tables."""
+        return "tables/"
+
+    @property
+    def shards(self) -> str:
+        """The prefix of the readable view of the routing table."""
+        return "pshards/"
+
+    @property
+    def events(self) -> str:
+        """The prefix of what the controller decided."""
+        return "events/"
+
+    def member(self, node_id: str) -> str:
+        """Return the key of a node's registration."""
+        return f"pservers/{node_id}"
+
+    def incarnation(self, node_id: str) -> str:
+        """Return the key that counts how often a node has registered."""
+        return f"incarnations/{node_id}"
+
+    def report(self, instance: int) -> str:
+        """Return the key of a process's report."""
+        return f"reports/{instance}"
+
+    def death(self, instance: int) -> str:
+        """Return the key that says that a process is gone."""
+        return f"gone/{instance}"
+
+    def table(self, name: str) -> str:
+        """Return the key of a table."""
+        return f"tables/{name}"
+
+    def shard(self, slot: int, node_id: str) -> str:
+        """Return the key of one replica in the readable view."""
+        return f"pshards/{slot}/{node_id}"
+
+    def event(self, routing_version: int, number: int) -> str:
+        """Return the key of an event; the order of the keys is the order of the events."""
+        return f"events/{routing_version * 1000 + number:019d}"

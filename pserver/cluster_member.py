@@ -1,0 +1,266 @@
+"""A node's part in its cluster, from the moment it knows which cluster that is.
+
+It registers, takes over the tables, goes by the routing table, watches its peers, reports, and
+is a candidate for controller. Everything it does follows from the records; a store that is away
+leaves it with what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from backstay._version import __version__
+from backstay.config import ServerConfig
+from backstay.consensus import ClusterMirror
+from backstay.consensus.keys import Keys
+from backstay.consensus.node_records import MemberStatus
+from backstay.consensus.records import ClusterConfig, ControllerRecord, MemberRecord
+from backstay.consensus.store import CoordinationStore
+from backstay.errors import BackstayError, StoreUnavailable
+from backstay.pserver.controller import decide
+from backstay.pserver.controller_host import ControllerHost
+from backstay.pserver.data_plane import DataPlane
+from backstay.pserver.departures import Departures, now_text
+from backstay.pserver.evidence import all_refuse, can_judge
+from backstay.pserver.handover import all_in_sync
+from backstay.pserver.logs import fields
+from backstay.pserver.peer_probe import PeerProbe
+from backstay.pserver.peers import PeerCalls
+from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.registration import Predecessor, Registration
+from backstay.pserver.reporting import Reporter
+from backstay.pserver.table_creation import TableCreation, TableKeeper
+from backstay.pserver.table_registry import TableRegistry
+from backstay.pserver.tasks import end_tasks
+
+__all__ = ["ClusterMember", "Identity"]
+
+RETRY_PAUSE_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this process is: its node's id, its own number, and where it is reached."""
+
+    node_id: str
+    instance: int
+    control_address: str
+    data_address: str
+    host: str
+
+
+class ClusterMember:
+    """Takes part in a cluster; made when the cluster's config record is known."""
+
+    def __init__(
+        self,
+        *,
+        config: ServerConfig,
+        store: CoordinationStore,
+        keys: Keys,
+        mirror: ClusterMirror,
+        joined: ClusterConfig,
+        identity: Identity,
+        plane: DataPlane,
+        registry: TableRegistry,
+        keeper: TableKeeper,
+    ) -> None:
+        """Put the parts together; nothing runs before ``run``."""
+        self._mirror = mirror
+        self._joined = joined
+        self._identity = identity
+        self._plane = plane
+        self._keeper = keeper
+        self._calls = PeerCalls(config, config.control_deadline_ms)
+        self._watch = RecordWatch(store, keys, mirror)
+        self._departures = Departures(store, keys, mirror, identity.node_id, identity.host)
+        self._registration = Registration(
+            store,
+            keys,
+            joined,
+            _first_record(identity),
+            ttl_ms=config.lease_ttl_ms,
+            judge=self._judge,
+            on_alive=plane.extend_lease,
+            on_trouble=self._note_trouble,
+        )
+        self._reporter = Reporter(store, keys, identity.instance, plane, self._departures.suspect)
+        self._probe = PeerProbe(mirror, identity.node_id, config, self._departures.suspect)
+        self._controller = ControllerHost(
+            store,
+            keys,
+            mirror,
+            self._watch,
+            joined,
+            ControllerRecord(identity.node_id, identity.instance),
+            return_grace_ms=config.return_grace_ms,
+            decide=decide,
+        )
+        self.creation = TableCreation(
+            store=store,
+            keys=keys,
+            view=mirror,
+            node_id=identity.node_id,
+            registry=registry,
+            keeper=keeper,
+            calls=self._calls,
+            deadline_ms=config.control_deadline_ms,
+        )
+        self.is_registered = False
+
+    @property
+    def status(self) -> MemberStatus:
+        """What this node says about itself."""
+        return self._registration.record.status
+
+    @property
+    def cluster_uid(self) -> str:
+        """Which cluster it has joined."""
+        return self._joined.cluster_uid
+
+    async def run(self, on_ready: Callable[[], Awaitable[None]]) -> None:
+        """Take part until cancelled.
+
+        Raises:
+            BackstayError: The node cannot be in this cluster (any more).
+        """
+        async with AsyncExitStack() as stack:
+            stack.callback(self._registration.close)
+            await self._registration.register()
+            self.is_registered = True
+            stack.push_async_callback(self._departures.close)
+            await stack.enter_async_context(self._watch)
+            await self._read_all()
+            failures = self._keeper.apply_records(dict(self._mirror.snapshot().tables))
+            if failures:
+                raise BackstayError("this node cannot hold the cluster's tables: " + failures[0])
+            await stack.enter_async_context(self._probe)
+            self._reporter.start()
+            stack.push_async_callback(self._reporter.stop)
+            tasks = [
+                asyncio.ensure_future(self._registration.hold(self._work)),
+                asyncio.ensure_future(self._follow(on_ready)),
+            ]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+            finally:
+                await end_tasks(*tasks)
+
+    async def set_status(self, status: MemberStatus) -> None:
+        """Tell the cluster, and wait until the store has it."""
+        await self._registration.set_status(status)
+
+    async def leave(self) -> None:
+        """Say that this process has stopped serving, so that nobody waits for it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        await self._registration.leave("it was stopped")
+
+    async def _work(self, lease: int) -> None:
+        """What goes with a lease: reporting, and being a candidate for controller."""
+        tasks = [
+            asyncio.ensure_future(self._reporter.run(lease)),
+            asyncio.ensure_future(self._controller.run(lease)),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            await end_tasks(*tasks)
+
+    async def _follow(self, on_ready: Callable[[], Awaitable[None]]) -> None:
+        """Go by the records, one change after the other."""
+        await self._registration.set_status("serving")
+        revision, version, is_ready = -1, 0, False
+        while True:
+            snapshot = await self._mirror.newer_than(revision)
+            revision = snapshot.revision
+            self._keeper.apply_records(dict(snapshot.tables))
+            routing = snapshot.routing
+            if routing is None or routing.version <= version:
+                continue
+            version = routing.version
+            self._plane.apply_routing(snapshot.routing_json)
+            self._registration.set_sync(all_in_sync(routing, self._identity.instance))
+            slots = {node.instance: node.node_id for node in routing.nodes}
+            own_id = slots.get(self._identity.instance)
+            log.info(
+                "routing %d: master of %d of %d slots",
+                version,
+                routing.slots_per_node()[own_id] if own_id is not None else 0,
+                routing.slot_count,
+                extra=fields(version=version),
+            )
+            if not is_ready:
+                # Whoever waits for this node may ask it for the cluster next: the others'
+                # registrations, older than the routing, must have arrived by then.
+                await self._read_all()
+                is_ready = True
+                await on_ready()
+
+    async def _read_all(self) -> None:
+        while True:
+            try:
+                await self._watch.read_all()
+                return
+            except StoreUnavailable as error:
+                log.warning("reading the cluster's records again: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _judge(self, other: MemberRecord) -> Predecessor:
+        """Say whether the process that holds this node's id is dead or alive."""
+        addresses = (other.control_address, other.data_address)
+        own: set[str] = set()
+        if other.host == self._identity.host:
+            # What this process listens on, that one does not.
+            own = {self._identity.control_address, self._identity.data_address}
+        foreign = [address for address in addresses if address not in own]
+        if can_judge(self._identity.host, other.host, addresses) and (
+            not foreign or await all_refuse(foreign)
+        ):
+            gone = await self._departures.declare(other, "another process took over its id")
+            return Predecessor(is_gone=gone, answers=False)
+        if other.control_address in own:
+            return Predecessor(is_gone=False, answers=False)
+        try:
+            described = await self._calls.describe(other.control_address)
+        except BackstayError:
+            return Predecessor(is_gone=False, answers=False)
+        return Predecessor(is_gone=False, answers=described.node.instance == other.instance)
+
+    def _note_trouble(self, reason: str) -> None:
+        before = self._mirror.snapshot().trouble
+        if reason and not before:
+            log.error("%s; serving on with what is known", reason)
+        elif before and not reason:
+            log.info("the coordination store answers again")
+        self._mirror.set_trouble(reason)
+
+
+def _first_record(identity: Identity) -> MemberRecord:
+    return MemberRecord(
+        node_id=identity.node_id,
+        instance=identity.instance,
+        incarnation=1,
+        status="starting",
+        start_time=now_text(),
+        sync=True,
+        data_address=identity.data_address,
+        control_address=identity.control_address,
+        host=identity.host,
+        lease=0,
+        version=__version__,
+    )

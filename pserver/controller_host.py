@@ -1,0 +1,360 @@
+"""The controller's shell: campaigns for the office, and while it is held carries decisions out.
+
+What to decide is the pure core's business (``pserver.controller``). Here the records are handed
+to it on every change, and what it decides is written in transactions that hold only as long as
+the office does and nobody else has written the routing table. Whatever is interrupted is done
+again by the next controller, from the records alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from backstay.consensus import ClusterMirror, ClusterSnapshot
+from backstay.consensus.keys import Keys
+from backstay.consensus.records import (
+    ClusterConfig,
+    ControllerRecord,
+    Event,
+    RoutingTable,
+    ShardRecord,
+)
+from backstay.consensus.store import (
+    CoordinationStore,
+    Delete,
+    Get,
+    Operation,
+    Put,
+    Txn,
+    mod_revision_is,
+)
+from backstay.consensus.store_follow import Election, FencingToken
+from backstay.errors import InvalidRequest, StoreUnavailable
+from backstay.pserver.controller import ClusterRecords, Decision, shard_changes
+from backstay.pserver.departures import now_text
+from backstay.pserver.logs import fields
+from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.tasks import end_tasks, spawn
+
+__all__ = ["ControllerHost"]
+
+# Records of one cause (a node's death is up to three) come together; one decision for all.
+DEBOUNCE_S = 0.003
+# A copy that has caught up can wait for the next ones: each new routing table costs trainers a
+# look at it.
+CALM_S = 0.05
+RETRY_PAUSE_S = 0.1
+EVENTS_MAX = 1000
+# Written with the routing; further ones of the same decision follow in transactions of their own.
+EVENTS_PER_WRITE = 40
+DEATHS_MAX = 64
+SHARDS_PER_WRITE = 100
+
+log = logging.getLogger(__name__)
+
+
+class _Deposed(Exception):
+    """Another one is the controller now."""
+
+
+class ControllerHost:
+    """One node's candidacy and office."""
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        keys: Keys,
+        mirror: ClusterMirror,
+        watch: RecordWatch,
+        config: ClusterConfig,
+        own: ControllerRecord,
+        *,
+        return_grace_ms: int,
+        decide: Callable[[ClusterRecords], Decision],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: The coordination store.
+            keys: Where the records are.
+            mirror: The records as this node sees them.
+            watch: What feeds the mirror.
+            config: The cluster's config record.
+            own: This process, as the election key names it.
+            return_grace_ms: How long a process whose lease is over may come back before slots
+                that nobody else holds are given up.
+            decide: The pure core.
+        """
+        self._store = store
+        self._keys = keys
+        self._mirror = mirror
+        self._watch = watch
+        self._config = config
+        self._own = own
+        self._return_grace_s = return_grace_ms / 1000
+        self._decide = decide
+        self._loop = asyncio.get_running_loop()
+        self._missing_since: dict[int, float] = {}
+        self._written = 0
+        self._routing_to_show: RoutingTable | None = None
+        self._show = asyncio.Event()
+        self._events: deque[str] = deque()
+
+    async def run(self, lease: int) -> None:
+        """Be a candidate, and rule when elected; never returns."""
+        election = Election(self._store, self._keys.controller)
+        while True:
+            token = await election.campaign(self._own.to_json(), lease)
+            log.info("this node is the controller now", extra=fields(term=token.create_revision))
+            view = spawn(self._keep_view(token), "the readable view of the routing")
+            try:
+                await self._rule(token)
+            except _Deposed:
+                log.info("this node is no longer the controller")
+            finally:
+                await end_tasks(view)
+
+    async def _rule(self, token: FencingToken) -> None:
+        await self._repeat(self._take_over)
+        revision = -1
+        decided: ClusterSnapshot | None = None
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._mirror.newer_than(revision), self._next_deadline())
+            snapshot = await self._settled(decided)
+            revision = snapshot.revision
+            if snapshot.routing_revision < self._written:
+                # What this one wrote has not come back yet; a decision now would be of yesterday.
+                continue
+            try:
+                await self._decide_once(snapshot, token)
+                decided = snapshot
+            except StoreUnavailable as error:
+                log.warning("a decision could not be written: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+                # Whether it was written is not known: look again at once.
+                revision = -1
+
+    async def _settled(self, decided: ClusterSnapshot | None) -> ClusterSnapshot:
+        """Return the records after a short pause, in which those of one cause come together.
+
+        Args:
+            decided: The records of the last decision; None if there was none.
+        """
+        deadline_s = self._loop.time() + CALM_S
+        while True:
+            await asyncio.sleep(DEBOUNCE_S)
+            snapshot = self._mirror.snapshot()
+            left_s = deadline_s - self._loop.time()
+            if decided is None or left_s <= 0 or _is_urgent(decided, snapshot):
+                return snapshot
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._mirror.newer_than(snapshot.revision), left_s)
+
+    async def _take_over(self) -> None:
+        """Read everything, so that the first decision is not one of yesterday's records."""
+        await self._watch.read_all()
+        events = await self._store.range(self._keys.events)
+        self._events = deque(item.key for item in events.items)
+        self._written = 0
+
+    async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
+        routing, routing_revision = snapshot.routing, snapshot.routing_revision
+        # The rest is read after the routing table: members of before it could make a process
+        # look as if it had been replaced by the one that it replaced.
+        await self._watch.read_all()
+        snapshot = self._mirror.snapshot()
+        if snapshot.unreadable:
+            key, reason = next(iter(snapshot.unreadable.items()))
+            log.error("nothing is decided while %s cannot be read: %s", key, reason)
+            return
+        records = self._records(snapshot, routing)
+        if not records.members:
+            return
+        # In a thread: with many slots it takes longer than this loop may stand still.
+        decision = await asyncio.to_thread(self._decide, records)
+        operations: list[Operation] = []
+        conditions = [token.still_mine()]
+        if decision.routing is not None:
+            operations.append(Put(self._keys.routing, decision.routing.to_json()))
+            conditions.append(mod_revision_is(self._keys.routing, routing_revision))
+            reports = (self._keys.report(instance) for instance in decision.relies_on)
+            conditions += [mod_revision_is(key, self._mirror.revision_of(key)) for key in reports]
+        if decision.health != snapshot.status:
+            operations.append(Put(self._keys.status, decision.health.to_json()))
+        operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
+        newest = decision.routing or routing
+        operations += self._forget_deaths(snapshot, newest)
+        if operations:
+            result = await self._store.transaction(
+                Txn(tuple(conditions), tuple(operations), (Get(self._keys.controller),))
+            )
+            if not result.succeeded:
+                held = result.results[0]
+                if held is None or held.create_revision != token.create_revision:
+                    raise _Deposed
+                # Another controller before this one wrote last: the mirror will bring it.
+                return
+            if decision.routing is not None:
+                self._written = result.revision
+            self._tell(decision)
+        for start in range(EVENTS_PER_WRITE, len(decision.events), EVENTS_PER_WRITE):
+            await self._write(
+                self._event_writes(decision.events[start : start + EVENTS_PER_WRITE], start), token
+            )
+        if newest is not None and newest is not self._routing_to_show:
+            self._routing_to_show = newest
+            self._show.set()
+
+    def _records(self, snapshot: ClusterSnapshot, routing: RoutingTable | None) -> ClusterRecords:
+        """Return what there is to decide from, and note who is missing for how long."""
+        now_s = self._loop.time()
+        alive = {member.instance for member in snapshot.members.values()}
+        listed = {node.instance for node in routing.nodes} if routing is not None else set()
+        missing = listed - alive - snapshot.deaths.keys()
+        self._missing_since = {one: self._missing_since.get(one, now_s) for one in missing}
+        return ClusterRecords(
+            config=self._config,
+            members={
+                node_id: member
+                for node_id, member in snapshot.members.items()
+                if member.instance not in snapshot.deaths
+            },
+            routing=routing,
+            reports=snapshot.reports,
+            gone=frozenset(snapshot.deaths),
+            waiting=frozenset(
+                one
+                for one, since_s in self._missing_since.items()
+                if now_s < since_s + self._return_grace_s
+            ),
+        )
+
+    def _next_deadline(self) -> float | None:
+        """Return in how many seconds a missing process is given up, None if none is waited for."""
+        now_s = self._loop.time()
+        left = [since_s + self._return_grace_s - now_s for since_s in self._missing_since.values()]
+        return min((seconds for seconds in left if seconds > 0), default=None)
+
+    def _tell(self, decision: Decision) -> None:
+        for event in decision.events:
+            level = logging.ERROR if event.kind in ("lost", "unavailable") else logging.INFO
+            log.log(
+                level,
+                "routing %d: %s",
+                event.routing_version,
+                event.reason,
+                extra=fields(kind=event.kind, node=event.node, slots=event.slot_count),
+            )
+        if decision.routing is None:
+            log.info(
+                "cluster status %s: %s", decision.health.cluster_status, decision.health.reason
+            )
+
+    def _event_writes(self, events: Sequence[Event], first: int) -> list[Operation]:
+        operations: list[Operation] = []
+        for number, event in enumerate(events, start=first):
+            key = self._keys.event(event.routing_version, number)
+            operations.append(Put(key, event.to_json()))
+            if key not in self._events:
+                self._events.append(key)
+        written = {operation.key for operation in operations}
+        while len(self._events) > EVENTS_MAX and self._events[0] not in written:
+            operations.append(Delete(self._events.popleft()))
+            if len(operations) > 2 * EVENTS_PER_WRITE:
+                break
+        return operations
+
+    def _forget_deaths(
+        self, snapshot: ClusterSnapshot, routing: RoutingTable | None
+    ) -> list[Operation]:
+        """Return what removes the oldest death records that the routing needs no more."""
+        if len(snapshot.deaths) <= DEATHS_MAX or routing is None:
+            return []
+        needed = {node.instance for node in routing.nodes}
+        oldest = sorted(snapshot.deaths.values(), key=lambda death: death.time)
+        surplus = len(snapshot.deaths) - DEATHS_MAX
+        return [
+            Delete(self._keys.death(death.instance))
+            for death in oldest[: min(surplus, EVENTS_PER_WRITE)]
+            if death.instance not in needed
+        ]
+
+    async def _write(self, operations: Sequence[Operation], token: FencingToken) -> None:
+        result = await self._store.transaction(
+            Txn((token.still_mine(),), tuple(operations), (Get(self._keys.controller),))
+        )
+        if not result.succeeded:
+            raise _Deposed
+
+    async def _keep_view(self, token: FencingToken) -> None:
+        """Bring the readable view up to date after each change of the routing table."""
+        view: dict[tuple[int, str], ShardRecord] = {}
+
+        async def read() -> None:
+            found = await self._store.range(self._keys.shards)
+            for item in found.items:
+                # One that cannot be read is written anew.
+                with suppress(InvalidRequest):
+                    record = ShardRecord.from_json(item.value)
+                    view[record.slot, record.node] = record
+
+        await self._repeat(read)
+        while True:
+            await self._show.wait()
+            self._show.clear()
+            routing = self._routing_to_show
+            if routing is None:
+                continue
+            changes = await asyncio.to_thread(shard_changes, view, routing, time=now_text())
+            steps: list[tuple[tuple[int, str], ShardRecord | None]] = [
+                *(((record.slot, record.node), record) for record in changes.put),
+                *((key, None) for key in changes.delete),
+            ]
+            for start in range(0, len(steps), SHARDS_PER_WRITE):
+                batch = steps[start : start + SHARDS_PER_WRITE]
+                try:
+                    await self._write([self._shard_write(*step) for step in batch], token)
+                except StoreUnavailable:
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    self._show.set()
+                except _Deposed:
+                    return
+                else:
+                    for key, record in batch:
+                        if record is None:
+                            view.pop(key, None)
+                        else:
+                            view[key] = record
+                if self._show.is_set():
+                    # A newer table, or a write that failed, makes the rest of this work void.
+                    break
+
+    def _shard_write(self, key: tuple[int, str], record: ShardRecord | None) -> Operation:
+        name = self._keys.shard(*key)
+        return Delete(name) if record is None else Put(name, record.to_json())
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+                return
+            except StoreUnavailable as error:
+                log.warning("the controller waits for the store: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
+    """Whether a process came, went or changed its status, or a master waits for a silent backup."""
+    return (
+        before.members != now.members
+        or before.deaths.keys() != now.deaths.keys()
+        or any(
+            report.silent and report != before.reports.get(instance)
+            for instance, report in now.reports.items()
+        )
+    )

@@ -1,0 +1,141 @@
+"""Carries what the data plane reports to the controller: ``reports/<instance>``.
+
+A thread waits for the native side; what it says becomes a record, written when it changes. A
+backup whose port refused connections is looked at again from here, since a refusal alone, by an
+address that may be old, is not evidence enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from backstay.consensus.keys import Keys
+from backstay.consensus.records import CaughtUp, NodeReport
+from backstay.consensus.store import CoordinationStore
+from backstay.errors import LeaseLost, StoreUnavailable
+from backstay.pserver.data_plane import DataPlane
+
+__all__ = ["NativeReport", "Reporter"]
+
+WAIT_MS = 500
+RETRY_PAUSE_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class NativeReport(NamedTuple):
+    """What the data plane says.
+
+    Attributes:
+        report: The part that is for the controller.
+        refused: Processes whose data port refused a connection.
+    """
+
+    report: NodeReport
+    refused: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, instance: int, text: str) -> NativeReport:
+        """Read the native side's words."""
+        said = json.loads(text)
+        return cls(
+            NodeReport(
+                instance=instance,
+                routing_version=said["routing_version"],
+                silent=tuple(sorted(said["silent"])),
+                caught_up=tuple(sorted(CaughtUp(*entry) for entry in said["caught_up"])),
+            ),
+            tuple(said["refused"]),
+        )
+
+
+class Reporter:
+    """Waits for reports in a thread and writes them in the event loop."""
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        keys: Keys,
+        instance: int,
+        plane: DataPlane,
+        suspect: Callable[[int, str], Awaitable[bool]],
+    ) -> None:
+        """Prepare; call it while the event loop runs."""
+        self._store = store
+        self._keys = keys
+        self._instance = instance
+        self._plane = plane
+        self._suspect = suspect
+        self._loop = asyncio.get_running_loop()
+        self._latest: NativeReport | None = None
+        self._news = asyncio.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to listen to the data plane."""
+        # A daemon: a native call that hangs must not keep the process alive.
+        self._thread = threading.Thread(target=self._listen, name="reports", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        self._stopping.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 2 * WAIT_MS / 1000)
+
+    async def run(self, lease: int) -> None:
+        """Write each report under this lease; never returns.
+
+        Raises:
+            LeaseLost: It is over.
+        """
+        written = NodeReport(self._instance, 0)
+        if self._latest is not None:
+            self._news.set()
+        suspected: set[asyncio.Future[bool]] = set()
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            said = self._latest
+            if said is None:
+                continue
+            for instance in said.refused:
+                task = asyncio.ensure_future(
+                    self._suspect(instance, "its ports refuse connections, says its master")
+                )
+                suspected.add(task)
+                task.add_done_callback(suspected.discard)
+            report = said.report
+            if report == written or (
+                not (report.silent or report.caught_up or written.silent or written.caught_up)
+            ):
+                continue
+            try:
+                await self._store.put(self._keys.report(self._instance), report.to_json(), lease)
+                written = report
+            except StoreUnavailable as error:
+                log.warning("a report could not be written: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+                self._news.set()
+            except LeaseLost:
+                self._news.set()
+                raise
+
+    def _listen(self) -> None:
+        known = 0
+        while not self._stopping.is_set():
+            number, text = self._plane.wait_report(known, WAIT_MS)
+            if number > known:
+                known = number
+                said = NativeReport.from_json(self._instance, text)
+                self._loop.call_soon_threadsafe(self._take, said)
+
+    def _take(self, said: NativeReport) -> None:
+        self._latest = said
+        self._news.set()
