@@ -8,7 +8,6 @@ the server's.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import secrets
 import socket
@@ -23,18 +22,13 @@ import numpy as np
 
 from backstay._native import DataClient, KeyPlan
 from backstay.config import ClientConfig
-from backstay.consensus import NodeRecord
-from backstay.errors import BackstayError, ClosedError, InvalidRequest
+from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
 from backstay.trainer.directory import ClusterInfo, Directory
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
-
-_LOG = logging.getLogger(__name__)
-
-# How long the control plane is asked when a server does not answer, before the next try.
-_TROUBLE_DEADLINE_MS = 2000
+from backstay.trainer.watch import ClusterWatch, ProgressHook, set_routing
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -44,29 +38,6 @@ def _end_watchers() -> None:
     """End the threads of clients that were not closed: they may not outlive the interpreter."""
     for client in list(_open_clients):
         client._end_watcher()
-
-
-def _watch(native: DataClient, directory: Directory, nodes: Sequence[NodeRecord]) -> None:
-    """Look at the cluster whenever a server does not answer, until the client is closed.
-
-    A function and not a method: a thread that held its client would keep it for ever.
-    """
-    silent: set[str] = set()
-    while native.wait_for_trouble():
-        for node in nodes:
-            try:
-                # Each node is asked itself: its peers may not know of its restart yet.
-                instance = directory.instance(node, deadline_ms=_TROUBLE_DEADLINE_MS)
-            except BackstayError as error:
-                if node.node_id not in silent:
-                    # Once, so that a trainer that waits does not look like one that hangs.
-                    silent.add(node.node_id)
-                    _LOG.warning("waiting for pserver %s: %s", node.node_id, error)
-                continue
-            silent.discard(node.node_id)
-            if native.instance_of(node.data_address) not in (0, instance):
-                _LOG.error("pserver %s was restarted and lost its rows", node.node_id)
-                native.mark_lost(node.data_address)
 
 
 PushKind = Literal["update", "assign", "assign_if_absent"]
@@ -82,6 +53,8 @@ class ClientStats:
         pushes_acknowledged: Pushes that every server concerned has applied.
         keys_pushed: Different keys of those pushes.
         retries: Requests sent again because no answer came or a slot was not there.
+        failovers: Requests, or parts of them, that went to another server than before.
+        waits: Calls that had to wait for a server or for a newer routing.
     """
 
     pulls: int
@@ -89,6 +62,8 @@ class ClientStats:
     pushes_acknowledged: int
     keys_pushed: int
     retries: int
+    failovers: int
+    waits: int
 
 
 class Client:
@@ -106,7 +81,11 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: str | Sequence[str], *, config: ClientConfig | None = None
+        self,
+        endpoint: str | Sequence[str],
+        *,
+        config: ClientConfig | None = None,
+        progress: ProgressHook | None = None,
     ) -> None:
         """Connect.
 
@@ -114,6 +93,8 @@ class Client:
             endpoint: Control address ``host:port`` of any one pserver, or several to try in turn.
             config: Settings; by default from the file that ``BACKSTAY_CONFIG`` names and the
                 environment (``BACKSTAY_*``).
+            progress: Called with a line of text when a call has waited for a second, then every
+                five, and when it goes on; from a thread of the client. The log says the same.
 
         Raises:
             ServerUnavailable: None of the endpoints answered within the deadline.
@@ -123,8 +104,17 @@ class Client:
         self._config = config if config is not None else ClientConfig.load()
         self._directory = Directory(endpoint, self._config)
         try:
-            self._info = self._directory.cluster()
-            self._native = self._open_data_plane(self._info)
+            info = self._directory.cluster()
+            self._native = self._make_data_plane(info)
+            self._watch = ClusterWatch(self._native, self._directory, info, progress)
+            self._watch.start()
+            try:
+                # Every master now, and not at its first use: a wrong address or token shows at
+                # once.
+                self._native.connect(self._config.deadline_ms)
+            except BaseException:
+                self._watch.close()
+                raise
         except BaseException:
             self._directory.close()
             raise
@@ -132,14 +122,6 @@ class Client:
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
         self._closed = False
-        # A daemon: a program that forgets to close its client must still end.
-        self._watcher = threading.Thread(
-            target=_watch,
-            args=(self._native, self._directory, self._info.nodes),
-            name="backstay-watch",
-            daemon=True,
-        )
-        self._watcher.start()
         _open_clients.add(self)
 
     # -- tables ---------------------------------------------------------------------------
@@ -170,7 +152,7 @@ class Client:
 
     def cluster(self) -> ClusterInfo:
         """Return the nodes and the routing that this client goes by."""
-        return self._info
+        return self._watch.info
 
     # -- sparse rows ----------------------------------------------------------------------
 
@@ -201,7 +183,7 @@ class Client:
 
         Raises:
             ServerUnavailable, DeadlineExceeded: No answer within the deadline.
-            StateLost: A server came back without its rows.
+            StateLost: Rows are gone with all their copies.
             InvalidRequest: Keys or ``out`` do not fit.
         """
         table, batch = self._sparse(table, keys)
@@ -251,7 +233,7 @@ class Client:
             ServerUnavailable: It could not be sent: it is not applied.
             NonFiniteGradient: NaN or infinity; nothing was sent.
             MemoryLimitReached: A server has no room for the new rows.
-            StateLost: A server came back without its rows.
+            StateLost: Rows are gone with all their copies.
             InvalidRequest: Keys or gradients do not fit.
         """
         table, batch = self._sparse(table, keys)
@@ -389,7 +371,7 @@ class Client:
 
     # -- helpers --------------------------------------------------------------------------
 
-    def _open_data_plane(self, info: ClusterInfo) -> DataClient:
+    def _make_data_plane(self, info: ClusterInfo) -> DataClient:
         pems = self._config.read_pems()
         native = DataClient(
             cluster_id=info.cluster_id,
@@ -406,19 +388,11 @@ class Client:
             part_bytes=self._config.part_bytes,
             max_pushes_in_flight=self._config.max_pushes_in_flight,
         )
-        native.set_routing(
-            info.routing.version,
-            [node.data_address for node in info.routing.nodes],
-            np.ascontiguousarray(info.routing.master_of_slot, dtype=np.uint32),
-        )
-        # Every server now, and not at its first use: it is known from here on whose rows this
-        # client relies on, and a wrong address or token shows at once.
-        native.connect(self._config.deadline_ms)
+        set_routing(native, info)
         return native
 
     def _end_watcher(self) -> None:
-        self._native.unwatch()
-        self._watcher.join(timeout=_TROUBLE_DEADLINE_MS / 1000)
+        self._watch.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -437,7 +411,8 @@ class Client:
 
     def _dense_plan(self, table: Table) -> KeyPlan:
         plan = self._dense_plans.get(table.id)
-        if plan is None:
+        # A plan of an older routing would do, but its parts are laid out for other servers.
+        if plan is None or plan.routing_version != self._native.routing_version:
             plan = self._native.plan(table.block_keys())
             self._dense_plans[table.id] = plan
         return plan

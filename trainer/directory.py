@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 import grpc
 
@@ -20,7 +20,7 @@ from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import routing_from_message
-from backstay.errors import BackstayError, ServerUnavailable, Stopping
+from backstay.errors import BackstayError, ClosedError, ServerUnavailable, Stopping
 from backstay.tables import TableSpec
 
 T = TypeVar("T")
@@ -30,7 +30,23 @@ _MAX_BACKOFF_S = 1.0
 # A call that may take longer than this says what it waits for.
 _SILENCE_S = 5.0
 
+# One try of a call that reaches every node, each with a deadline of its own: an answer that
+# names the node that hangs is worth waiting for, a node that hangs itself is not.
+_THOROUGH_ATTEMPT_MS = 15_000
+
 _LOG = logging.getLogger(__name__)
+
+
+class RoutingStream(Protocol):
+    """A stream of WatchCluster under way."""
+
+    def __iter__(self) -> Iterator[cluster_pb2.GetClusterResponse]: ...
+
+    def code(self) -> grpc.StatusCode:
+        """Wait for the end and return its status."""
+
+    def cancel(self) -> object:
+        """End it."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +72,14 @@ class Directory:
 
     def __init__(self, endpoint: str | Sequence[str], config: ClientConfig) -> None:
         text = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
-        self._endpoints = list(parse_endpoints(text))
+        self._given = parse_endpoints(text)
+        self._endpoints = list(self._given)
         self._config = config
         self._channels: dict[str, grpc.Channel] = {}
         self._lock = threading.Lock()
-        self._preferred = 0
+        self._preferred = self._endpoints[0]
+        self._last_asked = ""
+        self._closed = False
 
     def cluster(self) -> ClusterInfo:
         """Fetch nodes and routing, and remember the nodes as further endpoints."""
@@ -69,11 +88,57 @@ class Directory:
                 cluster_pb2.GetClusterRequest(), timeout=timeout_s
             )
         )
-        routing = routing_from_message(response)
-        for node in routing.nodes:
-            if node.control_address not in self._endpoints:
-                self._endpoints.append(node.control_address)
-        return ClusterInfo(response.cluster_id, routing)
+        info = _info_of(response)
+        self.learn(info)
+        return info
+
+    def learn(self, info: ClusterInfo) -> None:
+        """Take the routing's nodes for endpoints, besides those that were given."""
+        known = [node.control_address for node in info.nodes if node.control_address]
+        with self._lock:
+            self._endpoints = list(dict.fromkeys([*self._given, *known]))
+
+    def endpoints(self) -> list[str]:
+        """Return the control addresses known now."""
+        with self._lock:
+            return list(self._endpoints)
+
+    def next_endpoint(self, *, but: str) -> str:
+        """Return another endpoint each time, in turn, and ``but`` only if there is no other."""
+        with self._lock:
+            others = [at for at in self._endpoints if at != but] or self._endpoints
+            at = others.index(self._last_asked) + 1 if self._last_asked in others else 0
+            self._last_asked = others[at % len(others)]
+            return self._last_asked
+
+    def ask(self, endpoint: str, *, deadline_ms: int) -> ClusterInfo:
+        """Fetch nodes and routing from one node, once."""
+        with rpc.mapped_errors(endpoint):
+            response = cluster_pb2_grpc.ClusterServiceStub(self._channel(endpoint)).GetCluster(
+                cluster_pb2.GetClusterRequest(), timeout=deadline_ms / 1000
+            )
+        return _info_of(response)
+
+    def open_stream(self, endpoint: str, known_routing_version: int) -> RoutingStream:
+        """Ask one node for every routing above a version; read it with :meth:`read_stream`."""
+        stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(endpoint))
+        request = cluster_pb2.WatchClusterRequest(known_routing_version=known_routing_version)
+        return cast(RoutingStream, stub.WatchCluster(request))
+
+    def read_stream(self, endpoint: str, call: RoutingStream) -> Iterator[ClusterInfo]:
+        """Yield what the stream brings, until it ends or is cancelled.
+
+        Raises:
+            NotImplementedError: The node does not know the call.
+            BackstayError: The stream broke.
+        """
+        try:
+            for response in call:
+                yield _info_of(response)
+        except grpc.RpcError as error:
+            if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NotImplementedError(f"{endpoint} has no WatchCluster") from error
+            raise rpc.error_of(error, endpoint) from error
 
     def instance(self, node: NodeRecord, *, deadline_ms: int) -> int:
         """Ask one node itself, once, which instance it is."""
@@ -90,9 +155,7 @@ class Directory:
             lambda channel, timeout_s: tables_pb2_grpc.TablesServiceStub(channel).CreateTable(
                 request, timeout=timeout_s
             ),
-            # It reaches every node, each with a deadline of its own: an answer that names the
-            # node that hangs is worth waiting for.
-            attempt_ms=self._config.deadline_ms,
+            attempt_ms=_THOROUGH_ATTEMPT_MS,
         )
         return TableSpec.from_json(response.table.spec_json)
 
@@ -118,6 +181,7 @@ class Directory:
     def close(self) -> None:
         """Close every channel."""
         with self._lock:
+            self._closed = True
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
@@ -134,9 +198,9 @@ class Directory:
         reasons: dict[str, str] = {}
         warned = False
         while True:
-            for offset in range(len(self._endpoints)):
-                at = (self._preferred + offset) % len(self._endpoints)
-                endpoint = self._endpoints[at]
+            endpoints = self.endpoints()
+            first = endpoints.index(self._preferred) if self._preferred in endpoints else 0
+            for endpoint in [*endpoints[first:], *endpoints[:first]]:
                 timeout_s = min(
                     max(deadline - time.monotonic(), 0.001),
                     (attempt_ms or self._config.connect_timeout_ms) / 1000,
@@ -149,7 +213,7 @@ class Directory:
                         raise
                     reasons[endpoint] = str(error)
                 else:
-                    self._preferred = at
+                    self._preferred = endpoint
                     return answer
             if not warned and deadline - started > _SILENCE_S:
                 # Once, so that a wrong address does not look like a program that hangs.
@@ -166,6 +230,12 @@ class Directory:
 
     def _channel(self, endpoint: str) -> grpc.Channel:
         with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed")
             if endpoint not in self._channels:
                 self._channels[endpoint] = rpc.open_channel(endpoint, self._config.security)
             return self._channels[endpoint]
+
+
+def _info_of(response: cluster_pb2.GetClusterResponse) -> ClusterInfo:
+    return ClusterInfo(response.cluster_id, routing_from_message(response))

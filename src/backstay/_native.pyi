@@ -4,6 +4,7 @@ Bulk arrays cross here without a copy wherever they are contiguous, and the GIL 
 for the whole of every call that may take time.
 """
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -182,18 +183,37 @@ class DataClient:
     def set_routing(
         self,
         version: int,
-        addresses: list[str],
+        servers: Sequence[tuple[str, str, int]],
         master_of_slot: NDArray[np.uint32],
-    ) -> None:
-        """Go by this routing table: for each slot the index of its master."""
+        *,
+        generation: int = 0,
+    ) -> bool:
+        """Go by this routing table, also in the calls that wait.
+
+        Args:
+            version: A table that is not newer than the known one is left aside.
+            servers: (node id, data address, instance); instance 0 takes the first process met.
+            master_of_slot: Indexes into ``servers``, or 4294967295 for a slot without a master.
+            generation: If it is above that of the client's first table, calls raise StateLost.
+
+        Returns:
+            Whether it is newer.
+        """
+    @property
+    def routing_version(self) -> int:
+        """The version of the routing table that calls go by; 0 if there is none yet."""
     def connect(self, deadline_ms: int) -> None:
-        """Connect to every server of the routing table; from now on their rows are relied on."""
+        """Connect to every master of the routing table."""
     def instance_of(self, address: str) -> int:
-        """The instance met at a data address; 0 if none was met."""
-    def wait_for_trouble(self) -> bool:
-        """Wait until a server does not answer; False after ``unwatch`` or ``close``."""
+        """The instance that is relied on at a data address; 0 if none is known."""
+    def next_event(self) -> tuple[str, str] | None:
+        """Wait for the next (kind, text); None after ``unwatch`` or ``close``.
+
+        ``trouble``: a server does not answer or refuses. ``waiting``: a call has been waiting
+        for some time, and for what. ``resumed``: it goes on. For one thread.
+        """
     def unwatch(self) -> None:
-        """End ``wait_for_trouble``."""
+        """End ``next_event``."""
     def mark_lost(self, address: str) -> None:
         """The process at this data address has lost its rows: fail what needs it."""
     def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:

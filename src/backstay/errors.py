@@ -31,7 +31,7 @@
     │   ├── StoreDataLost      it has lost what it had confirmed, or is another store
     │   ├── LeaseLost          the lease is over and its keys are gone
     │   └── WatchLost          events are gone: read again, and watch from there
-    └── StateLost              a server came back empty: its rows are gone
+    └── StateLost              slots lost all their copies and began anew, empty
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
 any risk of counting an update twice or losing one.
@@ -230,4 +230,4 @@ class WatchLost(StoreError):
 
 
 class StateLost(BackstayError):
-    """A server came back without its rows and no replica or checkpoint replaced them."""
+    """Rows are gone with all their copies, and no checkpoint replaced them."""

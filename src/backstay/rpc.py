@@ -251,11 +251,21 @@ class _CallDetails(NamedTuple):
 
 # The token goes into the metadata of each call. gRPC's own call credentials would do the same,
 # but they refuse to work without TLS, and a token alone is allowed on a guarded network.
-class _SendToken(grpc.UnaryUnaryClientInterceptor):
+class _SendToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def __init__(self, token: str) -> None:
         self._entry = (AUTHORIZATION_KEY, bearer(token))
 
     def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return self._with_token(continuation, client_call_details, request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return self._with_token(continuation, client_call_details, request)
+
+    def _with_token(
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
     ) -> Any:
         details = _CallDetails(

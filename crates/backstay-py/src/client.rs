@@ -7,8 +7,8 @@ use std::time::Duration;
 use backstay_core::stream::StreamId;
 use backstay_core::transaction::Change;
 use backstay_net::client::plan::Plan;
-use backstay_net::client::routing::Routing;
-use backstay_net::client::{Client, ClientOptions, Deadline, Pull, Push, PushRequest};
+use backstay_net::client::routing::{Routing, ServerAddress};
+use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull, Push, PushRequest};
 use backstay_net::tls::{self, Identity};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
@@ -156,22 +156,38 @@ impl DataClient {
         })
     }
 
-    /// Go by this routing table: data address of each server, and for each slot the index of
-    /// its master.
+    /// Go by this routing table, also in the calls that wait; false if it is not newer than the
+    /// one that is known. `servers` are (node id, data address, instance); of each slot the
+    /// index of its master is given, or 4294967295 if it has none.
+    #[pyo3(signature = (version, servers, master_of_slot, *, generation=0))]
     fn set_routing(
         &self,
         py: Python<'_>,
         version: u64,
-        addresses: Vec<String>,
+        servers: Vec<(String, String, u64)>,
         master_of_slot: PyReadonlyArray1<'_, u32>,
-    ) -> PyResult<()> {
-        let routing = Routing::new(version, addresses, master_of_slot.as_slice()?);
-        self.client
-            .set_routing(routing.map_err(|error| from_client(py, &error))?);
-        Ok(())
+        generation: u64,
+    ) -> PyResult<bool> {
+        let servers = servers
+            .into_iter()
+            .map(|(node_id, address, instance)| ServerAddress {
+                node_id,
+                address,
+                instance,
+            });
+        let masters = master_of_slot.as_slice()?;
+        let routing = Routing::of(version, generation, servers.collect(), masters)
+            .map_err(|error| from_client(py, &error))?;
+        Ok(self.client.set_routing(routing))
     }
 
-    /// Connect to every server; from now on their rows are relied on.
+    /// The version of the routing table that calls go by; 0 if there is none yet.
+    #[getter]
+    fn routing_version(&self) -> u64 {
+        self.client.routing_version()
+    }
+
+    /// Connect to every master.
     fn connect(&self, py: Python<'_>, deadline_ms: u64) -> PyResult<()> {
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
         block_on(py, self.client.connect(deadline))?.map_err(|error| from_client(py, &error))
@@ -182,12 +198,18 @@ impl DataClient {
         self.client.instance_of(address)
     }
 
-    /// Wait until a server does not answer; false after `unwatch` or `close`.
-    fn wait_for_trouble(&self, py: Python<'_>) -> PyResult<bool> {
-        block_on(py, self.client.trouble())
+    /// The next (kind, text): `trouble` when a server does not answer or refuses, `waiting` when
+    /// a call waits for long, `resumed` when it goes on. None after `unwatch` or `close`.
+    fn next_event(&self, py: Python<'_>) -> PyResult<Option<(&'static str, String)>> {
+        let event = block_on(py, self.client.next_event())?;
+        Ok(event.map(|event| match event {
+            Event::Trouble => ("trouble", String::new()),
+            Event::Waiting(text) => ("waiting", text),
+            Event::Resumed(text) => ("resumed", text),
+        }))
     }
 
-    /// End `wait_for_trouble`.
+    /// End `next_event`.
     fn unwatch(&self) {
         self.client.unwatch();
     }
@@ -340,6 +362,8 @@ impl DataClient {
         stats.set_item("pushes_acknowledged", read(&counters.pushes_acknowledged))?;
         stats.set_item("keys_pushed", read(&counters.keys_pushed))?;
         stats.set_item("retries", read(&counters.retries))?;
+        stats.set_item("failovers", read(&counters.failovers))?;
+        stats.set_item("waits", read(&counters.waits))?;
         Ok(stats)
     }
 }

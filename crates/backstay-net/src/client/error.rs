@@ -16,10 +16,12 @@ pub enum ClientError {
         waited_ms: u128,
     },
     /// A read was not answered in time.
-    #[error("{address}: no answer within {waited_ms} ms")]
+    #[error("{address}: {reason} (no answer within {waited_ms} ms)")]
     Deadline {
         /// Where.
         address: String,
+        /// What it waited for.
+        reason: String,
         /// How long the call waited.
         waited_ms: u128,
     },
@@ -47,11 +49,11 @@ pub enum ClientError {
         /// Where.
         address: String,
     },
-    /// The server came back without its rows.
-    #[error("{address}: the pserver was restarted and lost its rows; there is no other copy. Restore a checkpoint or start the job anew")]
+    /// Rows that this client relied on are gone.
+    #[error("{reason}. Restore a checkpoint or start the job anew")]
     StateLost {
-        /// Where.
-        address: String,
+        /// Which, and how it is known.
+        reason: String,
     },
     /// The peer does not speak the protocol.
     #[error("{address}: {reason}")]

@@ -1,17 +1,17 @@
-//! The way to one server: keeps a connection, opens it anew, sends requests until an answer
-//! comes or the deadline has passed.
+//! The way to one server: keeps a connection, opens it anew, and tells what an answer means.
+//! It tries once; who tries again, and where, is decided by the call (see `request`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::code;
-use tokio::sync::{oneshot, Notify};
-use tokio::time::{sleep_until, timeout_at, Instant};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::connection::{refusal_of, Connection, Lost, OpenError, Reply};
 use super::error::ClientError;
-use super::out_frame::OutFrame;
+use super::routing::ServerAddress;
 use super::ClientOptions;
 use crate::buffers::BufferPool;
 use crate::frame_io::Frame;
@@ -37,41 +37,45 @@ impl Deadline {
     pub(crate) fn waited_ms(&self) -> u128 {
         self.started.elapsed().as_millis()
     }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    pub(crate) fn at(&self) -> Instant {
+        self.at
+    }
 }
 
-/// The pauses between the tries of one request: none before the first retry (the connection
-/// may just have been closed), then doubling from 20 ms to 1 s.
-pub(crate) struct Retry {
-    deadline: Deadline,
+/// The pauses between the tries of one call: none before the first retry after a broken
+/// connection (it may just have been closed), then doubling from 10 ms to 200 ms.
+#[derive(Default)]
+pub(crate) struct Backoff {
     pause: Duration,
 }
 
-impl Retry {
-    const FIRST: Duration = Duration::from_millis(20);
-    const LONGEST: Duration = Duration::from_secs(1);
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(10);
+    const LONGEST: Duration = Duration::from_millis(200);
 
-    pub(crate) fn new(deadline: Deadline) -> Self {
-        Self {
-            deadline,
-            pause: Duration::ZERO,
-        }
+    /// How long to wait before the next try.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (pause * 2).clamp(Self::FIRST, Self::LONGEST);
+        pause
     }
 
-    /// Wait before the next try; false if the deadline comes first.
-    pub(crate) async fn pause(&mut self) -> bool {
-        let next = Instant::now() + self.pause;
-        self.pause = (self.pause * 2).clamp(Self::FIRST, Self::LONGEST);
-        sleep_until(next.min(self.deadline.at)).await;
-        next < self.deadline.at
+    /// A server has answered that it cannot serve: asking it again at once is no use.
+    pub(crate) fn refused(&mut self) {
+        self.pause = self.pause.max(Self::FIRST);
     }
 }
 
 /// A request under way: its answer will come here.
 pub(crate) struct Ticket {
-    reply: oneshot::Receiver<Reply>,
+    pub(crate) reply: oneshot::Receiver<Reply>,
     connection: Arc<Connection>,
-    /// Silence longer than this means that the connection is dead without knowing it.
-    patience: Duration,
+    pub(crate) sent_at: Instant,
 }
 
 impl Ticket {
@@ -80,76 +84,57 @@ impl Ticket {
         !self.reply.is_empty()
     }
 
-    /// Wait for the answer; `None` if the deadline comes first. A connection that stays silent
-    /// for too long is given up, as if it had broken.
-    pub(crate) async fn wait(self, deadline: Deadline) -> Option<Reply> {
-        let silence = Instant::now() + self.patience;
-        match timeout_at(silence.min(deadline.at), self.reply).await {
-            Ok(Ok(reply)) => Some(reply),
-            // The sender is dropped only with the connection.
-            Ok(Err(_)) => Some(Err(Lost::unanswered("the connection was closed"))),
-            Err(_) if silence < deadline.at => {
-                let reason = format!("no answer within {:?}", self.patience);
-                Some(Err(self.connection.lose(&reason)))
-            }
-            Err(_) => None,
-        }
+    /// The connection has been silent for too long: as if it had broken.
+    pub(crate) fn give_up(&self, patience: Duration) -> Lost {
+        self.connection
+            .lose(&format!("no answer within {patience:?}"))
     }
 }
 
+/// Why a connection is not there, or a frame did not leave.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Trying again may help; nothing was taken.
+    Transient(String),
+    /// It will not.
+    Fatal(ClientError),
+}
+
 pub(crate) struct Link {
-    pub(crate) address: String,
-    /// The instance whose rows the caller relies on; 0 until the first handshake.
+    pub(crate) server: ServerAddress,
+    /// The instance whose rows the caller relies on; 0 until the first handshake if the
+    /// routing does not say.
     instance: AtomicU64,
     /// Set once it is known that the process with those rows is gone.
     lost: AtomicBool,
     options: Arc<ClientOptions>,
     buffers: Arc<BufferPool>,
-    trouble: Arc<Notify>,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
 }
 
 impl Link {
     pub(crate) fn new(
-        address: &str,
+        server: &ServerAddress,
         options: Arc<ClientOptions>,
         buffers: Arc<BufferPool>,
-        trouble: Arc<Notify>,
     ) -> Self {
         Self {
-            address: address.into(),
-            instance: AtomicU64::new(0),
+            server: server.clone(),
+            instance: AtomicU64::new(server.instance),
             lost: AtomicBool::new(false),
             options,
             buffers,
-            trouble,
             connection: tokio::sync::Mutex::default(),
         }
     }
 
-    /// An open connection, trying again and again until the deadline.
-    pub(crate) async fn connection(
-        &self,
-        deadline: Deadline,
-    ) -> Result<Arc<Connection>, ClientError> {
-        let mut retry = Retry::new(deadline);
-        let mut reason = String::from("no connection could be opened in time");
-        loop {
-            if self.lost.load(Ordering::Acquire) {
-                return Err(self.state_lost());
-            }
-            match timeout_at(deadline.at, self.connect_once()).await {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(OpenError::Refused(error))) => return Err(self.named(error)),
-                Ok(Err(OpenError::Transient(why))) => reason = why,
-                Err(_) => return Err(self.unavailable(reason, deadline)),
-            }
-            tracing::debug!(address = self.address, reason, "waiting for the server");
-            self.trouble.notify_one();
-            if !retry.pause().await {
-                return Err(self.unavailable(reason, deadline));
-            }
-        }
+    pub(crate) fn address(&self) -> &str {
+        &self.server.address
+    }
+
+    /// Whether it leads to this process.
+    pub(crate) fn leads_to(&self, server: &ServerAddress) -> bool {
+        self.server.instance == server.instance && self.server.address == server.address
     }
 
     /// The process whose rows the caller relies on is known to be gone.
@@ -159,26 +144,17 @@ impl Link {
 
     fn state_lost(&self) -> ClientError {
         ClientError::StateLost {
-            address: self.address.clone(),
+            reason: format!(
+                "{}: the pserver was restarted and lost its rows; there is no other copy",
+                self.server.name()
+            ),
         }
     }
 
-    /// The error for a server that did not answer until the deadline.
-    pub(crate) fn unavailable(&self, reason: String, deadline: Deadline) -> ClientError {
-        ClientError::Unavailable {
-            address: self.address.clone(),
-            reason,
-            waited_ms: deadline.waited_ms(),
-        }
-    }
-
-    /// The connection, if one is open.
-    pub(crate) async fn current(&self) -> Option<Arc<Connection>> {
-        self.connection
-            .lock()
-            .await
-            .clone()
-            .filter(|connection| connection.is_open())
+    /// The connection, if one is open and nobody is busy opening it.
+    pub(crate) fn open_connection(&self) -> Option<Arc<Connection>> {
+        let connection = self.connection.try_lock().ok()?.clone()?;
+        (connection.is_open() && !self.lost.load(Ordering::Acquire)).then_some(connection)
     }
 
     /// Forget the connection.
@@ -186,39 +162,37 @@ impl Link {
         self.connection.lock().await.take();
     }
 
-    /// Send a frame once. Only the deadline and what no retry can mend are errors here; a
-    /// connection that breaks shows in the ticket.
-    pub(crate) async fn send(
-        &self,
-        deadline: Deadline,
-        frame: &mut OutFrame,
-    ) -> Result<Ticket, ClientError> {
-        let connection = self.connection(deadline).await?;
-        frame.check(&connection.hello)?;
-        let request_id = connection.next_request_id();
-        frame.set_request_id(request_id);
-        match timeout_at(deadline.at, connection.send(request_id, frame.bytes())).await {
-            Ok(Ok(reply)) => Ok(self.ticket(connection, reply)),
-            Ok(Err(lost)) => Ok(self.ticket(connection, already_lost(lost))),
-            Err(_) => Err(ClientError::Deadline {
-                address: self.address.clone(),
-                waited_ms: deadline.waited_ms(),
-            }),
-        }
-    }
-
-    fn ticket(&self, connection: Arc<Connection>, reply: oneshot::Receiver<Reply>) -> Ticket {
-        let patience = self.options.stall_timeout;
+    /// What to hold while a request is under way.
+    pub(crate) fn ticket(
+        connection: Arc<Connection>,
+        sent: Result<oneshot::Receiver<Reply>, Lost>,
+    ) -> Ticket {
         Ticket {
-            reply,
+            reply: sent.unwrap_or_else(already_lost),
             connection,
-            patience,
+            sent_at: Instant::now(),
         }
     }
 
-    /// The instance met at the first handshake; 0 before it.
+    pub(crate) fn stall_timeout(&self) -> Duration {
+        self.options.stall_timeout
+    }
+
+    /// The instance met at the first handshake, or the one that the routing names; 0 before it.
     pub(crate) fn instance(&self) -> u64 {
         self.instance.load(Ordering::Acquire)
+    }
+
+    /// An open connection: the one that is there, or a new one, tried once.
+    pub(crate) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
+        if self.lost.load(Ordering::Acquire) {
+            return Err(Failure::Fatal(self.state_lost()));
+        }
+        match self.connect_once().await {
+            Ok(connection) => Ok(connection),
+            Err(OpenError::Refused(error)) => Err(Failure::Fatal(self.named(error))),
+            Err(OpenError::Transient(reason)) => Err(Failure::Transient(reason)),
+        }
     }
 
     async fn connect_once(&self) -> Result<Arc<Connection>, OpenError> {
@@ -226,7 +200,7 @@ impl Link {
         if let Some(connection) = slot.as_ref().filter(|connection| connection.is_open()) {
             return Ok(Arc::clone(connection));
         }
-        let opening = Connection::open(&self.address, &self.options, &self.buffers);
+        let opening = Connection::open(self.address(), &self.options, &self.buffers);
         let connection = tokio::time::timeout(self.options.connect_timeout, opening)
             .await
             .map_err(|_| {
@@ -239,8 +213,13 @@ impl Link {
         let expected = self.instance.load(Ordering::Acquire);
         if expected == 0 {
             self.instance.store(instance, Ordering::Release);
-        } else if expected != instance {
+        } else if expected != instance && self.server.instance == 0 {
+            // Nobody else says who holds what: what was there is not there any more.
             return Err(OpenError::Refused(self.state_lost()));
+        } else if expected != instance {
+            return Err(OpenError::Transient(format!(
+                "another process (instance {instance}, not {expected}) answers at that address"
+            )));
         }
         let connection = Arc::new(connection);
         *slot = Some(Arc::clone(&connection));
@@ -251,7 +230,7 @@ impl Link {
     fn named(&self, error: ClientError) -> ClientError {
         match error {
             ClientError::Protocol { reason, .. } => ClientError::Protocol {
-                address: self.address.clone(),
+                address: self.address().into(),
                 reason,
             },
             other => other,
@@ -265,6 +244,7 @@ impl Link {
                 return Ok(Answer::Again {
                     reason: lost.reason,
                     not_applied: lost.not_taken,
+                    refused: false,
                 })
             }
             Ok(frame) => frame,
@@ -273,7 +253,7 @@ impl Link {
             return Ok(Answer::Frame(frame));
         }
         let protocol = |reason: String| ClientError::Protocol {
-            address: self.address.clone(),
+            address: self.address().into(),
             reason,
         };
         if frame.header.opcode != Opcode::Error {
@@ -282,7 +262,7 @@ impl Link {
                 frame.header.opcode
             )));
         }
-        match refusal_of(&self.address, &frame).map_err(|error| protocol(error.to_string()))? {
+        match refusal_of(self.address(), &frame).map_err(|error| protocol(error.to_string()))? {
             ClientError::Refused {
                 code,
                 retry_safe,
@@ -290,7 +270,8 @@ impl Link {
                 ..
             } if passes_by_itself(code, retry_safe) => Ok(Answer::Again {
                 reason: message,
-                not_applied: matches!(code, code::NOT_MASTER | code::STOPPING),
+                not_applied: matches!(code, code::NOT_MASTER | code::STOPPING | code::NOT_READY),
+                refused: true,
             }),
             error => Err(error),
         }
@@ -300,15 +281,25 @@ impl Link {
 /// What became of one try of a request.
 pub(crate) enum Answer {
     Frame(Frame),
-    Again { reason: String, not_applied: bool },
+    Again {
+        reason: String,
+        not_applied: bool,
+        /// Whether the server itself said so.
+        refused: bool,
+    },
 }
 
 /// Whether to try again: the slot moves in, the twin finishes, the server restarts. Of what a
 /// later release may say, its own word is taken. A memory limit does not pass by waiting.
 fn passes_by_itself(code: u16, retry_safe: bool) -> bool {
     match code {
-        code::NOT_MASTER | code::STOPPING | code::IN_FLIGHT | code::INCOMPLETE => true,
-        1..=code::INCOMPLETE => false,
+        code::NOT_MASTER
+        | code::STOPPING
+        | code::IN_FLIGHT
+        | code::INCOMPLETE
+        | code::NOT_READY
+        | code::ROLLED_BACK => true,
+        1..=code::ROLLED_BACK => false,
         _ => retry_safe,
     }
 }

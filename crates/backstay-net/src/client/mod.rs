@@ -1,8 +1,11 @@
 //! The client's runtime: plan a batch, send its parts, wait, try again, never count twice.
 //!
 //! [`plan`] merges and orders keys; [`routing`] says where they go; `link` keeps the way to
-//! each server; `pull` and `push` are the two kinds of calls; [`rows`] moves values.
+//! each server; `request` tries one part of a call, `requests` all of them until they are
+//! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; [`rows`] moves values;
+//! `waiting` says what is waited for.
 
+mod attend;
 mod connection;
 mod error;
 mod link;
@@ -10,8 +13,12 @@ mod out_frame;
 pub mod plan;
 mod pull;
 mod push;
+mod request;
+mod requests;
 pub mod routing;
 pub mod rows;
+pub mod split;
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,24 +27,30 @@ use std::time::Duration;
 
 use backstay_core::stream::StreamId;
 use backstay_core::wire::{CloseStream, Opcode};
-use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{sleep_until, timeout_at, Instant};
 
 pub use error::ClientError;
 pub use link::Deadline;
 pub use pull::Pull;
 pub use push::{Push, PushRequest};
+pub use waiting::Event;
 
-use link::{Answer, Link};
+use connection::Connection;
+use link::{Backoff, Failure, Link};
 use out_frame::OutFrame;
 use plan::Plan;
 use push::PushQueue;
-use routing::Routing;
+use routing::{Routing, ServerAddress};
+use waiting::Waits;
 
 use crate::buffers::BufferPool;
 
 /// Memory kept for reuse, for requests and replies.
 const SPARE_BYTES: usize = 128 * 1024 * 1024;
+/// A server that is told at the end to forget the stream gets so long to answer.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a client needs to know.
 #[derive(Clone)]
@@ -71,20 +84,27 @@ pub struct ClientCounters {
     pub keys_pulled: AtomicU64,
     pub pushes_acknowledged: AtomicU64,
     pub keys_pushed: AtomicU64,
+    /// Requests sent again.
     pub retries: AtomicU64,
+    /// Requests or parts of them that went to another server than before.
+    pub failovers: AtomicU64,
+    /// Calls that had to wait for a server or for a newer routing.
+    pub waits: AtomicU64,
 }
 
 /// A client of a cluster's data plane.
 pub struct Client {
     options: Arc<ClientOptions>,
-    routing: RwLock<Option<Arc<Routing>>>,
-    links: Mutex<BTreeMap<String, Arc<Link>>>,
+    routing: watch::Sender<Option<Arc<Routing>>>,
+    /// By address and instance.
+    links: Mutex<BTreeMap<(String, u64), Arc<Link>>>,
+    /// The generation of the first routing: whose rows are relied on.
+    first_generation: AtomicU64,
+    state_lost: AtomicBool,
     stream: StreamId,
     pushes: PushQueue,
     buffers: Arc<BufferPool>,
-    /// Rung when a server does not answer: the routing may have changed.
-    trouble: Arc<Notify>,
-    unwatched: AtomicBool,
+    waits: Waits,
     closed: AtomicBool,
     /// What it has done so far.
     pub counters: ClientCounters,
@@ -96,65 +116,136 @@ impl Client {
         Arc::new(Self {
             pushes: PushQueue::new(options.max_pushes_in_flight),
             options: Arc::new(options),
-            routing: RwLock::default(),
+            routing: watch::Sender::new(None),
             links: Mutex::default(),
+            first_generation: AtomicU64::new(0),
+            state_lost: AtomicBool::new(false),
             stream,
             buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
-            trouble: Arc::default(),
-            unwatched: AtomicBool::new(false),
+            waits: Waits::default(),
             closed: AtomicBool::new(false),
             counters: ClientCounters::default(),
         })
     }
 
-    /// Go by this routing table from now on.
-    pub fn set_routing(&self, routing: Routing) {
-        *self.routing.write() = Some(Arc::new(routing));
+    /// Go by this routing table from now on, also in the calls that wait; false if it is not
+    /// newer than the one that is known.
+    pub fn set_routing(&self, routing: Routing) -> bool {
+        let routing = Arc::new(routing);
+        let is_newer = self.routing.send_if_modified(|known| {
+            match known {
+                None => self
+                    .first_generation
+                    .store(routing.generation, Ordering::Release),
+                Some(known) if known.version >= routing.version => return false,
+                Some(_) => {}
+            }
+            // Before anybody sees the routing: who goes by it relies on other rows.
+            if routing.generation > self.first_generation.load(Ordering::Acquire) {
+                self.state_lost.store(true, Ordering::Release);
+            }
+            *known = Some(Arc::clone(&routing));
+            true
+        });
+        if is_newer {
+            // Requests under way hold the links they need.
+            let leads_somewhere = |link: &Link| routing.servers.iter().any(|s| link.leads_to(s));
+            self.links.lock().retain(|_, link| leads_somewhere(link));
+        }
+        is_newer
     }
 
-    /// Connect to every server. From then on their rows are relied on: another instance at one
-    /// of the addresses is [`ClientError::StateLost`].
+    /// The routing that calls go by now.
+    pub(crate) fn newest(&self) -> Option<Arc<Routing>> {
+        self.routing.borrow().clone()
+    }
+
+    /// The version of the routing that calls go by now; 0 if there is none.
+    pub fn routing_version(&self) -> u64 {
+        self.routing.borrow().as_ref().map_or(0, |r| r.version)
+    }
+
+    /// Connect to every master. Of a server whose instance the routing does not name, the rows
+    /// are relied on from then on: another instance is [`ClientError::StateLost`].
     pub async fn connect(&self, deadline: Deadline) -> Result<(), ClientError> {
-        let routing = self.routing.read().clone();
-        let routing = routing.ok_or_else(no_routing)?;
-        for server in 0..routing.servers.len() {
-            self.link(&routing, server).connection(deadline).await?;
+        let mut backoff = Backoff::default();
+        'again: loop {
+            let routing = self.newest().ok_or_else(no_routing)?;
+            for server in routing.masters() {
+                let link = self.link(&routing.servers[server]);
+                let reason = match self.connect_unless_moved(&link, &routing, deadline).await {
+                    Some(Ok(_)) => continue,
+                    Some(Err(Failure::Fatal(error))) => return Err(error),
+                    Some(Err(Failure::Transient(reason))) => reason,
+                    None if Instant::now() < deadline.at() => continue 'again,
+                    None => "no connection could be opened in time".into(),
+                };
+                self.waits.trouble();
+                self.waits.waiting(deadline.started(), || {
+                    format!("{}: {reason}", link.server.name())
+                });
+                sleep_until((Instant::now() + backoff.next()).min(deadline.at())).await;
+                if Instant::now() >= deadline.at() {
+                    return Err(ClientError::Unavailable {
+                        address: link.address().into(),
+                        reason,
+                        waited_ms: deadline.waited_ms(),
+                    });
+                }
+                continue 'again;
+            }
+            return Ok(());
         }
-        Ok(())
     }
 
     /// The instance met at an address; 0 if none was met.
     pub fn instance_of(&self, address: &str) -> u64 {
         let links = self.links.lock();
-        links.get(address).map_or(0, |link| link.instance())
+        let link = links.values().find(|link| link.address() == address);
+        link.map_or(0, |link| link.instance())
     }
 
-    /// Wait until a server does not answer; false once nobody is to wait any more.
-    ///
-    /// Whoever knows the control plane should then look whether nodes or routing changed.
-    pub async fn trouble(&self) -> bool {
-        self.trouble.notified().await;
-        !self.unwatched.load(Ordering::Acquire)
+    /// The next thing that whoever knows the control plane, or the user, should hear of; `None`
+    /// once nobody is to wait for it any more. For one listener.
+    pub async fn next_event(&self) -> Option<Event> {
+        self.waits.next().await
     }
 
-    /// End [`Self::trouble`].
+    /// End [`Self::next_event`].
     pub fn unwatch(&self) {
-        self.unwatched.store(true, Ordering::Release);
-        self.trouble.notify_one();
+        self.waits.end();
     }
 
     /// The process at this address is known to have lost its rows: fail what needs it.
     pub fn mark_lost(&self, address: &str) {
-        if let Some(link) = self.links.lock().get(address) {
+        let links = self.links.lock();
+        for link in links.values().filter(|link| link.address() == address) {
             link.mark_lost();
         }
     }
 
+    /// Whether rows that this client relied on are gone.
+    fn has_lost_state(&self) -> bool {
+        self.state_lost.load(Ordering::Acquire)
+    }
+
+    fn check_generation(&self) -> Result<(), ClientError> {
+        if !self.has_lost_state() {
+            return Ok(());
+        }
+        let generation = self.newest().map_or(0, |routing| routing.generation);
+        let first = self.first_generation.load(Ordering::Acquire);
+        Err(ClientError::StateLost {
+            reason: format!(
+                "the cluster lost its rows of some slots, with every copy, and began them anew, \
+                 empty (generation {generation}, this client began with {first})"
+            ),
+        })
+    }
+
     /// Make a batch of keys ready for this cluster.
     pub fn plan(&self, keys: &[u64]) -> Result<Plan, ClientError> {
-        let routing = self.routing.read().clone();
-        let routing = routing.ok_or_else(no_routing)?;
-        Plan::new(keys, routing)
+        Plan::new(keys, self.newest().ok_or_else(no_routing)?)
     }
 
     /// Wait until every push under way is settled; the first failure is returned.
@@ -172,9 +263,13 @@ impl Client {
         let links: Vec<_> = self.links.lock().values().cloned().collect();
         for link in links {
             // Best effort: a server that is gone has forgotten the stream anyway.
-            if link.current().await.is_some() {
-                if let Err(error) = self.close_stream(&link, deadline).await {
-                    tracing::debug!(address = link.address, %error, "the stream was not closed");
+            if let Some(connection) = link.open_connection() {
+                if let Err(reason) = self.close_stream(&connection, deadline).await {
+                    tracing::debug!(
+                        address = link.address(),
+                        reason,
+                        "the stream was not closed"
+                    );
                 }
             }
             link.close().await;
@@ -182,40 +277,71 @@ impl Client {
         flushed
     }
 
-    async fn close_stream(&self, link: &Link, deadline: Deadline) -> Result<(), ClientError> {
+    async fn close_stream(
+        &self,
+        connection: &Connection,
+        deadline: Deadline,
+    ) -> Result<(), String> {
         let meta = CloseStream {
             stream: self.stream,
         }
         .encode();
         let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, 0, Vec::new());
-        let ticket = link.send(deadline, &mut frame).await?;
-        match ticket.wait(deadline).await {
-            Some(reply) => match link.judge(reply, Opcode::CloseStreamReply)? {
-                Answer::Frame(_) | Answer::Again { .. } => Ok(()),
-            },
-            None => Err(ClientError::Deadline {
-                address: link.address.clone(),
-                waited_ms: deadline.waited_ms(),
-            }),
-        }
+        let request_id = connection.next_request_id();
+        frame.set_request_id(request_id);
+        let exchange = async {
+            let reply = connection.send(request_id, frame.bytes()).await;
+            reply
+                .map_err(|lost| lost.reason)?
+                .await
+                .map(drop)
+                .map_err(|_| "the connection was closed".into())
+        };
+        let until = deadline.at().min(Instant::now() + FAREWELL);
+        let in_time = timeout_at(until, exchange).await;
+        in_time.unwrap_or_else(|_| Err("no answer in time".into()))
     }
 
     fn check_open(&self) -> Result<(), ClientError> {
         if self.closed.load(Ordering::Acquire) {
             return Err(ClientError::Closed);
         }
-        Ok(())
+        self.check_generation()
     }
 
-    fn link(&self, routing: &Routing, server: usize) -> Arc<Link> {
-        let address = &routing.servers[server];
+    /// Connect, unless a newer routing or the deadline comes first.
+    async fn connect_unless_moved(
+        &self,
+        link: &Link,
+        routing: &Routing,
+        deadline: Deadline,
+    ) -> Option<Result<Arc<Connection>, Failure>> {
+        let mut changes = self.routing.subscribe();
+        let newer = changes.wait_for(|newest| {
+            let newest = newest.as_ref().map_or(0, |newest| newest.version);
+            newest > routing.version
+        });
+        tokio::select! {
+            biased;
+            connected = link.connection() => Some(connected),
+            _ = newer => None,
+            () = sleep_until(deadline.at()) => None,
+        }
+    }
+
+    /// The way to a server of a routing, or none for [`routing::NO_MASTER`].
+    fn link_to(&self, routing: &Routing, server: u32) -> Option<Arc<Link>> {
+        Some(self.link(routing.servers.get(server as usize)?))
+    }
+
+    fn link(&self, server: &ServerAddress) -> Arc<Link> {
         let mut links = self.links.lock();
-        let link = links.entry(address.clone()).or_insert_with(|| {
+        let key = (server.address.clone(), server.instance);
+        let link = links.entry(key).or_insert_with(|| {
             Arc::new(Link::new(
-                address,
+                server,
                 Arc::clone(&self.options),
                 Arc::clone(&self.buffers),
-                Arc::clone(&self.trouble),
             ))
         });
         Arc::clone(link)

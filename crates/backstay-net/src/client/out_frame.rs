@@ -1,5 +1,7 @@
 //! A request laid out for sending, kept until it is answered so that it can be sent again.
 
+use std::ops::Range;
+
 use backstay_core::wire::{Header, HelloReply, Opcode, HEADER_BYTES, MAX_META_BYTES};
 
 use super::error::ClientError;
@@ -44,6 +46,49 @@ impl OutFrame {
     /// The body, from its start to the end of the buffer.
     pub(crate) fn body_mut(&mut self) -> &mut [u64] {
         &mut self.words[self.body_at..]
+    }
+
+    /// The keys, from the start of the body.
+    pub(crate) fn keys(&self) -> &[u64] {
+        &self.words[self.body_at..][..self.keys]
+    }
+
+    /// Go by another routing version. In the meta part of a pull and of a push it is the
+    /// second word.
+    pub(crate) fn set_routing_version(&mut self, version: u64) {
+        debug_assert!(self.body_at > HEADER_BYTES / 8 + 1);
+        self.words[HEADER_BYTES / 8 + 1] = version.to_le();
+    }
+
+    /// The meta part.
+    pub(crate) fn meta(&self) -> &[u8] {
+        &self.bytes()[HEADER_BYTES..self.body_at * 8]
+    }
+
+    /// The same kind of request for some of its keys and their rows. `meta` must tell the new
+    /// number of keys.
+    pub(crate) fn cut(
+        &self,
+        opcode: Opcode,
+        meta: &[u8],
+        ranges: &[Range<usize>],
+        buffer: Vec<u64>,
+    ) -> Self {
+        let keys = ranges.iter().map(Range::len).sum::<usize>();
+        let row_bytes = (self.bytes - (self.body_at + self.keys) * 8) / self.keys.max(1);
+        let mut frame = Self::new(opcode, meta, keys, keys * (8 + row_bytes), buffer);
+        let rows: &[u8] = bytemuck::cast_slice(&self.words[self.body_at + self.keys..]);
+        let (to_keys, to_rows) = frame.words[frame.body_at..].split_at_mut(keys);
+        let to_rows: &mut [u8] = bytemuck::cast_slice_mut(to_rows);
+        let mut at = 0;
+        for range in ranges {
+            let end = at + range.len();
+            to_keys[at..end].copy_from_slice(&self.keys()[range.clone()]);
+            to_rows[at * row_bytes..end * row_bytes]
+                .copy_from_slice(&rows[range.start * row_bytes..range.end * row_bytes]);
+            at = end;
+        }
+        frame
     }
 
     pub(crate) fn set_request_id(&mut self, request_id: u64) {

@@ -33,15 +33,56 @@ struct Run {
     first_entry: u32,
 }
 
-/// A part of a plan that goes to one server in one frame: whole slots.
+/// Whole slots that stand together in a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Index into the routing's servers.
-    pub server: usize,
-    /// Its unique keys.
+pub struct Piece {
+    /// Their unique keys.
     pub keys: Range<usize>,
     /// The entries that refer to them.
     pub entries: Range<usize>,
+}
+
+/// A part of a plan that goes to one server in one frame: whole slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Index into the routing's servers, or [`super::routing::NO_MASTER`].
+    pub server: u32,
+    /// The first piece; the only one as long as the plan's routing holds.
+    pub first: Piece,
+    /// More of them, where slots have moved since the plan was made.
+    pub more: Vec<Piece>,
+}
+
+impl Part {
+    /// Its pieces, in the order in which they stand in the frame.
+    pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    /// How many unique keys it has.
+    pub fn key_count(&self) -> usize {
+        self.pieces().map(|piece| piece.keys.len()).sum()
+    }
+
+    /// The keys themselves, one piece behind the other.
+    pub fn copy_keys(&self, plan: &Plan, out: &mut [u64]) {
+        let mut at = 0;
+        for piece in self.pieces() {
+            let keys = &plan.keys()[piece.keys.clone()];
+            out[at..at + keys.len()].copy_from_slice(keys);
+            at += keys.len();
+        }
+    }
+
+    fn append(&mut self, piece: Piece) {
+        let last = self.more.last_mut().unwrap_or(&mut self.first);
+        if last.keys.end == piece.keys.start {
+            last.keys.end = piece.keys.end;
+            last.entries.end = piece.entries.end;
+        } else {
+            self.more.push(piece);
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -122,28 +163,97 @@ impl Plan {
     /// Cut the plan into parts of about `keys_per_part` unique keys, never within a slot:
     /// a slot takes each push once. Parts of different servers alternate, so that all servers
     /// work from the start; those of one server keep the order of their slots.
-    pub fn parts(&self, keys_per_part: usize) -> Vec<Part> {
-        let mut parts: Vec<Part> = Vec::new();
+    ///
+    /// `routing` may be newer than the one the plan was made for.
+    pub fn parts(&self, routing: &Arc<Routing>, keys_per_part: usize) -> Vec<Part> {
+        if Arc::ptr_eq(routing, &self.routing) {
+            let runs = self.runs.iter().enumerate();
+            return self.parts_of(runs.map(|(i, run)| (run.server, i)), keys_per_part);
+        }
+        // A server takes keys in the order of their slots, which is not that of an old routing.
+        let mut order: Vec<(u32, u32, usize)> = Vec::with_capacity(self.runs.len());
         for (i, run) in self.runs.iter().enumerate() {
-            let next = self.runs.get(i + 1);
-            let key_end = next.map_or(self.keys.len(), |next| next.first_key as usize);
-            let entry_end = next.map_or(self.entries.len(), |next| next.first_entry as usize);
+            let key = self.keys[run.first_key as usize];
+            order.push((routing.server_of_key(key), routing.slot(key), i));
+        }
+        order.sort_unstable();
+        let order = order.into_iter().map(|(server, _, i)| (server, i));
+        self.parts_of(order, keys_per_part)
+    }
+
+    /// Parts of runs that come by server, then by slot.
+    fn parts_of(
+        &self,
+        runs: impl Iterator<Item = (u32, usize)>,
+        keys_per_part: usize,
+    ) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut keys = 0;
+        for (server, run) in runs {
+            let piece = self.piece_of_runs(run..run + 1);
+            keys += piece.keys.len();
             match parts.last_mut() {
-                Some(part)
-                    if part.server == run.server as usize
-                        && key_end - part.keys.start <= keys_per_part.max(1) =>
-                {
-                    part.keys.end = key_end;
-                    part.entries.end = entry_end;
+                Some(part) if part.server == server && keys <= keys_per_part.max(1) => {
+                    part.append(piece);
                 }
-                _ => parts.push(Part {
-                    server: run.server as usize,
-                    keys: run.first_key as usize..key_end,
-                    entries: run.first_entry as usize..entry_end,
-                }),
+                _ => {
+                    keys = piece.keys.len();
+                    parts.push(Part {
+                        server,
+                        first: piece,
+                        more: Vec::new(),
+                    });
+                }
             }
         }
         interleave(parts)
+    }
+
+    /// The part of `part` that stands at these positions of its frame: whole slots.
+    pub(crate) fn cut(&self, part: &Part, server: u32, ranges: &[Range<usize>]) -> Option<Part> {
+        let mut cut: Option<Part> = None;
+        let mut at = 0;
+        for piece in part.pieces() {
+            let whole = at..at + piece.keys.len();
+            for range in ranges {
+                let (start, end) = (range.start.max(whole.start), range.end.min(whole.end));
+                if start >= end {
+                    continue;
+                }
+                let key = |position: usize| position - at + piece.keys.start;
+                let first = self.run_at(key(start));
+                let end = self.run_at(key(end));
+                let piece = self.piece_of_runs(first..end);
+                match &mut cut {
+                    Some(cut) => cut.append(piece),
+                    None => {
+                        cut = Some(Part {
+                            server,
+                            first: piece,
+                            more: Vec::new(),
+                        });
+                    }
+                }
+            }
+            at = whole.end;
+        }
+        cut
+    }
+
+    /// The run that begins at this unique key, or the number of runs at their end.
+    fn run_at(&self, key: usize) -> usize {
+        self.runs
+            .partition_point(|run| (run.first_key as usize) < key)
+    }
+
+    fn piece_of_runs(&self, runs: Range<usize>) -> Piece {
+        let (first, next) = (&self.runs[runs.start], self.runs.get(runs.end));
+        let key_end = next.map_or(self.keys.len(), |next| next.first_key as usize);
+        let entry_end = next.map_or(self.entries.len(), |next| next.first_entry as usize);
+        Piece {
+            keys: first.first_key as usize..key_end,
+            entries: first.first_entry as usize..entry_end,
+        }
     }
 
     fn merge(&mut self, scratch: &mut Scratch) {
@@ -153,7 +263,7 @@ impl Plan {
             let end = scratch.cursors[rank] as usize;
             if end > start {
                 self.runs.push(Run {
-                    server: self.routing.server_of_rank(rank) as u32,
+                    server: self.routing.server_of_rank(rank),
                     first_key: self.keys.len() as u32,
                     first_entry: self.entries.len() as u32,
                 });
@@ -202,11 +312,15 @@ impl Plan {
 
 /// Put the first parts of all servers first, then the second ones, and so on.
 fn interleave(parts: Vec<Part>) -> Vec<Part> {
-    let (mut server, mut turn) = (usize::MAX, 0);
+    let (mut server, mut turn) = (None, 0);
     let mut numbered: Vec<(usize, Part)> = Vec::with_capacity(parts.len());
     for part in parts {
-        turn = if part.server == server { turn + 1 } else { 0 };
-        server = part.server;
+        turn = if server == Some(part.server) {
+            turn + 1
+        } else {
+            0
+        };
+        server = Some(part.server);
         numbered.push((turn, part));
     }
     numbered.sort_by_key(|(turn, part)| (*turn, part.server));
@@ -279,17 +393,19 @@ mod tests {
         let plan = Plan::new(&keys, Arc::clone(&routing)).unwrap();
         for size in [1, 10, 500, 1_000_000] {
             let (mut key, mut entry, mut last_rank) = (0, 0, None);
-            let mut parts = plan.parts(size);
-            let first: Vec<usize> = parts.iter().take(3).map(|part| part.server).collect();
+            let mut parts = plan.parts(&routing, size);
+            let first: Vec<u32> = parts.iter().take(3).map(|part| part.server).collect();
             assert_eq!(first, [0, 1, 2], "all servers get work at once");
-            parts.sort_by_key(|part| part.keys.start);
+            parts.sort_by_key(|part| part.first.keys.start);
             for part in parts {
+                assert!(part.more.is_empty());
+                let (server, part) = (part.server, part.first);
                 assert_eq!((part.keys.start, part.entries.start), (key, entry));
                 (key, entry) = (part.keys.end, part.entries.end);
                 for &unique in &plan.keys()[part.keys.clone()] {
                     assert_eq!(
                         routing.server_of_rank(routing.rank(unique) as usize),
-                        part.server
+                        server
                     );
                 }
                 let first = routing.rank(plan.keys()[part.keys.start]);

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use backstay_core::wire::{Opcode, PullMeta, PullReply, MAX_META_BYTES};
 
 use super::error::ClientError;
-use super::link::{Answer, Deadline, Link, Retry, Ticket};
+use super::link::Deadline;
 use super::out_frame::OutFrame;
-use super::plan::{Part, Plan};
-use super::{rows, Client};
+use super::plan::Plan;
+use super::request::Request;
+use super::requests::Requests;
+use super::{no_routing, rows, Client};
 use crate::frame_io::Frame;
 
 /// A pull under way.
@@ -17,14 +19,7 @@ pub struct Pull {
     client: Arc<Client>,
     plan: Arc<Plan>,
     elements: usize,
-    parts: Vec<PartPull>,
-}
-
-struct PartPull {
-    part: Part,
-    link: Arc<Link>,
-    frame: OutFrame,
-    ticket: Option<Ticket>,
+    requests: Requests,
 }
 
 impl Client {
@@ -37,39 +32,39 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Pull, ClientError> {
         self.check_open()?;
-        let routing = plan.routing();
-        let mut parts = Vec::new();
-        for part in plan.parts(self.keys_per_part(row_elements)) {
-            let link = self.link(routing, part.server);
-            let keys = &plan.keys()[part.keys.clone()];
-            self.check_reply(keys.len() * row_elements * 4)?;
+        let routing = self.newest().ok_or_else(no_routing)?;
+        let mut requests = Requests::default();
+        for part in plan.parts(&routing, self.keys_per_part(row_elements)) {
+            let keys = part.key_count();
+            self.check_reply(keys * row_elements * 4)?;
             let meta = PullMeta {
                 table,
                 routing_version: routing.version,
-                key_count: keys.len() as u32,
+                key_count: keys as u32,
                 row_elements: row_elements as u32,
             };
-            let mut frame = OutFrame::new(
-                Opcode::Pull,
-                &meta.encode(),
-                keys.len(),
-                keys.len() * 8,
-                self.buffers.take(),
-            );
-            frame.body_mut()[..keys.len()].copy_from_slice(keys);
-            let ticket = Some(link.send(deadline, &mut frame).await?);
-            parts.push(PartPull {
-                part,
-                link,
+            let meta = meta.encode();
+            let buffer = self.buffers.take();
+            let mut frame = OutFrame::new(Opcode::Pull, &meta, keys, keys * 8, buffer);
+            part.copy_keys(plan, frame.body_mut());
+            let link = self.link_to(&routing, part.server);
+            let (asked, wanted) = (Opcode::Pull, Opcode::PullReply);
+            requests.add(Request::new(
+                asked,
+                wanted,
                 frame,
-                ticket,
-            });
+                Some(part),
+                link,
+                routing.version,
+            ));
+            requests.send_all(self, Some(plan), deadline).await?;
+            requests.check_all_left(self, deadline)?;
         }
         Ok(Pull {
             client: Arc::clone(self),
             plan: Arc::clone(plan),
             elements: row_elements,
-            parts,
+            requests,
         })
     }
 }
@@ -96,8 +91,7 @@ impl Pull {
 
     /// Whether every answer has come.
     pub fn is_ready(&self) -> bool {
-        let ready = |part: &PartPull| part.ticket.as_ref().is_none_or(Ticket::is_ready);
-        self.parts.iter().all(ready)
+        self.requests.is_ready()
     }
 
     /// Wait for the rows and write them to `out`, \[batch, `row_elements`], one row for each
@@ -112,66 +106,41 @@ impl Pull {
                 self.output_elements()
             )));
         }
-        for mut part in std::mem::take(&mut self.parts) {
-            let frame = part.answer(deadline, &self.client).await?;
-            let count = part.part.keys.len() * self.elements;
+        let (client, plan, elements) = (&self.client, &self.plan, self.elements);
+        let mut spread = |request: &Request, frame: Frame| {
+            let Some(part) = request.part() else {
+                return Ok(());
+            };
+            let count = part.key_count() * elements;
             let reply = PullReply::decode(&frame.meta);
             let fits = reply.is_ok_and(|reply| {
-                reply.row_count as usize == part.part.keys.len()
-                    && reply.row_elements as usize == self.elements
+                reply.row_count as usize == part.key_count()
+                    && reply.row_elements as usize == elements
             });
             if !fits || frame.header.body_bytes != count as u64 * 4 {
                 return Err(ClientError::Protocol {
-                    address: part.link.address.clone(),
+                    address: request.address(),
                     reason: "the answer does not hold the rows that were asked for".into(),
                 });
             }
-            let values = &bytemuck::cast_slice::<u64, f32>(&frame.body)[..count];
-            let entries = &self.plan.entries()[part.part.entries.clone()];
-            rows::spread(entries, part.part.keys.start, values, out, self.elements);
-            self.client.buffers.give(frame.body);
-            self.client.buffers.give(part.frame.into_buffer());
-        }
-        let counters = &self.client.counters;
+            let mut values = &bytemuck::cast_slice::<u64, f32>(&frame.body)[..count];
+            for piece in part.pieces() {
+                let entries = &plan.entries()[piece.entries.clone()];
+                let (rows, rest) = values.split_at(piece.keys.len() * elements);
+                rows::spread(entries, piece.keys.start, rows, out, elements);
+                values = rest;
+            }
+            client.buffers.give(frame.body);
+            Ok(())
+        };
+        self.requests
+            .settle(client, Some(plan), deadline, false, &mut spread)
+            .await?;
+        let counters = &client.counters;
         counters.pulls.fetch_add(1, Ordering::Relaxed);
         counters
             .keys_pulled
-            .fetch_add(self.plan.keys().len() as u64, Ordering::Relaxed);
+            .fetch_add(plan.keys().len() as u64, Ordering::Relaxed);
         Ok(())
-    }
-}
-
-impl PartPull {
-    /// The answer, asking again as long as that can help.
-    async fn answer(&mut self, deadline: Deadline, client: &Client) -> Result<Frame, ClientError> {
-        let mut last_reason = None;
-        let mut retry = Retry::new(deadline);
-        loop {
-            let ticket = match self.ticket.take() {
-                Some(ticket) => ticket,
-                None => self.link.send(deadline, &mut self.frame).await?,
-            };
-            let Some(reply) = ticket.wait(deadline).await else {
-                break;
-            };
-            match self.link.judge(reply, Opcode::PullReply)? {
-                Answer::Frame(frame) => return Ok(frame),
-                Answer::Again { reason, .. } => {
-                    tracing::debug!(address = self.link.address, reason, "pulling again");
-                    last_reason = Some(reason);
-                    client.counters.retries.fetch_add(1, Ordering::Relaxed);
-                    if !retry.pause().await {
-                        break;
-                    }
-                }
-            }
-        }
-        Err(match last_reason {
-            Some(reason) => self.link.unavailable(reason, deadline),
-            None => ClientError::Deadline {
-                address: self.link.address.clone(),
-                waited_ms: deadline.waited_ms(),
-            },
-        })
     }
 }

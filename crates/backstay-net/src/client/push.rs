@@ -5,7 +5,7 @@
 //! travels with each; the distance between the two is limited, because a slot remembers only
 //! so much.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -14,12 +14,16 @@ use backstay_core::stream::{TransactionId, WINDOW};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use parking_lot::Mutex;
+use tokio::time::timeout_at;
 
 use super::error::ClientError;
-use super::link::{Answer, Deadline, Link, Retry, Ticket};
+use super::link::{Deadline, Failure};
 use super::out_frame::{self, OutFrame};
 use super::plan::{Part, Plan};
-use super::{rows, Client};
+use super::request::Request;
+use super::requests::Requests;
+use super::routing::Routing;
+use super::{no_routing, rows, Client};
 
 /// What to push where.
 pub struct PushRequest<'a> {
@@ -104,20 +108,10 @@ pub struct Push {
 }
 
 struct State {
-    parts: Vec<PartPush>,
+    requests: Requests,
     /// Whether every part has been laid out; if not, the caller was interrupted.
     whole: bool,
-    /// Parts that are known to be applied.
-    applied: usize,
     outcome: Option<Result<(), ClientError>>,
-}
-
-struct PartPush {
-    link: Arc<Link>,
-    frame: OutFrame,
-    ticket: Option<Ticket>,
-    /// Whether some try of it may have been applied.
-    maybe_applied: bool,
 }
 
 impl Client {
@@ -130,22 +124,19 @@ impl Client {
     ) -> Result<Arc<Push>, ClientError> {
         self.check_open()?;
         check(request, plan)?;
-        let parts = plan.parts(self.keys_per_part(request.row_elements));
-        self.check_limits(request, plan, &parts, deadline).await?;
-        let _order = self.pushes.order.lock().await;
-        while let Some(oldest) = self.pushes.oldest_if_full() {
-            // A failure is kept for its own caller or for a flush; here it is only in the way.
-            let _ = oldest.settle(self).await;
-        }
+        let routing = self.newest().ok_or_else(no_routing)?;
+        let parts = plan.parts(&routing, self.keys_per_part(request.row_elements));
+        self.check_limits(request, &routing, &parts, deadline)
+            .await?;
+        let _order = self.take_turn(deadline).await?;
         let sequence = self.pushes.next_sequence.load(Ordering::Acquire);
         let push = Arc::new(Push {
             sequence,
             deadline,
             keys: plan.keys().len() as u64,
             state: tokio::sync::Mutex::new(State {
-                parts: Vec::new(),
+                requests: Requests::default(),
                 whole: false,
-                applied: 0,
                 outcome: None,
             }),
         });
@@ -160,19 +151,16 @@ impl Client {
         let floor = self.pushes.floor();
         let mut state = push.state.lock().await;
         for part in parts {
-            let link = self.link(plan.routing(), part.server);
-            let frame = self.lay_out(request, plan, &part, sequence, floor);
-            state.parts.push(PartPush {
-                link,
-                frame,
-                ticket: None,
-                maybe_applied: false,
-            });
+            let frame = self.lay_out(request, plan, &part, routing.version, sequence, floor);
+            let link = self.link_to(&routing, part.server);
+            let (sent, wanted) = (Opcode::Push, Opcode::PushReply);
             // It is in the state before it is sent, so that an interrupted call keeps it.
-            let Some(part) = state.parts.last_mut() else {
-                continue;
-            };
-            if let Err(error) = part.send(deadline).await {
+            let one = Request::new(sent, wanted, frame, None, link, routing.version);
+            state.requests.add(one);
+            // Until it has left, so that pushes leave in the order of their numbers.
+            let left = state.requests.send_all(self, None, deadline).await;
+            let left = left.and_then(|()| state.requests.check_all_left(self, deadline));
+            if let Err(error) = left {
                 let outcome = Err(state.failure(&push, error));
                 self.pushes.settled(&push, &outcome);
                 state.outcome = Some(outcome);
@@ -184,19 +172,59 @@ impl Client {
         Ok(push)
     }
 
-    /// Refuse what a server would not take, before any part has left for another one.
+    /// Wait until a push may get its number and leave.
+    async fn take_turn(
+        &self,
+        deadline: Deadline,
+    ) -> Result<tokio::sync::MutexGuard<'_, ()>, ClientError> {
+        let turn = async {
+            let order = self.pushes.order.lock().await;
+            while let Some(oldest) = self.pushes.oldest_if_full() {
+                // A failure is kept for its own caller or for a flush; here it is in the way.
+                let _ = oldest.settle(self).await;
+            }
+            order
+        };
+        timeout_at(deadline.at(), turn)
+            .await
+            .map_err(|_| ClientError::Unavailable {
+                address: String::from("this push was not sent"),
+                reason: "earlier pushes were still under way".into(),
+                waited_ms: deadline.waited_ms(),
+            })
+    }
+
+    /// Refuse what a server would not take, before any part has left for another one. Of a
+    /// server that does not answer now, the limits show when it does.
     async fn check_limits(
         &self,
         request: &PushRequest<'_>,
-        plan: &Plan,
+        routing: &Routing,
         parts: &[Part],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        let mut silent = BTreeSet::new();
         for part in parts {
-            let link = self.link(plan.routing(), part.server);
-            let hello = &link.connection(deadline).await?.hello;
-            let keys = part.keys.len();
-            out_frame::check(hello, keys, push_body_bytes(keys, request.row_elements))?;
+            let Some(link) = self.link_to(routing, part.server) else {
+                continue;
+            };
+            if silent.contains(&part.server) {
+                continue;
+            }
+            let connection = match link.open_connection() {
+                Some(connection) => connection,
+                None => match self.connect_unless_moved(&link, routing, deadline).await {
+                    Some(Ok(connection)) => connection,
+                    Some(Err(Failure::Fatal(error))) => return Err(error),
+                    Some(Err(Failure::Transient(_))) | None => {
+                        silent.insert(part.server);
+                        continue;
+                    }
+                },
+            };
+            let keys = part.key_count();
+            let bytes = push_body_bytes(keys, request.row_elements);
+            out_frame::check(&connection.hello, keys, bytes)?;
         }
         Ok(())
     }
@@ -213,36 +241,36 @@ impl Client {
         request: &PushRequest<'_>,
         plan: &Plan,
         part: &Part,
+        routing_version: u64,
         sequence: u64,
         floor: u64,
     ) -> OutFrame {
-        let keys = &plan.keys()[part.keys.clone()];
+        let keys = part.key_count();
         let elements = request.row_elements;
         let meta = PushMeta {
             table: request.table,
-            routing_version: plan.routing().version,
+            routing_version,
             id: TransactionId {
                 stream: self.stream,
                 sequence,
             },
             floor,
-            key_count: keys.len() as u32,
+            key_count: keys as u32,
             row_elements: elements as u32,
             change: request.change,
         };
-        let body_bytes = push_body_bytes(keys.len(), elements);
-        let mut frame = OutFrame::new(
-            Opcode::Push,
-            &meta.encode(),
-            keys.len(),
-            body_bytes,
-            self.buffers.take(),
-        );
-        let (key_words, value_words) = frame.body_mut().split_at_mut(keys.len());
-        key_words.copy_from_slice(keys);
-        let merged = &mut bytemuck::cast_slice_mut(value_words)[..keys.len() * elements];
-        let entries = &plan.entries()[part.entries.clone()];
-        rows::merge(entries, part.keys.start, request.values, merged, elements);
+        let body_bytes = push_body_bytes(keys, elements);
+        let meta = meta.encode();
+        let mut frame = OutFrame::new(Opcode::Push, &meta, keys, body_bytes, self.buffers.take());
+        let (key_words, value_words) = frame.body_mut().split_at_mut(keys);
+        part.copy_keys(plan, key_words);
+        let mut merged = &mut bytemuck::cast_slice_mut(value_words)[..keys * elements];
+        for piece in part.pieces() {
+            let (here, rest) = merged.split_at_mut(piece.keys.len() * elements);
+            let entries = &plan.entries()[piece.entries.clone()];
+            rows::merge(entries, piece.keys.start, request.values, here, elements);
+            merged = rest;
+        }
         frame
     }
 }
@@ -340,9 +368,7 @@ impl Push {
             Err(error) => Err(state.failure(self, error)),
         };
         state.outcome = Some(outcome.clone());
-        for part in std::mem::take(&mut state.parts) {
-            client.buffers.give(part.frame.into_buffer());
-        }
+        state.requests.recycle(client);
         client.pushes.settled(self, &outcome);
         outcome
     }
@@ -351,23 +377,21 @@ impl Push {
 impl State {
     async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
         // The answers of all parts are needed to tell what is known of the whole.
-        let mut failure = Ok(());
-        for part in &mut self.parts {
-            match part.finish(deadline, client).await {
-                Ok(()) => self.applied += 1,
-                Err(error) => failure = failure.and(Err(error)),
-            }
-        }
-        failure?;
+        self.requests
+            .settle(client, None, deadline, true, |request, frame| {
+                PushReply::decode(&frame.meta)
+                    .map(|_| ())
+                    .map_err(|refusal| ClientError::Protocol {
+                        address: request.address(),
+                        reason: refusal.to_string(),
+                    })
+            })
+            .await?;
         if self.whole {
             return Ok(());
         }
-        let address = self
-            .parts
-            .last()
-            .map_or_else(String::new, |part| part.link.address.clone());
         Err(ClientError::Unavailable {
-            address,
+            address: self.requests.last_address(),
             reason: "the call was interrupted".into(),
             waited_ms: deadline.waited_ms(),
         })
@@ -375,12 +399,14 @@ impl State {
 
     /// The error to report, given what is known of all parts.
     fn failure(&self, push: &Push, error: ClientError) -> ClientError {
-        let started = self.applied > 0 || self.parts.iter().any(|part| part.maybe_applied);
+        let started = self.requests.started();
         let (address, reason) = match error {
             ClientError::Unavailable {
                 address, reason, ..
+            }
+            | ClientError::Deadline {
+                address, reason, ..
             } => (address, reason),
-            ClientError::Deadline { address, .. } => (address, "no answer in time".into()),
             // Refused here, but another server may have its part: not as if nothing happened.
             ClientError::Refused {
                 address, message, ..
@@ -402,68 +428,5 @@ impl State {
                 waited_ms,
             }
         }
-    }
-}
-
-impl PartPush {
-    async fn send(&mut self, deadline: Deadline) -> Result<(), ClientError> {
-        // Until the answer says otherwise.
-        let before = std::mem::replace(&mut self.maybe_applied, true);
-        match self.link.send(deadline, &mut self.frame).await {
-            Ok(ticket) => {
-                self.ticket = Some(ticket);
-                Ok(())
-            }
-            Err(error) => {
-                // Broken off in the middle of a frame: it cannot have been taken.
-                self.maybe_applied = before;
-                Err(error)
-            }
-        }
-    }
-
-    async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
-        let mut never_taken = true;
-        let mut last_reason = String::from("no answer in time");
-        let mut retry = Retry::new(deadline);
-        loop {
-            if self.ticket.is_none() {
-                self.send(deadline).await?;
-            }
-            let Some(ticket) = self.ticket.take() else {
-                continue;
-            };
-            let Some(reply) = ticket.wait(deadline).await else {
-                break;
-            };
-            let answer = self.link.judge(reply, Opcode::PushReply);
-            if matches!(answer, Err(ClientError::Refused { .. })) {
-                self.maybe_applied = false;
-            }
-            match answer? {
-                Answer::Frame(frame) => {
-                    return PushReply::decode(&frame.meta)
-                        .map(|_| ())
-                        .map_err(|refusal| ClientError::Protocol {
-                            address: self.link.address.clone(),
-                            reason: refusal.to_string(),
-                        });
-                }
-                Answer::Again {
-                    reason,
-                    not_applied,
-                } => {
-                    tracing::debug!(address = self.link.address, reason, "sending a push again");
-                    last_reason = reason;
-                    never_taken &= not_applied;
-                    self.maybe_applied = !never_taken;
-                    client.counters.retries.fetch_add(1, Ordering::Relaxed);
-                    if !retry.pause().await {
-                        break;
-                    }
-                }
-            }
-        }
-        Err(self.link.unavailable(last_reason, deadline))
     }
 }

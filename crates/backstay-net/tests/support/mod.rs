@@ -31,7 +31,7 @@ pub const DIM: usize = 2;
 /// Longer than anything here takes; a test that waits so long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Every request of [`Raw::read`] and friends accepts what the server may send.
-const ANY: Limits = Limits {
+pub const ANY: Limits = Limits {
     max_frame_bytes: 1 << 32,
     max_keys: u32::MAX,
 };

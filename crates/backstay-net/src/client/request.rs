@@ -1,0 +1,317 @@
+//! One request of a call, tried until it is answered: by the newest routing, cut anew where
+//! slots have moved, until the deadline. A part that is answered stays so.
+//!
+//! What has happened to a request is in docs/internals/client-failover.md, with a diagram.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use backstay_core::error::Refusal;
+use backstay_core::wire::{Opcode, PullMeta, PushMeta};
+use tokio::time::Instant;
+
+use super::attend::{attend, Attended, Leg};
+use super::connection::Lost;
+use super::error::ClientError;
+use super::link::{Answer, Deadline, Failure, Link, Ticket};
+use super::out_frame::OutFrame;
+use super::plan::{Part, Plan};
+use super::{split, Client};
+use crate::frame_io::Frame;
+
+/// Since when a request is not answered as it should be, and the last reason.
+#[derive(Clone)]
+pub(super) struct Trouble {
+    pub(super) since: Instant,
+    pub(super) reason: String,
+    /// Its connection broke: a new one may work at once.
+    pub(super) broke: bool,
+}
+
+/// See the module's documentation.
+pub(crate) struct Request {
+    pub(super) frame: OutFrame,
+    opcode: Opcode,
+    wanted: Opcode,
+    /// Which part of the plan it is; only where the answer must be put back in its place.
+    part: Option<Part>,
+    /// Where it goes by that version of the routing; none if its slots have no master.
+    link: Option<Arc<Link>>,
+    pub(super) version: u64,
+    pub(super) ticket: Option<Ticket>,
+    /// A try is under way that may be applied.
+    sent: bool,
+    /// An earlier try may have been applied.
+    doubt: bool,
+    pub(super) trouble: Option<Trouble>,
+    pub(super) answered: bool,
+    pub(super) failure: Option<ClientError>,
+}
+
+impl Request {
+    pub(crate) fn new(
+        opcode: Opcode,
+        wanted: Opcode,
+        frame: OutFrame,
+        part: Option<Part>,
+        link: Option<Arc<Link>>,
+        version: u64,
+    ) -> Self {
+        Self {
+            frame,
+            opcode,
+            wanted,
+            part,
+            link,
+            version,
+            ticket: None,
+            sent: false,
+            doubt: false,
+            trouble: None,
+            answered: false,
+            failure: None,
+        }
+    }
+
+    /// Which part of the plan it is.
+    pub(crate) fn part(&self) -> Option<&Part> {
+        self.part.as_ref()
+    }
+
+    /// Where it was sent; empty if its slots had no master.
+    pub(crate) fn address(&self) -> String {
+        let link = self.link.as_ref();
+        link.map_or_else(String::new, |link| link.address().into())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.answered || self.failure.is_some()
+    }
+
+    pub(super) fn is_missing(&self) -> bool {
+        self.ticket.is_none() && !self.is_over()
+    }
+
+    /// Whether some try of it may have been applied.
+    pub(super) fn maybe_applied(&self) -> bool {
+        self.sent || self.doubt
+    }
+
+    pub(super) fn leg(&self) -> Leg<'_> {
+        Leg {
+            keys: self.frame.keys(),
+            link: self.link.as_deref(),
+            version: self.version,
+            since: self.since(),
+        }
+    }
+
+    /// Since when it waits for what it should have.
+    fn since(&self) -> Instant {
+        match (&self.trouble, &self.ticket) {
+            (Some(trouble), _) => trouble.since,
+            (None, Some(ticket)) => ticket.sent_at,
+            (None, None) => Instant::now(),
+        }
+    }
+
+    fn missed(&mut self, client: &Client, reason: String, broke: bool) {
+        client.waits.trouble();
+        let since = self.since();
+        self.trouble = Some(Trouble {
+            since,
+            reason,
+            broke,
+        });
+    }
+
+    /// Send it once. What a retry may mend is no error: it has no ticket then.
+    pub(super) async fn try_send(
+        &mut self,
+        client: &Client,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        client.check_generation()?;
+        let Some(link) = self.link.clone() else {
+            let reason = format!("no master as of routing {}", self.version);
+            self.missed(client, reason, false);
+            return Ok(());
+        };
+        let connection = match link.open_connection() {
+            Some(connection) => connection,
+            None => match attend(client, &self.leg(), link.connection(), deadline, None).await {
+                Attended::Done(Ok(connection)) => connection,
+                Attended::Done(Err(Failure::Fatal(error))) => return Err(error),
+                Attended::Done(Err(Failure::Transient(reason))) => {
+                    self.missed(client, reason, false);
+                    return Ok(());
+                }
+                Attended::Moved => return Ok(()),
+                Attended::TimeUp | Attended::Stalled => {
+                    let reason = "no connection could be opened in time".into();
+                    self.missed(client, reason, false);
+                    return Ok(());
+                }
+            },
+        };
+        self.frame.check(&connection.hello)?;
+        let request_id = connection.next_request_id();
+        self.frame.set_request_id(request_id);
+        // Until the answer says otherwise.
+        self.sent = true;
+        let sending = connection.send(request_id, self.frame.bytes());
+        match attend(client, &self.leg(), sending, deadline, None).await {
+            Attended::Done(sent) => self.ticket = Some(Link::ticket(connection, sent)),
+            Attended::Moved | Attended::Stalled | Attended::TimeUp => {
+                // Broken off in the middle of a frame: it cannot have been taken.
+                self.sent = false;
+                self.missed(client, "it took no more bytes".into(), false);
+            }
+        }
+        Ok(())
+    }
+
+    /// Wait for the answer. `None`: it has to be tried again, or the time is up.
+    pub(super) async fn answer(
+        &mut self,
+        client: &Client,
+        deadline: Deadline,
+    ) -> Result<Option<Frame>, ClientError> {
+        let Some(link) = self.link.clone() else {
+            return Ok(None);
+        };
+        let leg = Leg {
+            keys: self.frame.keys(),
+            link: Some(&link),
+            version: self.version,
+            since: self.since(),
+        };
+        let Some(ticket) = &mut self.ticket else {
+            return Ok(None);
+        };
+        let stalled_at = Some(ticket.sent_at + link.stall_timeout());
+        let reply = match attend(client, &leg, &mut ticket.reply, deadline, stalled_at).await {
+            Attended::Done(Ok(reply)) => reply,
+            // The sender is dropped only with the connection.
+            Attended::Done(Err(_)) => Err(Lost::unanswered("the connection was closed")),
+            Attended::Stalled => Err(ticket.give_up(link.stall_timeout())),
+            Attended::Moved => Err(Lost::unanswered("no answer before its slots moved")),
+            Attended::TimeUp => return Ok(None),
+        };
+        self.ticket = None;
+        self.sent = false;
+        match link.judge(reply, self.wanted) {
+            Ok(Answer::Frame(frame)) => {
+                if let Some(trouble) = &self.trouble {
+                    client.waits.resumed(trouble.since, || link.server.name());
+                }
+                Ok(Some(frame))
+            }
+            Ok(Answer::Again {
+                reason,
+                not_applied,
+                refused,
+            }) => {
+                tracing::debug!(address = link.address(), reason, "sending it again");
+                self.doubt |= !not_applied;
+                client.counters.retries.fetch_add(1, Ordering::Relaxed);
+                self.missed(client, reason, !refused);
+                Ok(None)
+            }
+            Err(error) => {
+                if matches!(error, ClientError::Refused { .. }) {
+                    self.doubt = false;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Go by the newest routing: as a whole (`None`), or cut into these.
+    pub(super) fn relocate(
+        &mut self,
+        client: &Client,
+        plan: Option<&Plan>,
+    ) -> Result<Option<Vec<Self>>, ClientError> {
+        let Some(routing) = client.newest() else {
+            return Ok(None);
+        };
+        if routing.version <= self.version {
+            return Ok(None);
+        }
+        let groups = split::by_server(self.frame.keys(), &routing);
+        if let [group] = &groups[..] {
+            let link = client.link_to(&routing, group.server);
+            self.count_failover(client, link.as_ref());
+            self.link = link;
+            self.version = routing.version;
+            self.frame.set_routing_version(routing.version);
+            return Ok(None);
+        }
+        let cut = groups.iter().map(|group| {
+            let link = client.link_to(&routing, group.server);
+            self.count_failover(client, link.as_ref());
+            self.cut(client, plan, routing.version, group, link)
+        });
+        let cut = cut.collect::<Result<Vec<_>, _>>()?;
+        client
+            .buffers
+            .give(std::mem::take(&mut self.frame).into_buffer());
+        Ok(Some(cut))
+    }
+
+    fn count_failover(&self, client: &Client, link: Option<&Arc<Link>>) {
+        let same = match (&self.link, link) {
+            (Some(old), Some(new)) => old.leads_to(&new.server),
+            (_, None) => true,
+            (None, Some(_)) => false,
+        };
+        if !same {
+            client.counters.failovers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn cut(
+        &self,
+        client: &Client,
+        plan: Option<&Plan>,
+        version: u64,
+        group: &split::Group,
+        link: Option<Arc<Link>>,
+    ) -> Result<Self, ClientError> {
+        let keys = group.ranges.iter().map(Range::len).sum::<usize>();
+        let meta = self.meta_for(version, keys as u32);
+        let meta = meta.map_err(|refusal| ClientError::Invalid(refusal.to_string()))?;
+        let buffer = client.buffers.take();
+        let frame = self.frame.cut(self.opcode, &meta, &group.ranges, buffer);
+        let part = match (plan, &self.part) {
+            (Some(plan), Some(part)) => plan.cut(part, group.server, &group.ranges),
+            _ => None,
+        };
+        Ok(Self {
+            doubt: self.maybe_applied(),
+            trouble: self.trouble.clone(),
+            ..Self::new(self.opcode, self.wanted, frame, part, link, version)
+        })
+    }
+
+    fn meta_for(&self, routing_version: u64, key_count: u32) -> Result<Vec<u8>, Refusal> {
+        let meta = self.frame.meta();
+        Ok(if self.opcode == Opcode::Pull {
+            PullMeta {
+                routing_version,
+                key_count,
+                ..PullMeta::decode(meta)?
+            }
+            .encode()
+        } else {
+            PushMeta {
+                routing_version,
+                key_count,
+                ..PushMeta::decode(meta)?
+            }
+            .encode()
+        })
+    }
+}

@@ -1,0 +1,239 @@
+"""Keeps a client's routing up to date, and says aloud what its calls wait for.
+
+Two threads: one reads the stream of routing tables from any node and goes to the next when it
+breaks; one hears from the native client that servers do not answer, and then asks other nodes,
+because the one that is watched may be the one that hangs. Imports the trainer's directory, the
+records and the errors. Never moves rows, never holds its :class:`~backstay.trainer.Client`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from backstay._native import DataClient
+from backstay.errors import BackstayError
+from backstay.trainer.directory import ClusterInfo, Directory, RoutingStream
+
+__all__ = ["ClusterWatch", "ProgressHook", "set_routing"]
+
+_LOG = logging.getLogger(__name__)
+
+# How long one node is asked when a server does not answer, before the next node.
+_LOOK_DEADLINE_MS = 1000
+# Between two looks at the cluster that found nothing new.
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_JOIN_S = 2.0
+# How the native client is told that a slot has no master.
+_NO_MASTER = 2**32 - 1
+
+ProgressHook = Callable[[str], None]
+
+
+def set_routing(native: DataClient, info: ClusterInfo) -> bool:
+    """Hand a routing table to the native client; False if it is not newer than the known one."""
+    routing = info.routing
+    masters = np.where(routing.master_of_slot < 0, _NO_MASTER, routing.master_of_slot)
+    return native.set_routing(
+        routing.version,
+        [(node.node_id, node.data_address, node.instance) for node in routing.nodes],
+        np.ascontiguousarray(masters, dtype=np.uint32),
+        generation=routing.generation,
+    )
+
+
+class ClusterWatch:
+    """The threads of one client, from :meth:`start` to :meth:`close`.
+
+    The threads hold this object and not the client: a thread that held its client would keep
+    it for ever.
+    """
+
+    def __init__(
+        self,
+        native: DataClient,
+        directory: Directory,
+        info: ClusterInfo,
+        progress: ProgressHook | None = None,
+    ) -> None:
+        self._native = native
+        self._directory = directory
+        self._info = info
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._stream: RoutingStream | None = None
+        self._stream_endpoint = ""
+        # False once every node has said that it does not know the stream.
+        self._streaming = True
+        self._silent: set[str] = set()
+        self._pause_s = _FIRST_PAUSE_S
+        # Daemons: a program that forgets to close its client must still end.
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in (
+                (self._follow, "backstay-watch"),
+                (self._listen, "backstay-events"),
+            )
+        ]
+
+    @property
+    def info(self) -> ClusterInfo:
+        """The newest nodes and routing."""
+        with self._lock:
+            return self._info
+
+    def start(self) -> None:
+        """Begin to watch."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End both threads; a second call does nothing."""
+        self._closing.set()
+        self._native.unwatch()
+        self._cancel_stream()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout=_JOIN_S)
+
+    def apply(self, info: ClusterInfo) -> bool:
+        """Go by this routing if it is newer than the known one; return whether it is."""
+        with self._lock:
+            if not set_routing(self._native, info):
+                return False
+            known, self._info = self._info, info
+        self._directory.learn(info)
+        if info.routing.generation > known.routing.generation:
+            _LOG.error(
+                "the cluster lost rows with all their copies (generation %d): "
+                "what this client trained on is gone",
+                info.routing.generation,
+            )
+        _LOG.debug("routing %d", info.routing.version)
+        return True
+
+    # -- the stream -----------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Read the stream at one node after the other, until the client is closed."""
+        without_stream: set[str] = set()
+        failures = 0
+        while not self._closing.is_set():
+            endpoints = self._directory.endpoints()
+            candidates = [at for at in endpoints if at not in without_stream]
+            if not candidates:
+                _LOG.debug("no node knows WatchCluster: asking when a server does not answer")
+                self._streaming = False
+                return
+            endpoint = self._next_after(self._stream_endpoint, candidates)
+            try:
+                if self._read_stream(endpoint):
+                    failures = 0
+            except NotImplementedError:
+                without_stream.add(endpoint)
+            except BackstayError as error:
+                _LOG.debug("the stream from %s ended: %s", endpoint, error)
+            failures += 1
+            if failures >= len(candidates):
+                # Every node was tried in turn: not in a busy loop.
+                pause = _FIRST_PAUSE_S * 2 ** min(failures // len(candidates), 5)
+                self._closing.wait(min(pause, _LONGEST_PAUSE_S))
+
+    def _read_stream(self, endpoint: str) -> bool:
+        """Apply what one node's stream tells; return whether it told anything."""
+        told = False
+        call = self._directory.open_stream(endpoint, self.info.routing.version)
+        with self._lock:
+            self._stream, self._stream_endpoint = call, endpoint
+        if self._closing.is_set():
+            call.cancel()
+        for info in self._directory.read_stream(endpoint, call):
+            told = True
+            self.apply(info)
+        return told
+
+    @staticmethod
+    def _next_after(last: str, endpoints: list[str]) -> str:
+        if last not in endpoints:
+            return endpoints[0]
+        return endpoints[(endpoints.index(last) + 1) % len(endpoints)]
+
+    def _cancel_stream(self) -> None:
+        with self._lock:
+            if self._stream is not None:
+                self._stream.cancel()
+
+    # -- the native client's events -------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Hear what the native client has to say, until it is closed."""
+        while (event := self._native.next_event()) is not None:
+            kind, text = event
+            if kind == "trouble":
+                self._look()
+                continue
+            _LOG.log(logging.WARNING if kind == "waiting" else logging.INFO, "%s", text)
+            if self._progress is not None:
+                try:
+                    self._progress(text)
+                except Exception:  # noqa: BLE001
+                    # The hook is the user's; what it raises must not end the watch.
+                    _LOG.exception("the progress hook raised")
+
+    def _look(self) -> None:
+        """A server does not answer: ask the nodes whether the cluster has changed."""
+        if self._ask_another_node():
+            self._pause_s = _FIRST_PAUSE_S
+            return
+        if not self._streaming:
+            self._check_instances()
+        # Events that come meanwhile are one event: looking has a limit.
+        self._closing.wait(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _ask_another_node(self) -> bool:
+        """Ask the next node that is not the watched one; return whether there was news."""
+        with self._lock:
+            watched = self._stream_endpoint if self._streaming else ""
+        known = self._native.routing_version
+        for _ in range(2):
+            endpoint = self._directory.next_endpoint(but=watched)
+            try:
+                info = self._directory.ask(endpoint, deadline_ms=_LOOK_DEADLINE_MS)
+            except BackstayError as error:
+                _LOG.debug("asked %s about the cluster: %s", endpoint, error)
+                continue
+            if self.apply(info):
+                # The watched node has not told: it may hang, so listen to another one.
+                _LOG.debug("%s knew a newer routing than %s told", endpoint, watched)
+                self._cancel_stream()
+                return True
+            break
+        # The stream may have told meanwhile.
+        return self._native.routing_version > known
+
+    def _check_instances(self) -> None:
+        """In a cluster whose routing never changes, look for servers that came back empty.
+
+        Each node is asked itself: its peers may not know of its restart yet.
+        """
+        for node in self.info.nodes:
+            if self._closing.is_set():
+                return
+            try:
+                instance = self._directory.instance(node, deadline_ms=_LOOK_DEADLINE_MS)
+            except BackstayError as error:
+                if node.node_id not in self._silent:
+                    # Once, so that a trainer that waits does not look like one that hangs.
+                    self._silent.add(node.node_id)
+                    _LOG.warning("waiting for pserver %s: %s", node.node_id, error)
+                continue
+            self._silent.discard(node.node_id)
+            if self._native.instance_of(node.data_address) not in (0, instance):
+                _LOG.error("pserver %s was restarted and lost its rows", node.node_id)
+                self._native.mark_lost(node.data_address)
