@@ -35,7 +35,7 @@ ASK_LIMIT_S = 1.5
 POLL_PAUSE_S = 0.02
 IN_SYNC_LIMIT_S = 60.0
 DIGEST_ROUNDS = 20
-SECRET = "a secret of this run only"
+SECRET = "a-secret-of-this-run-only"
 
 
 class NotYet(Exception):
@@ -61,9 +61,7 @@ class ChaosCluster:
         """Make hosts and settings; ``start`` starts the processes."""
         self.plan = plan
         self.network = network
-        self.etcd = (
-            EtcdHosts(network, folder, plan.etcd_members) if plan.store == "etcd" else None
-        )
+        self.etcd = EtcdHosts(network, folder, plan.etcd_members) if plan.store == "etcd" else None
         self.hosts = [network.add_host(f"ps-{n}") for n in range(plan.nodes)]
         ports = [[CONTROL_PORT, DATA_PORT, RAFT_PORT] for _ in self.hosts]
         if not network.has_faults:
@@ -72,7 +70,9 @@ class ChaosCluster:
         self.endpoints = [
             f"{host.address}:{own[0]}" for host, own in zip(self.hosts, ports, strict=True)
         ]
-        self.nodes = []
+        # Nodes that a fault of the network keeps from answering.
+        self.cut_off: set[int] = set()
+        self.nodes: list[NodeProcess] = []
         for number, host in enumerate(self.hosts):
             config = folder / f"ps-{number}.toml"
             settings = self._settings(number, host, ports, folder)
@@ -156,7 +156,7 @@ class ChaosCluster:
         """
         answers, failures = [], []
         for number, node in enumerate(self.nodes):
-            if node.is_running and not node.paused:
+            if node.is_running and not node.paused and number not in self.cut_off:
                 try:
                     answers.append(self.ask(number))
                 except BackstayError as error:
@@ -256,6 +256,4 @@ class ChaosCluster:
 
 def _holders(routing: RoutingTable, slot: int) -> set[str]:
     held = routing.replicas_of_slot[slot]
-    return {
-        routing.nodes[index].node_id for index in (held.master, *held.in_sync) if index >= 0
-    }
+    return {routing.nodes[index].node_id for index in (held.master, *held.in_sync) if index >= 0}

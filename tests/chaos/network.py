@@ -188,7 +188,9 @@ class Namespaces:
 
     def heal(self, host: Host) -> None:
         self.apply(host, ())
-        _run(*host.prefix, "nft", "-f", "-", text="table ip chaos_dup {}\ndelete table ip chaos_dup")
+        _run(
+            *host.prefix, "nft", "-f", "-", text="table ip chaos_dup {}\ndelete table ip chaos_dup"
+        )
         holder = self._delays.pop(host.name, None)
         if holder is not None:
             _run(*host.prefix, "iptables", "-F", "OUTPUT")

@@ -163,6 +163,7 @@ class NodeProcess(Process):
         assert self._line is not None
         self._line.settimeout(limit_s)
         if not self._line.recv(4096):
+            self.wait()
             raise RuntimeError(f"{self.host.name} did not start: {self.log_tail()}")
 
     def _forget(self) -> None:

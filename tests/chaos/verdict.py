@@ -106,9 +106,7 @@ def judge(
     if result.acknowledged == 0:
         undecided = True
         result.why.append("not one push was acknowledged")
-    found = (
-        result.lost + result.duplicated + result.torn + result.stale_reads + result.unequal
-    )
+    found = result.lost + result.duplicated + result.torn + result.stale_reads + result.unequal
     result.why = result.why[:EXAMPLES_MAX]
     result.verdict = "false" if found else "unknown" if undecided else "true"
     return result
@@ -136,7 +134,9 @@ def _judge_table(
     ragged = np.flatnonzero((table != np.rint(table[:, :1])).any(axis=1))
     for key in ragged.tolist():
         result.torn += 1
-        result.why.append(f"key {key}: its row is no whole number of updates: {table[key].tolist()}")
+        result.why.append(
+            f"key {key}: its row is no whole number of updates: {table[key].tolist()}"
+        )
     surplus = np.rint(table[:, 0]).astype(np.int64) - expected
     decided = True
     order = np.argsort(slot_of_key, kind="stable")

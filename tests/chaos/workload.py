@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
@@ -136,14 +137,17 @@ class _Tail:
         self._path = path
         self._offset = 0
         self._begun: dict[int, int] = {}
-        # (begun, acknowledged), in the order of acknowledgement.
-        self._acknowledged: list[tuple[int, int]] = []
+        # Of each acknowledgement, in their order: when it came, when its push had begun.
+        self._ended: list[int] = []
+        self._began: list[int] = []
 
     def first_acknowledged_since(self, since_ns: int) -> int | None:
         """Return when the first push begun after a time was acknowledged, if one was."""
         self._read()
-        times = [end for begun, end in reversed(self._acknowledged[-4096:]) if begun > since_ns]
-        return min(times) if times else None
+        for index in range(bisect_right(self._ended, since_ns), len(self._ended)):
+            if self._began[index] > since_ns:
+                return self._ended[index]
+        return None
 
     def _read(self) -> None:
         if not self._path.exists():
@@ -160,4 +164,5 @@ class _Tail:
             elif kind in "anu":
                 begun_ns = self._begun.pop(int(number))
                 if kind == "a":
-                    self._acknowledged.append((begun_ns, int(at_ns)))
+                    self._ended.append(int(at_ns))
+                    self._began.append(begun_ns)
