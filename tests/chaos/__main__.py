@@ -3,6 +3,8 @@
 ::
 
     python -m tests.chaos --seed 1 --minutes 3            # random faults, both stores
+    python -m tests.chaos --store etcd --faults store_down,drop   # these, once each
+    python -m tests.chaos restart --store etcd            # all nodes stop and start again
     python -m tests.chaos failover --kills 50             # how long a killed node holds up trainers
     python -m tests.chaos failover --signal STOP          # a node that stands still
     python -m tests.chaos failover --partition            # a node that is cut off
@@ -24,9 +26,19 @@ from pathlib import Path
 
 from tests.chaos import sandbox
 from tests.chaos.cluster import Plan, StoreKind
-from tests.chaos.faults import Fault, KillNode, Partition, PauseNode
+from tests.chaos.faults import BY_KIND, Fault, KillNode, Partition, PauseNode
 from tests.chaos.report import failover_figures, print_line, quantiles, throughput
-from tests.chaos.run import FOLDER_PREFIX, Stage, StageResult, run_stage, say, strike, under_load
+from tests.chaos.run import (
+    FOLDER_PREFIX,
+    Stage,
+    StageResult,
+    run_each,
+    run_restart,
+    run_stage,
+    say,
+    strike,
+    under_load,
+)
 
 STORES: tuple[StoreKind, ...] = ("embedded", "etcd")
 # A store that stays away for a minute leaves no time for anything else in a short run.
@@ -48,12 +60,37 @@ def main(arguments: list[str]) -> int:
     return _failover(options) if options.command == "failover" else _chaos(options)
 
 
+def _stage(options: argparse.Namespace, store: StoreKind, number: int) -> Stage:
+    # Three copies with the embedded store, two with etcd; the other way round for even seeds.
+    three = (store == "embedded") == bool(options.seed % 2)
+    members = 3 if store == "etcd" else 1
+    plan = Plan(
+        store, nodes=4, replicas=options.replicas or (3 if three else 2), etcd_members=members
+    )
+    outage_s = options.outage_s or (60.0 if options.minutes >= LONG_MINUTES else 15.0)
+    return Stage(plan, options.seed * 1000 + number, outage_s=outage_s)
+
+
+def _run(options: argparse.Namespace, stage: Stage, seconds: float) -> StageResult:
+    if options.command == "restart":
+        return run_restart(stage, clean=not options.unclean)
+    if options.faults:
+        return run_each(stage, [BY_KIND[kind] for kind in options.faults.split(",")])
+    return run_stage(stage, seconds)
+
+
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
-    parser.add_argument("command", nargs="?", choices=("run", "failover", "clean"), default="run")
+    parser.add_argument(
+        "command", nargs="?", choices=("run", "restart", "failover", "clean"), default="run"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--store", choices=STORES, help="default: both, one after the other")
+    parser.add_argument("--faults", help="kinds, by commas; default: any, at random")
+    parser.add_argument("--outage-s", type=float, help="how long the store stays away")
+    parser.add_argument("--unclean", action="store_true", help="restart: SIGKILL, not SIGTERM")
+    parser.add_argument("--replicas", type=int, choices=(2, 3))
     parser.add_argument("--nodes", type=int, default=3, help="of failover")
     parser.add_argument("--kills", type=int, default=50, help="how often a node is hit")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
@@ -66,12 +103,10 @@ def _chaos(options: argparse.Namespace) -> int:
     stores = [options.store] if options.store else STORES
     # Starting and judging a stage takes time as well.
     seconds = options.minutes * 60 / len(stores) - 20
-    results = []
-    for number, store in enumerate(stores):
-        stage = Stage(_plan(store, options.seed), options.seed * 1000 + number)
-        if options.minutes >= LONG_MINUTES:
-            stage = Stage(stage.plan, stage.seed, outage_s=60.0)
-        results.append(run_stage(stage, max(10.0, seconds)))
+    results = [
+        _run(options, _stage(options, store, number), max(10.0, seconds))
+        for number, store in enumerate(stores)
+    ]
     struck = [one for result in results for one in result.struck]
     verdicts = [result.verdict.verdict for result in results]
     worst = next((v for v in ("false", "unknown") if v in verdicts), "true")
@@ -101,13 +136,6 @@ def _chaos(options: argparse.Namespace) -> int:
     return 0 if all(result.passed for result in results) else 1
 
 
-def _plan(store: StoreKind, seed: int) -> Plan:
-    # Three copies with the embedded store, two with etcd; the other way round for even seeds.
-    three = (store == "embedded") == bool(seed % 2)
-    members = 3 if store == "etcd" else 1
-    return Plan(store, nodes=4, replicas=3 if three else 2, etcd_members=members)
-
-
 def _failover(options: argparse.Namespace) -> int:
     if options.partition and not sandbox.is_inside():
         say("a partition needs namespaces")
@@ -117,7 +145,7 @@ def _failover(options: argparse.Namespace) -> int:
         kind = Partition
     elif options.signal == "STOP":
         kind = PauseNode
-    store = options.store or "etcd"
+    store: StoreKind = options.store or "etcd"
     plan = Plan(store, nodes=options.nodes, replicas=2)
     result = StageResult(Stage(plan, options.seed))
     with under_load(result.stage, result) as arena:

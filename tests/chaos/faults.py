@@ -19,7 +19,7 @@ from tests.chaos.network import Host
 from tests.chaos.processes import NodeProcess, Process
 from tests.chaos.workload import Workload
 
-__all__ = ["Arena", "Fault", "Role"]
+__all__ = ["BY_KIND", "Arena", "Fault", "KillNode", "Partition", "PauseNode", "possible"]
 
 Role = Literal["master", "backup", "controller", "store_member", "any"]
 ROLES: tuple[Role, ...] = ("master", "backup", "controller", "store_member", "any")
@@ -100,7 +100,7 @@ class OnNode(Fault):
 
     def __init__(self, arena: Arena, role: Role | None = None) -> None:
         super().__init__(arena)
-        self.role: Role = role or arena.draw.choice(ROLES)
+        self.role: Role = arena.draw.choice(ROLES) if role is None else role
         self.number = -1
 
     def aim(self, arena: Arena) -> NodeProcess:
@@ -530,39 +530,45 @@ SECOND: tuple[type[Fault], ...] = (
 )
 
 
-def possible(arena: Arena) -> list[Callable[[Arena], Fault]]:
-    """Return what can be done in this arena; each makes a fault."""
+# By the name that they are counted under.
+BY_KIND: dict[str, Callable[[Arena], Fault]] = {
+    KillDuringRepair.kind: KillDuringRepair,
+    **{kind.kind: kind for kind in SINGLE},
+    "pair": lambda arena: pair_of(arena),
+}
+
+
+def fits(arena: Arena, kind: type[Fault]) -> bool:
+    """Whether a fault can be done in this arena."""
     cluster = arena.cluster
     members = cluster.plan.etcd_members if cluster.etcd is not None else 0
+    return (cluster.network.has_faults or not kind.needs_network) and (
+        members >= kind.needs_members or not kind.needs_etcd
+    )
 
-    def fits(kind: type[Fault]) -> bool:
-        return (
-            (cluster.network.has_faults or not kind.needs_network)
-            and (cluster.etcd is not None or not kind.needs_etcd)
-            and (members >= kind.needs_members or not kind.needs_etcd)
-        )
 
-    makers: list[Callable[[Arena], Fault]] = [kind for kind in SINGLE if fits(kind)]
-    seconds = [kind for kind in SECOND if fits(kind)]
-    three = cluster.plan.replicas >= 3 and cluster.plan.nodes > 3
-    if three:
+def possible(arena: Arena) -> list[Callable[[Arena], Fault]]:
+    """Return what can be done in this arena; each makes a fault."""
+    makers: list[Callable[[Arena], Fault]] = [kind for kind in SINGLE if fits(arena, kind)]
+    if _spares_two(arena):
         makers.append(KillDuringRepair)
-
-    def pair(arena: Arena) -> Fault:
-        """Two faults, of which at most one costs a node its memory unless there are 3 copies."""
-        second = arena.draw.choice(seconds)
-        firsts = [
-            kind
-            for kind in SECOND
-            # With two copies, a node that was struck before the kill may hold the only one left.
-            if fits(kind) and (three or not second.kills)
-        ]
-        first = arena.draw.choice(firsts or [KillTrainer])
-        return Pair(arena, first(arena), second(arena))
-
     # As likely as four of the others.
-    makers += [pair] * 4
-    return makers
+    return makers + [pair_of] * 4
+
+
+def pair_of(arena: Arena) -> Fault:
+    """Return two faults in a row that leave a copy of every slot."""
+    seconds = [kind for kind in SECOND if fits(arena, kind)]
+    second = arena.draw.choice(seconds)
+    # With two copies, a node that was struck before the kill may hold the only one left.
+    safe = _spares_two(arena) or not second.kills
+    first = arena.draw.choice(seconds if safe else [KillTrainer])
+    return Pair(arena, first(arena), second(arena))
+
+
+def _spares_two(arena: Arena) -> bool:
+    """Whether two nodes may lose their memory at once."""
+    return arena.cluster.plan.replicas >= 3 and arena.cluster.plan.nodes > 3
 
 
 def _restart(arena: Arena, number: int) -> None:

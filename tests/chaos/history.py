@@ -146,7 +146,7 @@ def parse(text: str) -> History | None:
     head = json.loads(lines[0].removeprefix("h "))
     history = History(head["stream"], Shape(**head["shape"]))
     for line in lines[1:]:
-        kind, number, at_ns, rest = (line.split(" ", 3) + [""])[:4]
+        kind, number, at_ns, rest = ([*line.split(" ", 3), ""])[:4]
         _take(history, kind, int(number), int(at_ns), rest)
     return history
 

@@ -29,6 +29,7 @@ FOLDER_PREFIX = "backstay-chaos-"
 CALM_S = 1.0
 ACKNOWLEDGED_LIMIT_S = 60.0
 SETTLE_LIMIT_S = 150.0
+TOLD_LIMIT_S = 30.0
 
 Maker = Callable[[Arena], Fault]
 
@@ -139,6 +140,49 @@ def strike(arena: Arena, fault: Fault, *, hold_s: float | None = None) -> Struck
         f"after {heal_ms:.0f} ms; whole after {(whole_ns - undone_ns) / 1e9:.1f} s"
     )
     return Struck(fault.kind, at_ns, undone_ns, whole_ns, failover_ms, heal_ms)
+
+
+def run_each(stage: Stage, makers: Sequence[Maker]) -> StageResult:
+    """Let given faults strike, one after the other."""
+    result = StageResult(stage)
+    with under_load(stage, result) as arena:
+        for make in makers:
+            time.sleep(CALM_S)
+            result.struck.append(strike(arena, make(arena)))
+    return result
+
+
+def run_restart(stage: Stage, *, clean: bool) -> StageResult:
+    """Stop or kill all nodes at once and start them again, while trainers push.
+
+    Rows live in memory, so they are gone. What must hold: every trainer is told, none goes on
+    as if nothing had been, and the cluster works for those that begin anew. The verdict is on
+    these.
+    """
+    result = StageResult(stage)
+    with under_load(stage, result) as arena:
+        cluster, workload = arena.cluster, arena.workload
+        generation = cluster.routing().generation
+        for node in cluster.nodes:
+            if clean:
+                node.terminate()
+            else:
+                node.kill()
+        say("every node is " + ("told to stop" if clean else "killed"))
+        for node in cluster.nodes:
+            if clean:
+                node.wait()
+        for node in cluster.nodes:
+            node.start()
+        for node in cluster.nodes:
+            node.wait_ready()
+        cluster.wait_in_sync()
+        if cluster.routing().generation <= generation:
+            raise NotYet("rows are gone, but the generation is as before")
+        told = workload.wait_told(TOLD_LIMIT_S)
+        say(f"{told} trainers were told that their rows are gone; others begin")
+        workload.begin_anew()
+    return result
 
 
 def run_stage(stage: Stage, seconds: float, makers: Sequence[Maker] | None = None) -> StageResult:

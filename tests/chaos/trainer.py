@@ -143,7 +143,12 @@ def main(arguments: Sequence[str]) -> int:
     """Run until standard input closes."""
     told = TrainerSettings.from_json(arguments[0])
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     writer = Writer(Path(told.path), told.stream, told.shape)
     config = ClientConfig(deadline_ms=told.deadline_ms)
     with Client(told.endpoints, config=config) as client:

@@ -134,9 +134,7 @@ def _judge_table(
     ragged = np.flatnonzero((table != np.rint(table[:, :1])).any(axis=1))
     for key in ragged.tolist():
         result.torn += 1
-        result.why.append(
-            f"key {key}: its row is no whole number of updates: {table[key].tolist()}"
-        )
+        result.why.append(f"key {key}: no whole number of updates: {table[key].tolist()}")
     surplus = np.rint(table[:, 0]).astype(np.int64) - expected
     decided = True
     order = np.argsort(slot_of_key, kind="stable")

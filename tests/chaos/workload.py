@@ -71,9 +71,36 @@ class Workload:
     def replace(self, place: int) -> None:
         """Kill one trainer and start another one in its place."""
         self.trainers[place].kill()
+        self._put_new(place)
+        self.trainers[place].start()
+
+    def _put_new(self, place: int) -> None:
         self.trainers[place] = self._new(place)
         self._stream_of[place] = self._streams - 1
-        self.trainers[place].start()
+
+    def wait_told(self, limit_s: float) -> int:
+        """Wait until every trainer has ended because its rows are gone; return how many.
+
+        Raises:
+            NotYet: One goes on.
+        """
+        deadline_s = time.monotonic() + limit_s
+        for trainer in self.trainers:
+            while trainer.is_running:
+                if time.monotonic() > deadline_s:
+                    raise NotYet(f"{trainer.host.name} goes on although its rows are gone")
+                time.sleep(POLL_PAUSE_S)
+        told = [history for history in self.histories() if history.state_lost]
+        if len(told) != len(self.trainers):
+            raise NotYet(f"{len(told)} of {len(self.trainers)} trainers were told of the loss")
+        return len(told)
+
+    def begin_anew(self) -> None:
+        """Put new trainers in every place; what the old ones pushed is no longer expected."""
+        self._paths.clear()
+        for place in range(len(self.trainers)):
+            self._put_new(place)
+        self.start()
 
     def wait_acknowledged(self, since_ns: int, limit_s: float) -> float:
         """Wait until each trainer has had a push acknowledged that it began after a time.
@@ -158,7 +185,7 @@ class _Tail:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.decode().splitlines():
-            kind, number, at_ns = (line.split(" ", 3) + ["", ""])[:3]
+            kind, number, at_ns = ([*line.split(" ", 3), "", ""])[:3]
             if kind == "b":
                 self._begun[int(number)] = int(at_ns)
             elif kind in "anu":
