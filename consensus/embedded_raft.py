@@ -44,7 +44,7 @@ HEARTBEAT_S = 0.1
 # When the leader's connection closes, its process is gone: the others stand one after the other,
 # these times apart, so that they do not split the votes.
 STAND_AFTER_S = 0.01
-STAND_APART_S = 0.1
+STAND_APART_S = 0.2
 # A member alone has nobody to wait for.
 ALONE_ELECTION_MIN_S = 0.04
 ALONE_ELECTION_MAX_S = 0.05

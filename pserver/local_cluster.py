@@ -240,17 +240,23 @@ class LocalCluster:
         self._wait_until_ready([server])
         return server
 
-    def restart(self, index: int) -> None:
-        """Start one server again after ``kill``, empty, and wait until it serves.
+    def restart(self, *indexes: int) -> None:
+        """Start servers again after ``kill``, empty, and wait until they serve.
+
+        Args:
+            indexes: Which ones. If most members of the embedded store are down, name them
+                together: none of them can serve alone.
 
         Raises:
-            ServerStartError: It did not start in time.
+            ServerStartError: One did not start in time.
         """
-        server = self._server(index)
-        if server.is_running:
-            raise ConfigError(f"{server.node_id} is running; kill it first")
-        server.process, server.line = _spawn(server.config_path, server.log_path)
-        self._wait_until_ready([server])
+        servers = [self._server(index) for index in indexes]
+        for server in servers:
+            if server.is_running:
+                raise ConfigError(f"{server.node_id} is running; kill it first")
+        for server in servers:
+            server.process, server.line = _spawn(server.config_path, server.log_path)
+        self._wait_until_ready(servers)
 
     def __enter__(self) -> LocalCluster:
         self.start()

@@ -22,7 +22,7 @@ from backstay.pserver.data_plane import DataPlane
 
 __all__ = ["NativeReport", "Reporter"]
 
-WAIT_MS = 500
+WAIT_MS = 200
 RETRY_PAUSE_S = 0.1
 
 log = logging.getLogger(__name__)

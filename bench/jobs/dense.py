@@ -47,7 +47,7 @@ def main() -> None:
     values = np.zeros(shape, np.float32)
     gradient = np.ones(shape, np.float32)
     with (
-        LocalCluster(servers=arguments.servers) as cluster,
+        LocalCluster(servers=arguments.servers, settings={"replicas": 1}) as cluster,
         Client(cluster.endpoints[0]) as client,
     ):
         table = client.create_table(

@@ -50,7 +50,10 @@ def main() -> None:
         *("--keys-per-step", str(arguments.keys_per_step)),
         *("--seconds", str(arguments.seconds), "--warmup", str(arguments.warmup)),
     ]
-    with LocalCluster(servers=arguments.servers) as cluster, ExitStack() as started:
+    with (
+        LocalCluster(servers=arguments.servers, settings={"replicas": 1}) as cluster,
+        ExitStack() as started,
+    ):
         trainers = [
             started.enter_context(
                 running_job(

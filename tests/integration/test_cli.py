@@ -29,7 +29,8 @@ STOP_LIMIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(servers=2, settings={"slot_count": 64}) as running:
+    # One copy, so that the rows of the nodes add up to those of the table.
+    with LocalCluster(servers=2, settings={"slot_count": 64, "replicas": 1}) as running:
         with Client(running.endpoints) as client:
             table = client.create_table(TableSpec.sparse("user/emb", 4))
             client.push(table, np.arange(100), np.ones((100, 4), dtype=np.float32))

@@ -277,6 +277,19 @@ def test_a_node_that_is_stopped_hands_its_slots_over_first(
         assert (routing_at(cluster.endpoints[0]).master_of_slot >= 0).all()
 
 
+def test_a_whole_cluster_that_was_killed_begins_anew_and_says_so(eventually: Eventually) -> None:
+    with LocalCluster(servers=3) as cluster:
+        for index in range(3):
+            cluster.kill(index)
+        cluster.restart(0, 1, 2)
+
+        def is_whole() -> bool:
+            routing = routing_at(cluster.endpoints[0])
+            return bool((routing.master_of_slot >= 0).all()) and routing.generation > 0
+
+        eventually(is_whole)
+
+
 def test_a_node_can_join_a_running_cluster(eventually: Eventually) -> None:
     with LocalCluster(servers=2) as cluster:
         cluster.add_node()

@@ -150,7 +150,10 @@ impl Replicator {
     }
 
     /// Take on a push that [`Store::prepare`] has checked.
-    pub fn push(self: &Arc<Self>, transaction: Transaction) -> Result<(Answer, Option<Vec<u64>>), Refusal> {
+    pub fn push(
+        self: &Arc<Self>,
+        transaction: Transaction,
+    ) -> Result<(Answer, Option<Vec<u64>>), Refusal> {
         let has_backups = self.has_backups.read();
         if !*has_backups {
             self.check_alive()?;
