@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, stage: Stage, seconds: float) -> StageResu
     if options.command == "restart":
         return run_restart(stage, clean=not options.unclean)
     if options.faults:
-        return run_each(stage, [BY_KIND[kind] for kind in options.faults.split(",")])
+        return run_each(stage, [BY_KIND[kind] for kind in options.faults])
     return run_stage(stage, seconds)
 
 
@@ -87,7 +87,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--store", choices=STORES, help="default: both, one after the other")
-    parser.add_argument("--faults", help="kinds, by commas; default: any, at random")
+    parser.add_argument(
+        "--faults", type=_kinds, default=[], help="kinds, by commas; default: any, at random"
+    )
     parser.add_argument("--outage-s", type=float, help="how long the store stays away")
     parser.add_argument("--unclean", action="store_true", help="restart: SIGKILL, not SIGTERM")
     parser.add_argument("--replicas", type=int, choices=(2, 3))
@@ -97,6 +99,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--partition", action="store_true")
     parser.add_argument("--loopback", action="store_true", help="make no namespaces")
     return parser.parse_args(arguments)
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in BY_KIND:
+            raise argparse.ArgumentTypeError(f"{kind!r} is not one of {', '.join(BY_KIND)}")
+    return kinds
 
 
 def _chaos(options: argparse.Namespace) -> int:

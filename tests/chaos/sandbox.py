@@ -16,7 +16,7 @@ import sys
 __all__ = ["NEEDED", "enter", "is_inside", "why_not"]
 
 _MARK = "CHAOS_SANDBOX"
-NEEDED = ("unshare", "nsenter", "ip", "nft")
+NEEDED = ("setpriv", "unshare", "nsenter", "ip", "nft", "iptables", "tc")
 
 
 def is_inside() -> bool:
@@ -61,7 +61,9 @@ def enter(arguments: list[str]) -> int:
 
 
 def _command() -> list[str]:
-    command = ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    # Each ends with its parent, even one that is killed: this process, unshare, the first inside.
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare"]
+    command += ["--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
     if os.geteuid() != 0:
         command += ["--user", "--map-root-user"]
     return [*command, "--"]
