@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.sim.events import MS, S, Micros
+from tests.sim.events import MS, Micros
 from tests.sim.network import STORE
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Faults"]
 
-BEGIN = 300 * MS
+BEGIN = 150 * MS
 
 
 class Faults:
@@ -45,7 +45,7 @@ class Faults:
         ]
         # Each seed has its own taste: two kinds of faults at a time find more than all at once.
         chosen = random.sample(kinds, random.randrange(1, 4))
-        for _ in range(random.randrange(1, 7)):
+        for _ in range(random.randrange(1, 11)):
             self._queue.at(random.randrange(BEGIN, end), partial(self._do, random.choice(chosen)))
 
     def _do(self, fault: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Faults:
 
     def _for_a_while(self, undo: Callable[[], None]) -> None:
         self._queue.at(
-            min(self._end, self._queue.now + self._queue.between(5 * MS, 2 * S)), undo
+            min(self._end, self._queue.now + self._queue.between(5 * MS, 1200 * MS)), undo
         )
 
     def kill(self) -> None:

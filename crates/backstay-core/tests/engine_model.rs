@@ -158,11 +158,10 @@ impl Model {
     fn commit(&mut self, transaction: &Transaction, places: &[StagedRun]) {
         for place in places {
             let slot = place.run.slot;
-            self.apply(slot, place.position - 1);
-            let front = self.staged.get(&slot).and_then(VecDeque::front);
-            if front.is_some_and(|front| front.id == transaction.id)
-                && self.position(slot) + 1 == place.position
-            {
+            let at = place.position.checked_sub(self.position(slot) + 1);
+            let queue = self.staged.get(&slot);
+            let held = at.and_then(|at| queue?.get(at as usize));
+            if held.is_some_and(|held| held.id == transaction.id) {
                 self.apply(slot, place.position);
             }
         }
@@ -371,6 +370,38 @@ fn a_place_that_is_not_the_next_one_is_refused_and_changes_nothing() {
     assert!((0..SLOTS).all(|slot| engine.place(slot) == (0, 1)));
     places[3].position = 2;
     assert_eq!(engine.stage(&other, &places, 2), None);
+}
+
+/// What a new master sends again must never be missing in between: it may be acknowledged.
+#[test]
+fn what_is_staged_again_stays_and_what_is_ordered_differently_gives_way() {
+    let mut engine = engine(&counter());
+    let pushes: Vec<_> = (0..4).map(|n| push(1, n, 0, &[5], -1.0)).collect();
+    let mut places = Vec::new();
+    for push in &pushes[..3] {
+        places.push(stage(&mut engine, push, 1).unwrap().1);
+    }
+    let slot = space().slot_of(5);
+    let ids = |engine: &Engine| -> Vec<u64> {
+        let staged = engine.staged(slot);
+        staged.map(|one| one.transaction.id.sequence).collect()
+    };
+    engine.commit(&pushes[0], &places[0]).unwrap();
+    // Again, from the beginning: applied, here, here.
+    for (push, places) in pushes.iter().zip(&places) {
+        assert_eq!(engine.stage(push, places, 2), None);
+        assert_eq!(ids(&engine), [1, 2]);
+    }
+    assert!(engine.staged(slot).all(|one| one.tag == 2));
+    // Another order from the second place on.
+    assert_eq!(engine.stage(&pushes[3], &places[1], 3), None);
+    assert_eq!(ids(&engine), [3]);
+    // The commit of what gave way takes nothing along.
+    engine.commit(&pushes[2], &places[2]).unwrap();
+    engine.commit(&pushes[1], &places[1]).unwrap();
+    assert_eq!(engine.place(slot), (1, 2));
+    engine.commit(&pushes[3], &places[1]).unwrap();
+    assert_eq!((read(&engine, 5), engine.place(slot)), (2.0, (2, 2)));
 }
 
 #[test]

@@ -231,6 +231,7 @@ impl Replica {
             rows.set_standing(slot, Standing::Elsewhere);
         }
         self.give_up(rows, &lost);
+        let skipped = table.version > self.routing.version + 1;
         self.routing = Arc::clone(&table);
         rows.set_version(table.version);
         let mut gained = Vec::new();
@@ -239,7 +240,7 @@ impl Replica {
                 gained.push(slot);
             }
         }
-        self.drop_unknown_copies();
+        self.drop_unknown_copies(skipped);
         self.recount();
         self.release_waiting();
         if !gained.is_empty() {
@@ -273,6 +274,14 @@ impl Replica {
                 ..Slot::default()
             };
         }
+        if fresh {
+            // It begins empty, which is all that its master has, too.
+            slot.source = if set.in_sync.contains(&me) {
+                set.master
+            } else {
+                0
+            };
+        }
         slot.term = term;
         slot.fence = slot.fence.max(term);
         slot.master = set.master;
@@ -291,6 +300,10 @@ impl Replica {
         if gained {
             slot.source = me;
             rows.set_standing(number, Standing::Waiting);
+            // Copies from an earlier time as its master are of another order.
+            for peer in self.peers.values_mut() {
+                peer.copies.remove(&number);
+            }
         }
         gained
     }
@@ -565,7 +578,7 @@ impl Replica {
                 report.refused.insert(node);
             }
             for (&slot, &copy) in &peer.copies {
-                if let Copy::CaughtUp { term } = copy {
+                if let (Copy::CaughtUp { term }, false) = (copy, peer.fallen_behind) {
                     report.caught_up.insert((slot, term, node));
                 }
             }
