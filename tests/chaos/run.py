@@ -15,7 +15,8 @@ from pathlib import Path
 
 from backstay.errors import BackstayError
 from tests.chaos.cluster import ChaosCluster, NotYet, Plan
-from tests.chaos.faults import Arena, Fault, possible
+from tests.chaos.deck import possible
+from tests.chaos.faults import Arena, Fault
 from tests.chaos.history import History, Shape
 from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.report import Struck
