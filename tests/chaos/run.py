@@ -95,9 +95,10 @@ def under_load(stage: Stage, result: StageResult) -> Iterator[Arena]:
         try:
             yield arena
             calm(arena)
-        except NotYet as error:
-            result.stuck = str(error)
-            say(f"STUCK: {error}")
+        # A process that does not start, a cluster that does not answer.
+        except (NotYet, RuntimeError, TimeoutError, BackstayError) as error:
+            result.stuck = f"{type(error).__name__}: {error}"
+            say(f"STUCK: {result.stuck}")
         _finish(arena, result)
     finally:
         workload.kill()
