@@ -118,7 +118,8 @@ class OnNode(Fault):
         """Choose the node."""
         self.number = arena.node_with(self.role)
         arena.struck.add(self.number)
-        self.what = f"ps-{self.number} ({self.role})"
+        also = ", the controller" if arena.cluster.controller() == self.number else ""
+        self.what = f"ps-{self.number} ({self.role}{also})"
         return arena.cluster.nodes[self.number]
 
 
