@@ -155,7 +155,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
         };
         debug!(peer, master, "a master has connected");
-        shared.replicator.master_connected(master);
+        let connection = shared.replicator.master_connected(master);
         let mut answers = Vec::new();
         loop {
             let frame = tokio::select! {
@@ -176,7 +176,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             match message {
                 Ok(PeerFrame::Message(message)) => {
-                    shared.replicator.obey(master, message, &mut answers);
+                    let replicator = &shared.replicator;
+                    if !replicator.obey(master, connection, message, &mut answers) {
+                        debug!(peer, master, "the master has connected anew");
+                        return;
+                    }
                 }
                 Ok(PeerFrame::Introduction(_)) => {}
                 Err(refusal) => return self.close_broken(peer, &refusal.into()).await,

@@ -5,6 +5,7 @@
 //! time, and two requests work side by side on different stripes. Who may change a slot, and
 //! when, is decided before: by [`crate::replicator`].
 
+mod room;
 mod rows;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -350,45 +351,6 @@ impl Store {
         Ok(parts)
     }
 
-    /// Bytes that the new rows of a push take, if they fit the limit; they are free again when
-    /// what is returned is dropped.
-    fn reserve(&self, transaction: &Transaction) -> Result<Room, Refusal> {
-        let reserved = Arc::clone(&self.reserved_bytes);
-        if self.memory_limit_bytes == 0 {
-            return Ok(Room { reserved, bytes: 0 });
-        }
-        let wanted = self.growth_bytes(transaction)?;
-        let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
-        let room = Room {
-            reserved,
-            bytes: wanted,
-        };
-        if wanted > 0 && self.allocated_bytes() + all > self.memory_limit_bytes {
-            return Err(self.no_room(wanted));
-        }
-        Ok(room)
-    }
-
-    fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
-        let keys = transaction.batch.keys();
-        let mut wanted = 0;
-        for (stripe, runs) in self.stripes_of(transaction.runs()) {
-            let part = runs[0].start as usize..runs[runs.len() - 1].end as usize;
-            let engine = self.stripes[stripe].read();
-            let table = engine.table(transaction.table)?;
-            wanted += table.growth_bytes(&keys[part]) as u64;
-        }
-        Ok(wanted)
-    }
-
-    fn no_room(&self, wanted: u64) -> Refusal {
-        Refusal::MemoryLimit(format!(
-            "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
-            self.allocated_bytes(),
-            self.memory_limit_bytes
-        ))
-    }
-
     fn account(&self, before: usize, after: usize) {
         if after >= before {
             self.allocated_bytes
@@ -416,19 +378,6 @@ impl Store {
                     self.space.count()
                 ))
             })
-    }
-}
-
-/// Memory promised to a push under way.
-#[derive(Debug)]
-struct Room {
-    reserved: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 

@@ -20,7 +20,7 @@ use crate::transaction::{Batch, Change, Run, StagedRun, Transaction};
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 
 const PLACE_WORDS: usize = 3;
-const SETTLED_WORDS: usize = 5;
+const SETTLED_WORDS: usize = 6;
 const STREAM_WORDS: usize = 5;
 const CLOSED_WORDS: usize = 2;
 
@@ -99,9 +99,9 @@ impl Introduction {
 /// A frame of numbers.
 fn frame(kind: Kind, fields: &[u64], body: &[u64]) -> Encoded {
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
-    fields
-        .iter()
-        .for_each(|field| meta.extend(field.to_le_bytes()));
+    for field in fields {
+        meta.extend(field.to_le_bytes());
+    }
     let mut encoded = begin(&meta, body.len() * 8);
     encoded.head.extend_from_slice(bytemuck::cast_slice(body));
     encoded
@@ -230,6 +230,7 @@ fn settled_words(one: &SettledSlot) -> [u64; SETTLED_WORDS] {
         one.version,
         one.birth,
         one.decided,
+        one.end,
     ]
 }
 
@@ -521,6 +522,7 @@ impl<'a> Words<'a> {
             version: words[2],
             birth: words[3],
             decided: words[4],
+            end: words[5],
         })
     }
 }

@@ -32,17 +32,15 @@ impl Rows for Store {
         places: &[StagedRun],
         tag: u64,
     ) -> Option<StagedRun> {
-        for (at, (stripe, part)) in self.stripes_of_places(places).enumerate() {
-            let taken = self.stripes[stripe].write().stage(transaction, part, tag);
-            if taken.is_some() {
-                for (stripe, part) in self.stripes_of_places(places).take(at) {
-                    let mut engine = self.stripes[stripe].write();
-                    for place in part {
-                        engine.discard_from(place.run.slot, place.position);
-                    }
-                }
-                return taken;
+        // Only commits run beside this, and they open no gap.
+        for (stripe, part) in self.stripes_of_places(places) {
+            let gap = self.stripes[stripe].read().gap(part);
+            if gap.is_some() {
+                return gap;
             }
+        }
+        for (stripe, part) in self.stripes_of_places(places) {
+            self.stripes[stripe].write().stage(transaction, part, tag);
         }
         None
     }
