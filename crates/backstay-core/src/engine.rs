@@ -4,17 +4,20 @@
 //! keeps each slot's order: which position a transaction takes, what has been applied already,
 //! what a rollback takes along. Who may give positions is decided by [`crate::replication`].
 
+mod slot_copy;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Refusal;
-use crate::hash::{mix64, SlotSpace};
-use crate::replication::SlotCopy;
+use crate::hash::SlotSpace;
 use crate::spec::TableSpec;
 use crate::stream::{StreamId, StreamMemory};
 use crate::table::Table;
 use crate::transaction::{Change, Run, StagedRun, Transaction};
+
+pub use slot_copy::SlotMemory;
 
 /// What this node is to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,19 +74,8 @@ impl std::ops::AddAssign for StageReport {
     }
 }
 
-/// Everything of one slot but its rows: they are too many to travel in one piece.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SlotMemory {
-    /// How many transactions have been applied.
-    pub position: u64,
-    /// The open streams, with what they have applied.
-    pub streams: Vec<(StreamId, crate::stream::StreamWindow)>,
-    /// The streams that were closed.
-    pub closed: Vec<StreamId>,
-}
-
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Engine {
     space: SlotSpace,
     first_slot: u32,
@@ -256,32 +248,53 @@ impl Engine {
         Ok(report)
     }
 
+    /// The first run whose place lies behind the next free one of its slot, if any.
+    pub fn gap(&self, places: &[StagedRun]) -> Option<StagedRun> {
+        let behind =
+            |place: &&StagedRun| self.slots[self.index(place.run.slot)].end() + 1 < place.position;
+        places.iter().find(behind).copied()
+    }
+
     /// Take places that were given here or by another node. Changes nothing and returns the
-    /// first run whose place is not the next free one of its slot, if any.
+    /// first run whose place leaves a gap, if any.
+    ///
+    /// A master that begins anew sends again what is here already: what has been applied is
+    /// passed over, what stands in the place is replaced. What stands behind stays, unless
+    /// another transaction stood there: then the order goes on differently from there.
     pub fn stage(
         &mut self,
         transaction: &Arc<Transaction>,
         places: &[StagedRun],
         tag: u64,
     ) -> Option<StagedRun> {
-        let free =
-            |place: &&StagedRun| self.slots[self.index(place.run.slot)].end() + 1 != place.position;
-        if let Some(taken) = places.iter().find(free) {
-            return Some(*taken);
+        let gap = self.gap(places);
+        if gap.is_some() {
+            return gap;
         }
         for place in places {
             let index = self.index(place.run.slot);
-            self.slots[index].staged.push_back(Staged {
+            let slot = &mut self.slots[index];
+            let Some(at) = place.position.checked_sub(slot.position + 1) else {
+                continue;
+            };
+            let new = Staged {
                 tag,
                 run: place.run,
                 transaction: Arc::clone(transaction),
-            });
+            };
+            match slot.staged.get_mut(at as usize) {
+                Some(known) if known.transaction.id == transaction.id => *known = new,
+                _ => {
+                    slot.staged.truncate(at as usize);
+                    slot.staged.push_back(new);
+                }
+            }
         }
         None
     }
 
     /// Apply a transaction in the places it holds, and whatever stands before it there. Places
-    /// that have been applied before, or were discarded, are passed over.
+    /// that have been applied before, were discarded or are another's now, are passed over.
     pub fn commit(
         &mut self,
         transaction: &Arc<Transaction>,
@@ -291,16 +304,16 @@ impl Engine {
         runs.clear();
         for place in places {
             let index = self.index(place.run.slot);
-            if self.slots[index].position + 1 < place.position {
+            let at = place.position.checked_sub(self.slots[index].position + 1);
+            let held = at.and_then(|at| self.slots[index].staged.get(at as usize));
+            if held.is_none_or(|held| held.transaction.id != transaction.id) {
+                continue;
+            }
+            if at > Some(0) {
                 self.commit_through(place.run.slot, place.position - 1)?;
             }
-            let slot = &mut self.slots[index];
-            let next = slot.position + 1 == place.position;
-            let front = slot.staged.front();
-            if next && front.is_some_and(|front| front.transaction.id == transaction.id) {
-                slot.staged.pop_front();
-                runs.push(*place);
-            }
+            self.slots[index].staged.pop_front();
+            runs.push(*place);
         }
         let outcome = self.apply_runs(transaction, &runs);
         self.scratch = runs;
@@ -424,99 +437,6 @@ impl Engine {
     /// Forget a stream in every slot; returns in how many it was known.
     pub fn forget_stream(&mut self, stream: StreamId) -> u32 {
         self.streams.forget(stream)
-    }
-
-    /// A hash of a slot's rows and open streams; equal replicas have equal digests,
-    /// whatever the order in which their rows were created.
-    pub fn digest(&self, slot: u32) -> u64 {
-        let rows = self.tables.values().fold(0u64, |sum, table| {
-            sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
-        });
-        let streams = self.streams.of_slot(self.index(slot));
-        streams.fold(rows, |hash, (stream, window)| {
-            let words = [
-                stream.job,
-                u64::from(stream.pass) << 32 | u64::from(stream.task),
-                window.floor,
-                window.applied as u64,
-                (window.applied >> 64) as u64,
-            ];
-            words
-                .iter()
-                .fold(hash, |hash, &word| mix64(hash.rotate_left(5) ^ word))
-        })
-    }
-
-    /// Everything of a slot but its rows.
-    pub fn memory(&self, slot: u32) -> SlotMemory {
-        let index = self.index(slot);
-        SlotMemory {
-            position: self.slots[index].position,
-            streams: self.streams.of_slot(index).collect(),
-            closed: self.streams.closed_in(index).collect(),
-        }
-    }
-
-    /// A copy of a slot, with what is staged in it.
-    pub fn copy_slot(&self, slot: u32) -> SlotCopy {
-        let rows = self
-            .tables
-            .iter()
-            .map(|(&id, table)| (id, table.export_slot(slot)));
-        SlotCopy {
-            memory: self.memory(slot),
-            tables: rows.collect(),
-            staged: self.staged(slot).cloned().collect(),
-        }
-    }
-
-    /// Take over another replica's memory of a slot; its rows are imported one by one.
-    pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
-        let index = self.index(slot);
-        self.streams.clear(index);
-        for &(stream, window) in &memory.streams {
-            self.streams.windows_mut(stream)[index] = window;
-        }
-        for &stream in &memory.closed {
-            self.streams.close(stream, index);
-        }
-        self.slots[index].staged.clear();
-        self.slots[index].position = memory.position;
-    }
-
-    /// Forget everything about a slot: its rows, its streams, its order.
-    pub fn clear_slot(&mut self, slot: u32) {
-        self.set_memory(slot, &SlotMemory::default());
-        for table in self.tables.values_mut() {
-            table.clear_slot(slot);
-        }
-    }
-
-    /// The rows of one slot of a table as plain arrays, ordered by key.
-    pub fn export_slot(&self, table: u64, slot: u32) -> Result<crate::table::PlainRows, Refusal> {
-        Ok(self.table(table)?.export_slot(slot))
-    }
-
-    /// Replace the rows of one slot of a table.
-    pub fn import_slot(
-        &mut self,
-        table: u64,
-        slot: u32,
-        rows: (&[u64], &[f32], &[f32]),
-    ) -> Result<(), Refusal> {
-        self.table_mut(table)?
-            .import_slot(slot, rows.0, rows.1, rows.2)
-    }
-
-    /// Add rows to one slot of a table; none of them may be there.
-    pub fn add_rows(
-        &mut self,
-        table: u64,
-        slot: u32,
-        rows: (&[u64], &[f32], &[f32]),
-    ) -> Result<(), Refusal> {
-        self.table_mut(table)?
-            .add_rows(slot, rows.0, rows.1, rows.2)
     }
 
     fn table_mut(&mut self, id: u64) -> Result<&mut Table, Refusal> {

@@ -10,6 +10,7 @@ mod client;
 mod errors;
 mod runtime;
 mod server;
+mod simulation;
 
 use backstay_core::hash::{self, SlotSpace};
 use backstay_core::spec::TableSpec;
@@ -93,5 +94,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::DataClient>()?;
     module.add_class::<client::KeyPlan>()?;
     module.add_class::<client::PendingPull>()?;
-    module.add_class::<client::PendingPush>()
+    module.add_class::<client::PendingPush>()?;
+    module.add_class::<simulation::SimNode>()?;
+    module.add_class::<simulation::SimMessage>()
 }

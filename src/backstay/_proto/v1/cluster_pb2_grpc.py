@@ -49,6 +49,11 @@ class ClusterServiceStub:
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.FromString,
                 _registered_method=True)
+        self.GetSlotDigests = channel.unary_unary(
+                '/backstay.v1.ClusterService/GetSlotDigests',
+                request_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer:
@@ -77,6 +82,14 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSlotDigests(self, request, context):
+        """What the node that is asked holds of each slot, with a digest to compare replicas by.
+        Reads all rows: for checks, not for every second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetNodeStats,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.SerializeToString,
+            ),
+            'GetSlotDigests': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSlotDigests,
+                    request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +195,33 @@ class ClusterService:
             '/backstay.v1.ClusterService/GetNodeStats',
             backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSlotDigests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backstay.v1.ClusterService/GetSlotDigests',
+            backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
+            backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,10 @@ class ClusterServiceStub:
     """
     GetNodeStats: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]
     """Counters and gauges of the node that is asked."""
+    GetSlotDigests: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]
+    """What the node that is asked holds of each slot, with a digest to compare replicas by.
+    Reads all rows: for checks, not for every second.
+    """
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -58,6 +62,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """
     GetNodeStats: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the node that is asked."""
+    GetSlotDigests: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]  # type: ignore[assignment]
+    """What the node that is asked holds of each slot, with a digest to compare replicas by.
+    Reads all rows: for checks, not for every second.
+    """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -87,5 +95,15 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetNodeStatsResponse, _abc.Awaitable[_cluster_pb2.GetNodeStatsResponse]]:
         """Counters and gauges of the node that is asked."""
+
+    @_abc_1.abstractmethod
+    def GetSlotDigests(
+        self,
+        request: _cluster_pb2.GetSlotDigestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.GetSlotDigestsResponse, _abc.Awaitable[_cluster_pb2.GetSlotDigestsResponse]]:
+        """What the node that is asked holds of each slot, with a digest to compare replicas by.
+        Reads all rows: for checks, not for every second.
+        """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
