@@ -8,6 +8,7 @@
 
 mod buffers;
 pub mod client;
+mod events;
 pub mod frame_io;
 mod peer_link;
 pub mod replicator;

@@ -140,6 +140,7 @@ impl Server {
         self.shared.counters.snapshot(
             store.routing_version(),
             store.allocated_bytes(),
+            self.shared.replicator.slot_counts(),
             self.shared.replicator.snapshot(),
         )
     }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
 use backstay_core::replication::Message;
+use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{Batch, Transaction};
 use backstay_core::wire::peer::{self, PeerFrame};
 use backstay_core::wire::{
@@ -24,6 +25,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
+use crate::events::push_event;
 use crate::frame_io::{write_encoded, write_frame, Frame, FrameReader, ReadError};
 use crate::replicator::{Answer, Outcome};
 use crate::server::{stop_signal, Shared};
@@ -61,6 +63,7 @@ struct Desk<W> {
 /// A push that waits for backups.
 struct Later {
     request_id: u64,
+    id: TransactionId,
     /// Unique keys of a push; none for the end of a stream.
     keys: Option<usize>,
     outcome: oneshot::Receiver<Outcome>,
@@ -179,12 +182,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     }
 
     /// A master of slots that are replicated here: do what it says, until it goes.
-    async fn serve_peer(
-        &mut self,
-        peer: &str,
-        first: Frame,
-        mut stopping: watch::Receiver<bool>,
-    ) {
+    async fn serve_peer(&mut self, peer: &str, first: Frame, mut stopping: watch::Receiver<bool>) {
         let shared = Arc::clone(&self.desk.shared);
         let mut limits = shared.options.limits;
         limits.max_frame_bytes += peer::MAX_PLACES_BYTES;
@@ -207,7 +205,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             let message = match frame {
                 Ok(Some(frame)) => {
-                    add(&shared.counters.peer_bytes_received, frame.header.body_bytes);
+                    let bytes = HEADER_BYTES + frame.meta.len() + frame.header.body_bytes as usize;
+                    add(&shared.counters.peer_bytes_received, bytes as u64);
                     peer_frame(&shared, frame)
                 }
                 Ok(None) => return,
@@ -222,6 +221,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             }
             for answer in answers.drain(..) {
                 let encoded = peer::encode(&answer);
+                add(&shared.counters.peer_bytes_sent, encoded.bytes() as u64);
                 let sent = write_encoded(&mut self.desk.writer, &encoded);
                 match timeout(shared.options.stall_timeout, sent).await {
                     Ok(Ok(())) => {}
@@ -327,13 +327,19 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         let Some(later) = self.later.pop_front() else {
             return Ok(());
         };
+        match &outcome {
+            Ok(report) => {
+                push_event!(later.id, "push answered", applied_slots = report.staged);
+            }
+            Err(refusal) => push_event!(later.id, "push refused", reason = %refusal),
+        }
         match outcome {
             Ok(report) => match later.keys {
                 Some(keys) => self.push_reply(later.request_id, keys, report),
                 None => self.small_reply(Opcode::CloseStreamReply, later.request_id, &[], &[]),
             },
             Err(refusal) => {
-                add(&self.shared.counters.requests_refused, 1);
+                self.shared.counters.count_refusal(&refusal);
                 self.error_reply(later.request_id, &refusal);
             }
         }
@@ -366,7 +372,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             Ok(true) => {}
             Ok(false) => return Ok(()),
             Err(refusal) => {
-                add(&self.shared.counters.requests_refused, 1);
+                self.shared.counters.count_refusal(&refusal);
                 self.error_reply(id, &refusal);
             }
         }
@@ -421,6 +427,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         let elements = self.check_elements(meta.table, meta.row_elements)?;
         let count = self.check_keys(&frame, meta.key_count, elements)?;
         let (store, request_id) = (&self.shared.store, frame.header.request_id);
+        push_event!(meta.id, "push received", table = meta.table, keys = count);
         let batch = Batch::from_words(frame.body, count, count * elements)?;
         let mut transaction = Transaction::new(
             store.space(),
@@ -430,9 +437,13 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             meta.change,
             batch,
         )?;
-        store.prepare(&mut transaction)?;
-        match self.shared.replicator.push(transaction)? {
+        let taken = store
+            .prepare(&mut transaction)
+            .and_then(|()| self.shared.replicator.push(transaction))
+            .inspect_err(|refusal| push_event!(meta.id, "push refused", reason = %refusal))?;
+        match taken {
             (Answer::Now(report), buffer) => {
+                push_event!(meta.id, "push answered", applied_slots = report.staged);
                 self.request = buffer.unwrap_or_default();
                 self.push_reply(request_id, count, report);
                 Ok(true)
@@ -440,6 +451,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             (Answer::Later(outcome), _) => {
                 self.later.push_back(Later {
                     request_id,
+                    id: meta.id,
                     keys: Some(count),
                     outcome,
                 });
@@ -484,6 +496,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         let stream = CloseStream::decode(&frame.meta)?.stream;
         let request_id = frame.header.request_id;
         let close = self.shared.store.close_of(stream);
+        let id = close.id;
         match self.shared.replicator.push(close)?.0 {
             Answer::Now(_) => {
                 self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
@@ -492,6 +505,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             Answer::Later(outcome) => {
                 self.later.push_back(Later {
                     request_id,
+                    id,
                     keys: None,
                     outcome,
                 });

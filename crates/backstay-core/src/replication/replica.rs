@@ -582,6 +582,16 @@ impl Replica {
         (state.term, state.source, state.torn)
     }
 
+    /// The number of the newest entry of this master's order.
+    pub fn last_lsn(&self) -> u64 {
+        self.last_lsn
+    }
+
+    /// Whether slots were gained that are not served yet.
+    pub fn is_settling(&self) -> bool {
+        !self.settling.is_empty()
+    }
+
     /// Transactions that wait for backups.
     pub fn pending(&self) -> usize {
         self.pending.len()

@@ -44,6 +44,10 @@ class ClusterServiceStub:
     """
     GetNodeStats: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]
     """Counters and gauges of the node that is asked."""
+    ListEvents: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]
+    """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+    UNAVAILABLE while the coordination store does not answer.
+    """
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -58,6 +62,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """
     GetNodeStats: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the node that is asked."""
+    ListEvents: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]  # type: ignore[assignment]
+    """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+    UNAVAILABLE while the coordination store does not answer.
+    """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -87,5 +95,15 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetNodeStatsResponse, _abc.Awaitable[_cluster_pb2.GetNodeStatsResponse]]:
         """Counters and gauges of the node that is asked."""
+
+    @_abc_1.abstractmethod
+    def ListEvents(
+        self,
+        request: _cluster_pb2.ListEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.ListEventsResponse, _abc.Awaitable[_cluster_pb2.ListEventsResponse]]:
+        """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+        UNAVAILABLE while the coordination store does not answer.
+        """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
