@@ -53,7 +53,8 @@ def slots_short_of_copies(routing: RoutingTable) -> int:
     return sum(
         slots
         for held, slots in zip(routing.sets, slots_of_set, strict=True)
-        if (held.master != NO_MASTER) + len(held.in_sync) < routing.replicas
+        # Without a master the copies that there are cannot be reached.
+        if held.master == NO_MASTER or len(held.synced) < routing.replicas
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from backstay.consensus import ClusterSnapshot
-from backstay.consensus.records import NO_MASTER, RoutingTable
+from backstay.consensus.routing import NO_MASTER, RoutingTable
 
 __all__ = [
     "FAILOVER_BOUNDS_S",
@@ -104,22 +104,13 @@ def in_sync_changes(before: RoutingTable, now: RoutingTable, instance: int) -> I
 
 def _in_sync_instances(routing: RoutingTable) -> list[frozenset[int]]:
     return [
-        frozenset(
-            routing.nodes[index].instance
-            for index in (one.master, *one.in_sync)
-            if index != NO_MASTER
-        )
-        for one in routing.sets
+        frozenset(routing.nodes[index].instance for index in one.synced) for one in routing.sets
     ]
 
 
 def _holders(routing: RoutingTable) -> dict[int, str]:
     """Return who is master or in-sync backup of anything: instance to id."""
-    used = np.unique(routing.set_of_slot).tolist()
-    indexes = {
-        index for one in used for index in (routing.sets[one].master, *routing.sets[one].in_sync)
-    }
-    indexes.discard(NO_MASTER)
+    indexes = {index for one in routing.sets for index in one.synced}
     return {routing.nodes[index].instance: routing.nodes[index].node_id for index in indexes}
 
 
