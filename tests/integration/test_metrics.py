@@ -58,6 +58,8 @@ def cluster() -> Iterator[LocalCluster]:
     """Three nodes with two copies; what kills one of them comes last in this file."""
     settings = {"replicas": 2, "slot_count": 64, "memory_limit_bytes": 2**30}
     with LocalCluster(servers=3, settings=settings) as running:
+        with Client(running.endpoints) as client:
+            client.create_table(SPEC)
         yield running
 
 
@@ -140,7 +142,6 @@ def test_traffic_moves_the_figures(cluster: LocalCluster) -> None:
     servers = cluster.servers
     keys = np.arange(500, dtype=np.uint64)
     with Client(cluster.endpoints) as client:
-        client.create_table(SPEC)
         client.push("user/emb", keys, np.ones((500, 4), np.float32))
         client.pull("user/emb", keys)
     assert summed(servers, "transactions_total", outcome="committed") >= 3

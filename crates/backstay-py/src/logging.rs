@@ -4,7 +4,7 @@ use std::fmt;
 
 use pyo3::prelude::*;
 use serde_json::{Map, Value};
-use tracing_subscriber::field::{Field, Visit};
+use tracing::field::{Field, Visit};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
