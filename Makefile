@@ -1,11 +1,14 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
-# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES, FUZZ_SECONDS, DIST.
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES, FUZZ_SECONDS, DIST,
+# SEED and MINUTES (of chaos).
 
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
 FUZZ_CASES ?= 2000000
 FUZZ_SECONDS ?= 60
+SEED ?= 1
+MINUTES ?= 3
 DIST ?= dist
 
 VENV := .venv
@@ -19,7 +22,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test test-slow lint fmt bench fuzz docs proto wheel clean check-tools
+.PHONY: help venv install demo test test-slow chaos lint fmt bench fuzz docs proto wheel clean check-tools
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,10 +58,13 @@ demo: install  ## train a click model on real data: three pservers and two train
 
 test: install  ## run the tests: Rust, then Python (some minutes)
 	$(CARGO) test -p backstay-core -p backstay-net
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not chaos" $(PYTEST_ARGS)
 
 test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not chaos" $(PYTEST_ARGS)
+
+chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, and judge
+	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
 
 lint: install  ## run every gate: style, types, layers, stubs, sizes, generated code
 	$(BIN)/ruff check .

@@ -22,6 +22,8 @@ from bench.programs import Workshop
 __all__ = ["GROUPS", "Group", "Ratio", "Sizes"]
 
 Command = Callable[[Workshop, "Sizes"], list[str]]
+# Two servers, each the backup of the other's slots.
+TWO_COPIES = ("--servers", "2", "--copies", "2")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Sizes:
         seconds: Length of the timed part of the scaling job.
         dense_bytes, dense_repeats: Size of the dense tensor and number of transfers each way.
         memory_rows: Rows of the memory job.
+        recovery_rows: Rows that are copied to a new server.
     """
 
     steps: Mapping[int, int] = field(default_factory=lambda: {53_248: 300, 3_328: 4_000})
@@ -42,6 +45,7 @@ class Sizes:
     dense_bytes: int = 64 << 20
     dense_repeats: int = 30
     memory_rows: int = 10_000_000
+    recovery_rows: int = 14_000_000
 
     @staticmethod
     def quick() -> Sizes:
@@ -53,6 +57,7 @@ class Sizes:
             dense_bytes=4 << 20,
             dense_repeats=5,
             memory_rows=200_000,
+            recovery_rows=200_000,
         )
 
 
@@ -137,12 +142,25 @@ def steps_group(keys_per_step: int) -> Group:
             "ceiling": ceiling(keys_per_step),
             "backstay": sparse(keys_per_step),
             "overlapped": sparse(keys_per_step, "--overlapped"),
+            "two_copies": sparse(keys_per_step, *TWO_COPIES),
+            "two_copies_overlapped": sparse(keys_per_step, *TWO_COPIES, "--overlapped"),
             "paddle": peer("paddle", keys_per_step),
             "tensorflow": peer("tensorflow", keys_per_step),
         },
         ratios=(
             Ratio(f"{name}_over_ceiling", "backstay", "ceiling", "keys_per_s"),
             Ratio(f"{name}_overlapped_over_ceiling", "overlapped", "ceiling", "mean_keys_per_s"),
+            Ratio(f"{name}_two_copies_over_ceiling", "two_copies", "ceiling", "keys_per_s"),
+            Ratio(
+                f"{name}_two_copies_overlapped_over_ceiling",
+                "two_copies_overlapped",
+                "ceiling",
+                "mean_keys_per_s",
+            ),
+            Ratio(f"{name}_two_copies_over_paddle", "two_copies", "paddle", "mean_keys_per_s"),
+            Ratio(
+                f"{name}_two_copies_over_tensorflow", "two_copies", "tensorflow", "mean_keys_per_s"
+            ),
             Ratio(f"{name}_over_paddle", "backstay", "paddle", "mean_keys_per_s"),
             Ratio(f"{name}_over_tensorflow", "backstay", "tensorflow", "mean_keys_per_s"),
         ),
@@ -150,6 +168,8 @@ def steps_group(keys_per_step: int) -> Group:
             ("ceiling", "keys_per_s"),
             ("backstay", "keys_per_s"),
             ("overlapped", "mean_keys_per_s"),
+            ("two_copies", "keys_per_s"),
+            ("two_copies_overlapped", "mean_keys_per_s"),
             ("paddle", "mean_keys_per_s"),
             ("tensorflow", "mean_keys_per_s"),
         ),
@@ -200,6 +220,21 @@ GROUPS: Mapping[str, Group] = {
             ("backstay", "rows_per_s"),
         ),
         most_rounds=1,  # bytes do not depend on what else the machine does
+    ),
+    "recovery": Group(
+        contestants={
+            "backstay": backstay(
+                "recovery", lambda sizes: ["--rows", str(sizes.recovery_rows)]
+            )
+        },
+        ratios=(Ratio("recovery_over_normal", "backstay", "", "copying_over_normal"),),
+        raw=(
+            ("backstay", "payload_gb"),
+            ("backstay", "copying_s"),
+            ("backstay", "normal_steps_per_s"),
+            ("backstay", "alone_steps_per_s"),
+            ("backstay", "copying_steps_per_s"),
+        ),
     ),
     "scaling": Group(
         contestants={

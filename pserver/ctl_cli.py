@@ -93,6 +93,7 @@ def tables(given: tuple[str | None, Path | None], as_json: bool) -> None:
 
 @main.command(epilog=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+<<<<<<< HEAD
 @click.option(
     "--newest", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many."
 )
@@ -105,6 +106,24 @@ def events(given: tuple[str | None, Path | None], newest: int, as_json: bool) ->
         return
     for event in report["events"]:
         click.echo(f"routing {event['routing_version']}  {event['kind']}: {event['reason']}")
+=======
+@click.pass_obj
+def verify(given: tuple[str | None, Path | None], as_json: bool) -> None:
+    """Compare the replicas of every slot by their digests; reads every row once."""
+    report = _ask(given, ClusterInspection.verify, as_json=as_json)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        click.echo(f"{report['equal']} slots have equal copies, {report['single']} only one copy")
+        for name, meaning in (
+            ("different", "copies differ"),
+            ("undecided", "copies could not be compared at one position"),
+            ("silent_nodes", "no answer"),
+        ):
+            if report[name]:
+                click.echo(f"{meaning}: {', '.join(map(str, report[name]))}")
+    sys.exit(0 if report["good"] else EXIT_UNHEALTHY)
+>>>>>>> main
 
 
 def _ask(

@@ -27,6 +27,7 @@ from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import health_from_message, routing_from_message
 from backstay.consensus.records import NO_MASTER
 from backstay.errors import BackstayError, ServerUnavailable, TransportError
+from backstay.pserver.verification import HeldSlot, compare_replicas
 
 __all__ = ["ClusterInspection", "roles_of_nodes", "slots_short_of_copies"]
 
@@ -172,6 +173,35 @@ class ClusterInspection:
                 entry["rows"] += table.rows
                 entry["bytes"] += table.bytes
         return {"tables": [tables[name] for name in sorted(tables)], "silent_nodes": silent}
+
+    def verify(self) -> dict[str, Any]:
+        """Compare the replicas of every slot, while the cluster works.
+
+        Nodes that do not answer leave their slots undecided.
+        """
+        routing = self._cluster()[1]
+        silent: set[str] = set()
+
+        def ask() -> dict[str, dict[int, HeldSlot]]:
+            found = {}
+            silent.clear()
+            for node in routing.nodes:
+                try:
+                    found[node.node_id] = self._slots_of(node.control_address)
+                except TransportError:
+                    silent.add(node.node_id)
+            return found
+
+        result = compare_replicas(routing, ask)
+        return {**result.to_dict(), "silent_nodes": sorted(silent)}
+
+    def _slots_of(self, address: str) -> dict[int, HeldSlot]:
+        stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(address))
+        with rpc.mapped_errors(address):
+            answer = stub.GetSlotDigests(
+                cluster_pb2.GetSlotDigestsRequest(), timeout=self._config.deadline_ms / 1000
+            )
+        return {one.slot: HeldSlot(one.term, one.position, one.digest) for one in answer.slots}
 
     def close(self) -> None:
         """Close every channel."""

@@ -44,6 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.0, help="run this long, not --steps")
     parser.add_argument("--overlapped", action="store_true")
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--copies", type=int, default=1, help="of every slot")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--endpoint", default="", help="train against these servers")
     parser.add_argument("--hold", action="store_true")
@@ -163,7 +164,7 @@ def main() -> None:
         train(arguments)
         return
     with (
-        LocalCluster(servers=arguments.servers, settings={"replicas": 1}) as cluster,
+        LocalCluster(servers=arguments.servers, settings={"replicas": arguments.copies}) as cluster,
         running_job("sparse_step", *sys.argv[1:], "--endpoint", cluster.endpoints[0]) as trainer,
     ):
         print_result(result_of(trainer))

@@ -1,6 +1,7 @@
 """``make demo``: three pservers and two Paddle trainers on this machine train Wide & Deep.
 
-Shows progress, ends with the test AUC; the last line, ``DEMO {json}``, is for programs.
+At a third of the training one pserver is killed and started anew. Shows progress and what happens
+then, ends with the test AUC; the last line, ``DEMO {json}``, is for programs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -27,9 +29,15 @@ from rich.table import Table
 
 from backstay.errors import BackstayError
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer import Client
+from examples.census.failure import Failure
 from examples.census.reader import load
 from examples.census.train import PASSES, score_on_cluster
+from examples.common.counters import audit
 from examples.common.launch import ProcessFailed, run_trainers
+
+# Part of the training after which the pserver is killed.
+KILL_AT = 1 / 3
 
 
 @dataclass
@@ -47,7 +55,7 @@ class Progressed:
 
     def on_report(self, report: dict[str, Any]) -> None:
         """Take a trainer's report and redraw."""
-        now = time.perf_counter()
+        now = time.monotonic()
         # Starting Python and Paddle and reading the data is not training.
         self.begin = self.begin or now - float(report["seconds"])
         self.seconds = now - self.begin
@@ -59,6 +67,16 @@ class Progressed:
         )
         self.bar.update(self.task, completed=self.sum_of("examples"), note=note)
 
+    def tell(self, line: str) -> None:
+        """Print a line for people above the bar, with the seconds since training began."""
+        when = f"{time.monotonic() - self.begin:6.2f} s" if self.begin else " " * 8
+        self.bar.console.print(f"{when}  {line}", highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def part(self) -> float:
+        """How much of the training is done, 0 to 1."""
+        return self.sum_of("examples") / self.total
+
     def sum_of(self, name: str) -> int:
         """Add up a count over the trainers."""
         return sum(int(report[name]) for report in self.reports.values())
@@ -69,24 +87,79 @@ class Progressed:
         return sum(values) / len(values)
 
 
-def run(servers: int, trainers: int, passes: int, seed: int, console: Console) -> dict[str, Any]:
-    """Train and evaluate; return the figures of the last line."""
-    total = len(load()[0]) * passes
+@dataclass(frozen=True)
+class Shape:
+    """What is run.
+
+    Attributes:
+        servers: How many pservers.
+        replicas: Copies of each slot.
+        trainers: How many trainers.
+        passes: Over the training split.
+        seed: Of the trainers.
+        victim: Index of the pserver to kill; None: none.
+    """
+
+    servers: int
+    replicas: int
+    trainers: int
+    passes: int
+    seed: int
+    victim: int | None
+
+
+def run(shape: Shape, console: Console) -> dict[str, Any]:
+    """Train, let a pserver fail, and evaluate; return the figures of the last line."""
+    total = len(load()[0]) * shape.passes
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
-    with LocalCluster(servers=servers) as cluster:
-        console.print(
-            f"{servers} pservers on {', '.join(cluster.endpoints)}; {trainers} trainers, "
-            f"{passes} passes over {total // passes:,} examples"
+    progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            LocalCluster(servers=shape.servers, settings={"replicas": shape.replicas})
         )
-        with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bar:
-            progressed = Progressed(bar, total)
-            run_trainers(
-                ["-m", "examples.census.train", "--passes", str(passes), "--seed", str(seed)],
-                trainers=trainers,
-                cluster=cluster,
-                on_report=progressed.on_report,
+        progressed = Progressed(progress, total)
+        failure = None
+        if shape.victim is not None:
+            failure = stack.enter_context(
+                Failure(cluster, shape.victim, shape.trainers, progressed.tell)
             )
-        scores = score_on_cluster(cluster.endpoints)
+        progressed.tell(
+            f"{shape.servers} pservers, {shape.replicas} copies of each slot; {shape.trainers} "
+            f"trainers, {shape.passes} passes over {total // shape.passes:,} examples"
+        )
+
+        def on_report(report: dict[str, Any]) -> None:
+            progressed.on_report(report)
+            if failure is None:
+                return
+            failure.on_report(report)
+            all_train = len(progressed.reports) == shape.trainers
+            if not failure.has_begun and all_train and progressed.part >= KILL_AT:
+                failure.begin()
+
+        train = f"-m examples.census.train --passes {shape.passes} --seed {shape.seed}"
+        with progress:
+            run_trainers(
+                train.split(),
+                trainers=shape.trainers,
+                cluster=cluster,
+                on_report=on_report,
+                check=failure.check if failure is not None else None,
+            )
+            progressed.tell("training has ended")
+            if failure is not None:
+                failure.finish()
+        return figures_of(shape, cluster, progressed, failure)
+
+
+def figures_of(
+    shape: Shape, cluster: LocalCluster, progressed: Progressed, failure: Failure | None
+) -> dict[str, Any]:
+    """Evaluate the model, read the counters, and put all figures together."""
+    scores = score_on_cluster(cluster.endpoints)
+    counted = {trainer: last["counted"] for trainer, last in progressed.reports.items()}
+    with Client(cluster.endpoints) as client:
+        audited = audit(client, counted)
     examples = progressed.sum_of("examples")
     return {
         "auc": round(scores["auc"], 5),
@@ -94,26 +167,25 @@ def run(servers: int, trainers: int, passes: int, seed: int, console: Console) -
         "examples": examples,
         "seconds": round(progressed.seconds, 2),
         "examples_per_s": round(examples / progressed.seconds),
-        "servers": servers,
-        "trainers": trainers,
+        "servers": shape.servers,
+        "trainers": shape.trainers,
+        "replicas": shape.replicas,
+        "killed": failure.node_id if failure is not None else None,
+        "failover_ms": round(failure.failover_ms) if failure is not None else None,
         "pushes_acknowledged": progressed.sum_of("pushes_acknowledged"),
+        "pushes_counted": sum(sum(counts) for counts in counted.values()),
+        "pushes_lost": audited.lost,
+        "pushes_duplicated": audited.duplicated,
     }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--servers", type=int, default=3)
-    parser.add_argument("--trainers", type=int, default=2)
-    parser.add_argument("--passes", type=int, default=PASSES)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    shape = parse_arguments()
     # As an exception it unwinds the stack, which stops servers and trainers.
     signal.signal(signal.SIGTERM, _on_terminate)
     console = Console()
     try:
-        figures = run(
-            arguments.servers, arguments.trainers, arguments.passes, arguments.seed, console
-        )
+        figures = run(shape, console)
     except (ProcessFailed, BackstayError) as error:
         print(f"The demo failed: {error}", file=sys.stderr)
         return 1
@@ -122,10 +194,42 @@ def main() -> int:
         return 130
     table = Table(show_header=False)
     for name, value in figures.items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
+        shown = f"{value:,}" if isinstance(value, (int, float)) else str(value or "none")
+        table.add_row(name.replace("_", " "), shown)
     console.print(table)
     print("DEMO " + json.dumps(figures), flush=True)
-    return 0
+    lost = figures["pushes_lost"] + figures["pushes_duplicated"]
+    if lost:
+        print("The demo failed: pushes were lost or counted twice", file=sys.stderr)
+    return 1 if lost else 0
+
+
+def parse_arguments() -> Shape:
+    """Return what the command line asks for; a wrong argument ends the process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--replicas", type=int, default=2, help="copies of each slot")
+    parser.add_argument("--trainers", type=int, default=2)
+    parser.add_argument("--passes", type=int, default=PASSES)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--kill",
+        default="ps-1",
+        metavar="NODE",
+        help="the pserver to kill at a third of the training, ps-0, ps-1, ...; or none",
+    )
+    arguments = parser.parse_args()
+    nodes = [f"ps-{index}" for index in range(arguments.servers)]
+    if arguments.kill not in (*nodes, "none"):
+        parser.error(f"--kill {arguments.kill}: choose one of {', '.join(nodes)}, or none")
+    return Shape(
+        servers=arguments.servers,
+        replicas=arguments.replicas,
+        trainers=arguments.trainers,
+        passes=arguments.passes,
+        seed=arguments.seed,
+        victim=nodes.index(arguments.kill) if arguments.kill != "none" else None,
+    )
 
 
 def _on_terminate(_: int, __: FrameType | None) -> None:

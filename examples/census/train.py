@@ -18,6 +18,7 @@ import paddle
 from backstay.trainer import paddle as distributed
 from examples.census.model import WideDeep
 from examples.census.reader import load
+from examples.common.counters import Counters
 from examples.common.dataset import renumber
 from examples.common.training import RunningScore, fit, print_report, score
 
@@ -54,26 +55,35 @@ def train_here(passes: int, seed: int) -> dict[str, float]:
 
 
 def train_on_cluster(passes: int, seed: int) -> None:
-    """Train this trainer's share of the examples, and report on the way."""
+    """Train this trainer's share of the examples, and report on the way.
+
+    Counters are pushed along, so that ``demo.py`` can tell at the end whether a push was lost.
+    """
     with distributed.init(job=JOB) as session:
         training = load()[0][session.trainer_id :: session.trainers_num]
         paddle.seed(seed)
         model = WideDeep(distributed.Embedding, None)
         optimizer, scheduler = make_optimizer(model, len(training))
         updates = distributed.DistributedOptimizer(optimizer, steps_in_flight=STEPS_IN_FLIGHT)
+        counters = Counters(session.client, session.trainer_id)
 
         def report(running: RunningScore) -> None:
             pushes = session.client.stats().pushes_acknowledged
             print_report(
-                trainer=session.trainer_id, pushes_acknowledged=pushes, **running.summary()
+                trainer=session.trainer_id,
+                pushes_acknowledged=pushes,
+                counted=counters.counted,
+                acknowledgements=counters.take_acknowledgements(),
+                **running.summary(),
             )
 
         running = fit(
-            model, [updates], training,
+            model, [updates, counters], training,
             passes=passes, batch_size=BATCH_SIZE, seed=seed + session.trainer_id,
             scheduler=scheduler, prefetch=model.prefetch, report=report,
         )  # fmt: skip
         updates.synchronize()
+        counters.synchronize()
         report(running)
 
 

@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,14 +19,14 @@ from typing import IO, Any
 
 from backstay.pserver.local_cluster import LocalCluster
 
-__all__ = ["REPORT", "ProcessFailed", "run_trainers"]
+__all__ = ["REPORT", "ProcessFailed", "check_servers", "run_trainers"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Begins the lines by which a trainer tells the program that started it how it does.
 REPORT = "REPORT "
 STDERR_LINES_KEPT = 30
 STOP_SECONDS = 5.0
-# How often the servers are looked at while no trainer says anything.
+# How often the servers are looked at.
 CHECK_SECONDS = 0.5
 
 
@@ -104,6 +105,7 @@ def run_trainers(
     trainers: int,
     cluster: LocalCluster,
     on_report: Callable[[dict[str, Any]], None],
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Run ``python *command`` once for each trainer, and return when all have ended well.
 
@@ -115,6 +117,8 @@ def run_trainers(
         trainers: How many processes.
         cluster: The servers, running.
         on_report: Called with what each ``REPORT {json}`` line says.
+        check: Called twice a second, and when a trainer ends; what it raises ends the run.
+            Default: ``check_servers``.
 
     Raises:
         ProcessFailed: A trainer ended with an error, or a server died; the trainers are stopped.
@@ -126,19 +130,24 @@ def run_trainers(
         # Small matrices: two trainers on two cores only disturb each other with more.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
+    check_now = check or (lambda: check_servers(cluster))
     lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
     running: dict[int, _Trainer] = {}
+    checked = time.monotonic()
     try:
         for number in range(trainers):
             running[number] = _Trainer(number, command, environment, lines)
         while running:
+            # Also while the trainers have a lot to say: they outlive a server.
+            if time.monotonic() - checked >= CHECK_SECONDS:
+                check_now()
+                checked = time.monotonic()
             try:
                 number, line = lines.get(timeout=CHECK_SECONDS)
             except queue.Empty:
-                _check_servers(cluster)
                 continue
             if line is None:
-                _check_servers(cluster)  # the cause, if one has died: name it first
+                check_now()  # the cause, if a server has died: name it first
                 running[number].check_result()
                 del running[number]
             elif line.startswith(REPORT):
@@ -148,9 +157,18 @@ def run_trainers(
             trainer.stop()
 
 
-def _check_servers(cluster: LocalCluster) -> None:
+def check_servers(cluster: LocalCluster, *, but: str | None = None) -> None:
+    """Make sure that all servers run.
+
+    Args:
+        cluster: The servers.
+        but: The node id of one that may be down.
+
+    Raises:
+        ProcessFailed: One has died; the message holds the end of its log.
+    """
     for server in cluster.servers:
-        if not server.is_running:
+        if not server.is_running and server.node_id != but:
             raise ProcessFailed(
                 f"server {server.node_id} at {server.control_address} has died (exit status "
                 f"{server.process.returncode}); it wrote last:\n{server.log_tail()}"

@@ -74,6 +74,7 @@ def fit(
     Args:
         model: Called with keys [batch, fields] and numbers [batch, numbers], answers logits.
         optimizers: Paddle's, or what wraps them; together they have the model's parameters.
+            Anything else with ``step`` and ``clear_grad`` may come along.
         examples: Shuffled anew in each pass.
         passes: How often each example is used.
         batch_size: Examples of one step.

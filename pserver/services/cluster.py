@@ -133,6 +133,35 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             ]
         )
 
+    async def GetSlotDigests(  # noqa: N802
+        self,
+        request: cluster_pb2.GetSlotDigestsRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> cluster_pb2.GetSlotDigestsResponse:
+        """Return what this node holds of each slot."""
+        return cluster_pb2.GetSlotDigestsResponse(
+            node=node_to_message(self._own()),
+            # Every row is read: not in the event loop.
+            slots=await asyncio.to_thread(self._slot_digests),
+        )
+
+    def _slot_digests(self) -> list[cluster_pb2.SlotDigest]:
+        digests = []
+        for state in json.loads(self._data_server.slot_states_json()):
+            if state["standing"] == "none":
+                continue
+            position, digest = self._data_server.slot_digest(state["slot"])
+            digests.append(
+                cluster_pb2.SlotDigest(
+                    slot=state["slot"],
+                    term=state["term"],
+                    standing=state["standing"],
+                    position=position,
+                    digest=digest,
+                )
+            )
+        return digests
+
     async def _newer_than(self, revision: int) -> ClusterSnapshot:
         """Wait for a newer snapshot.
 

@@ -96,7 +96,6 @@ needs_proc = pytest.mark.skipif(
 
 
 @needs_proc
-@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("victim", "message"),
     [("server", "has died"), ("trainer", "killed by signal 9"), ("demo", "")],

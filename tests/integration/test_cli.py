@@ -361,3 +361,15 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_verify_compares_the_replicas_of_every_slot(
+    cluster: LocalCluster, command: Command
+) -> None:
+    done = command("pserverctl", "--endpoint", cluster.endpoints[0], "verify", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["good"] is True
+    assert (report["equal"], report["single"], report["different"]) == (64, 0, [])
+    shown = command("pserverctl", "--endpoint", cluster.endpoints[0], "verify")
+    assert shown.stdout == "64 slots have equal copies, 0 only one copy\n"

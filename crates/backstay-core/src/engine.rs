@@ -83,7 +83,7 @@ pub struct SlotMemory {
 }
 
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Engine {
     space: SlotSpace,
     first_slot: u32,
@@ -256,32 +256,53 @@ impl Engine {
         Ok(report)
     }
 
+    /// The first run whose place lies behind the next free one of its slot, if any.
+    pub fn gap(&self, places: &[StagedRun]) -> Option<StagedRun> {
+        let behind =
+            |place: &&StagedRun| self.slots[self.index(place.run.slot)].end() + 1 < place.position;
+        places.iter().find(behind).copied()
+    }
+
     /// Take places that were given here or by another node. Changes nothing and returns the
-    /// first run whose place is not the next free one of its slot, if any.
+    /// first run whose place leaves a gap, if any.
+    ///
+    /// A master that begins anew sends again what is here already: what has been applied is
+    /// passed over, what stands in the place is replaced. What stands behind stays, unless
+    /// another transaction stood there: then the order goes on differently from there.
     pub fn stage(
         &mut self,
         transaction: &Arc<Transaction>,
         places: &[StagedRun],
         tag: u64,
     ) -> Option<StagedRun> {
-        let free =
-            |place: &&StagedRun| self.slots[self.index(place.run.slot)].end() + 1 != place.position;
-        if let Some(taken) = places.iter().find(free) {
-            return Some(*taken);
+        let gap = self.gap(places);
+        if gap.is_some() {
+            return gap;
         }
         for place in places {
             let index = self.index(place.run.slot);
-            self.slots[index].staged.push_back(Staged {
+            let slot = &mut self.slots[index];
+            let Some(at) = place.position.checked_sub(slot.position + 1) else {
+                continue;
+            };
+            let new = Staged {
                 tag,
                 run: place.run,
                 transaction: Arc::clone(transaction),
-            });
+            };
+            match slot.staged.get_mut(at as usize) {
+                Some(known) if known.transaction.id == transaction.id => *known = new,
+                _ => {
+                    slot.staged.truncate(at as usize);
+                    slot.staged.push_back(new);
+                }
+            }
         }
         None
     }
 
     /// Apply a transaction in the places it holds, and whatever stands before it there. Places
-    /// that have been applied before, or were discarded, are passed over.
+    /// that have been applied before, were discarded or are another's now, are passed over.
     pub fn commit(
         &mut self,
         transaction: &Arc<Transaction>,
@@ -291,16 +312,16 @@ impl Engine {
         runs.clear();
         for place in places {
             let index = self.index(place.run.slot);
-            if self.slots[index].position + 1 < place.position {
+            let at = place.position.checked_sub(self.slots[index].position + 1);
+            let held = at.and_then(|at| self.slots[index].staged.get(at as usize));
+            if held.is_none_or(|held| held.transaction.id != transaction.id) {
+                continue;
+            }
+            if at > Some(0) {
                 self.commit_through(place.run.slot, place.position - 1)?;
             }
-            let slot = &mut self.slots[index];
-            let next = slot.position + 1 == place.position;
-            let front = slot.staged.front();
-            if next && front.is_some_and(|front| front.transaction.id == transaction.id) {
-                slot.staged.pop_front();
-                runs.push(*place);
-            }
+            self.slots[index].staged.pop_front();
+            runs.push(*place);
         }
         let outcome = self.apply_runs(transaction, &runs);
         self.scratch = runs;

@@ -29,7 +29,7 @@ struct Place {
 pub type PlainRows = (Vec<u64>, Vec<f32>, Vec<f32>);
 
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Table {
     id: u64,
     spec: Arc<TableSpec>,

@@ -8,7 +8,11 @@
 
 mod buffers;
 pub mod client;
+<<<<<<< HEAD
 mod events;
+=======
+mod desk;
+>>>>>>> main
 pub mod frame_io;
 mod peer_link;
 pub mod replicator;

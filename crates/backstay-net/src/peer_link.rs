@@ -102,11 +102,12 @@ pub(crate) async fn keep_links(
 struct Open<'a> {
     shared: &'a Shared,
     node: NodeId,
+    connection: u64,
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        self.shared.replicator.link_down(self.node, false);
+        self.shared.replicator.link_down(self.node, self.connection);
     }
 }
 
@@ -116,14 +117,15 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
         match open(&shared, node, &address).await {
             Ok((reader, writer)) => {
                 info!(node, address, "replicating to a backup");
-                shared.replicator.link_up(node);
+                let connection = shared.replicator.link_up(node);
                 let open = Open {
                     shared: &shared,
                     node,
+                    connection,
                 };
                 let why = tokio::select! {
                     why = send(&shared, node, writer) => why,
-                    why = receive(&shared, node, reader) => why,
+                    why = receive(&shared, node, connection, reader) => why,
                 };
                 debug!(node, address, why, "the connection to a backup is over");
                 drop(open);
@@ -131,11 +133,11 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
             }
             Err(Broken::Gone(why)) => {
                 debug!(node, address, why, "a backup's process is gone");
-                shared.replicator.link_down(node, true);
+                shared.replicator.no_link(node, true);
             }
             Err(Broken::Trouble(why)) => {
                 debug!(node, address, why, "no connection to a backup");
-                shared.replicator.link_down(node, false);
+                shared.replicator.no_link(node, false);
             }
         }
         tokio::time::sleep(pause).await;
@@ -221,7 +223,7 @@ async fn send(shared: &Shared, node: NodeId, mut writer: Writer) -> String {
 }
 
 /// Take answers in; returns why that is over.
-async fn receive(shared: &Shared, node: NodeId, mut reader: Reader) -> String {
+async fn receive(shared: &Shared, node: NodeId, connection: u64, mut reader: Reader) -> String {
     let limits = Limits {
         max_frame_bytes: 64 * 1024,
         max_keys: 0,
@@ -238,7 +240,9 @@ async fn receive(shared: &Shared, node: NodeId, mut reader: Reader) -> String {
         add(&shared.counters.peer_bytes_received, received as u64);
         match frame.header.opcode {
             Opcode::Peer => match peer::decode(space, &frame.meta, frame.body, bytes) {
-                Ok(PeerFrame::Message(message)) => shared.replicator.receive(node, message),
+                Ok(PeerFrame::Message(message)) => {
+                    shared.replicator.receive(node, connection, message);
+                }
                 Ok(PeerFrame::Introduction(_)) => {}
                 Err(refusal) => return refusal.to_string(),
             },

@@ -51,6 +51,23 @@ struct State {
     next_token: Token,
     /// Lanes that somebody works on.
     busy: BTreeSet<NodeId>,
+    /// Counts the connections, each way.
+    connections: u64,
+    /// The newest connection to each backup, and from each master: an older one may still have
+    /// something to say, which must not be heard any more.
+    current: BTreeMap<(NodeId, Way), u64>,
+}
+
+impl State {
+    fn begin(&mut self, node: NodeId, way: Way) -> u64 {
+        self.connections += 1;
+        self.current.insert((node, way), self.connections);
+        self.connections
+    }
+
+    fn is_current(&self, node: NodeId, way: Way, connection: u64) -> bool {
+        self.current.get(&(node, way)) == Some(&connection)
+    }
 }
 
 /// What takes how long.
@@ -101,6 +118,8 @@ impl Replicator {
                 waiters: BTreeMap::new(),
                 next_token: 0,
                 busy: BTreeSet::new(),
+                connections: 0,
+                current: BTreeMap::new(),
             }),
             has_backups: RwLock::new(false),
             // Until there is a routing record, nothing but the routing is asked.
@@ -207,29 +226,55 @@ impl Replicator {
         self.check_alive()
     }
 
-    /// A connection to a backup was opened, or broke; `refused`: its port refuses connections.
-    pub fn link_up(&self, node: NodeId) {
+    /// A connection to a backup was opened. Returns its number.
+    pub fn link_up(&self, node: NodeId) -> u64 {
         debug!(node, "connected to a backup");
-        self.with(|replica, now, store| replica.link_up(now, store, node));
+        self.with_state(|state, now, store| {
+            state.replica.link_up(now, store, node);
+            state.begin(node, Way::ToBackup)
+        })
     }
 
-    /// See [`Self::link_up`].
-    pub fn link_down(&self, node: NodeId, refused: bool) {
+    /// A connection to a backup broke.
+    pub fn link_down(&self, node: NodeId, connection: u64) {
+        self.with_state(|state, now, store| {
+            if state.is_current(node, Way::ToBackup, connection) {
+                state.replica.link_down(now, store, node, false);
+            }
+        });
+    }
+
+    /// No connection to a backup could be opened. `refused`: its port refuses connections.
+    pub fn no_link(&self, node: NodeId, refused: bool) {
         self.with(|replica, now, store| replica.link_down(now, store, node, refused));
     }
 
-    /// A master has connected.
-    pub fn master_connected(&self, node: NodeId) {
-        self.with(|replica, _, _| replica.master_connected(node));
+    /// A message from a backup.
+    pub fn receive(&self, from: NodeId, connection: u64, message: Message) {
+        self.with_state(|state, now, store| {
+            if state.is_current(from, Way::ToBackup, connection) {
+                state.replica.receive(now, store, from, message);
+            }
+        });
     }
 
-    /// A message from a backup.
-    pub fn receive(&self, from: NodeId, message: Message) {
-        self.with(|replica, now, store| replica.receive(now, store, from, message));
+    /// A master has connected. Returns the number of the connection.
+    pub fn master_connected(&self, node: NodeId) -> u64 {
+        self.with_state(|state, _, _| {
+            state.replica.master_connected(node);
+            state.begin(node, Way::ToMaster)
+        })
     }
 
     /// A message from a master; what is to be answered goes to `answers` before anything slow.
-    pub fn obey(&self, from: NodeId, message: Message, answers: &mut Vec<Message>) {
+    /// False if that master has connected anew since: what still comes here is of the past.
+    pub fn obey(
+        &self,
+        from: NodeId,
+        connection: u64,
+        message: Message,
+        answers: &mut Vec<Message>,
+    ) -> bool {
         let begun = Instant::now();
         let prepared = match &message {
             Message::Prepare {
@@ -243,6 +288,9 @@ impl Replicator {
         };
         {
             let mut state = self.state.lock();
+            if !state.is_current(from, Way::ToMaster, connection) {
+                return false;
+            }
             let now = self.now();
             state.replica.receive(now, &*self.store, from, message);
             answers.extend(state.replica.take_messages(from, Way::ToMaster));
@@ -263,6 +311,7 @@ impl Replicator {
                 _ => push_event!(id, "push staged for its master", lsn, master = from),
             }
         }
+        true
     }
 
     /// Do what is to be done in every lane that nobody works on.
@@ -389,7 +438,7 @@ impl Replicator {
 
     /// Time passes.
     pub(crate) fn tick(&self) {
-        self.with(|replica, now, store| replica.tick(now, store));
+        self.with(Replica::tick);
     }
 
     /// Wait until the report's number is above `known`, or for `timeout`, and return both.

@@ -1,33 +1,35 @@
-//! One connection of a client: handshake, then requests, answered in the order they came.
+//! One connection: handshake, then a client's requests or a master's orders.
 //!
 //! A session works on one request at a time and reads the next only then. So the requests of a
 //! connection apply in order, a slow server slows its clients (their bytes wait in the
 //! socket), and a client that needs more than one core opens more connections. Pushes that wait
-//! for backups wait side by side; a read waits for the pushes before it.
+//! for backups wait side by side; a read waits for the pushes before it. The requests
+//! themselves are worked on in [`crate::desk`].
 
-use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 
-use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
 use backstay_core::replication::Message;
+<<<<<<< HEAD
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{Batch, Transaction};
+=======
+>>>>>>> main
 use backstay_core::wire::peer::{self, PeerFrame};
-use backstay_core::wire::{
-    cut_text, CloseStream, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta,
-    PullReply, PushMeta, PushReply, HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
-};
+use backstay_core::wire::{Hello, HelloReply, Limits, Opcode, HEADER_BYTES};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
+<<<<<<< HEAD
 use crate::events::push_event;
+=======
+use crate::desk::{check_no_body, Desk};
+>>>>>>> main
 use crate::frame_io::{write_encoded, write_frame, Frame, FrameReader, ReadError};
-use crate::replicator::{Answer, Outcome};
 use crate::server::{stop_signal, Shared};
 use crate::stats::add;
 
@@ -36,10 +38,6 @@ const HANDSHAKE_LIMITS: Limits = Limits {
     max_frame_bytes: 4096,
     max_keys: 0,
 };
-/// Words of a request's or an answer's buffer that are kept for the next one: 8 MiB.
-const KEPT_WORDS: usize = 1 << 20;
-/// Words before the rows of a pull's answer: header and meta.
-const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
 
 /// A connection: what comes in, and who works on it.
 pub(crate) struct Session<R, W> {
@@ -47,6 +45,7 @@ pub(crate) struct Session<R, W> {
     desk: Desk<W>,
 }
 
+<<<<<<< HEAD
 /// Works on requests and answers them.
 struct Desk<W> {
     shared: Arc<Shared>,
@@ -69,19 +68,14 @@ struct Later {
     outcome: oneshot::Receiver<Outcome>,
 }
 
+=======
+>>>>>>> main
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
     pub(crate) fn new(shared: Arc<Shared>, reader: R, writer: W) -> Self {
         let stall = shared.options.stall_timeout;
         Self {
             reader: FrameReader::new(reader, stall),
-            desk: Desk {
-                shared,
-                writer,
-                request: Vec::new(),
-                reply: Vec::new(),
-                reply_bytes: 0,
-                later: VecDeque::new(),
-            },
+            desk: Desk::new(shared, writer),
         }
     }
 
@@ -133,7 +127,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let spare = std::mem::take(&mut self.desk.request);
         let mut next = pin!(self.reader.next(&limits, spare));
         loop {
-            let waits = !self.desk.later.is_empty();
+            let waits = self.desk.has_later();
             tokio::select! {
                 biased;
                 () = stop_signal(stopping) => return Ok(Next::Stop),
@@ -195,7 +189,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
         };
         debug!(peer, master, "a master has connected");
-        shared.replicator.master_connected(master);
+        let connection = shared.replicator.master_connected(master);
         let mut answers = Vec::new();
         loop {
             let frame = tokio::select! {
@@ -205,8 +199,15 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             let message = match frame {
                 Ok(Some(frame)) => {
+<<<<<<< HEAD
                     let bytes = HEADER_BYTES + frame.meta.len() + frame.header.body_bytes as usize;
                     add(&shared.counters.peer_bytes_received, bytes as u64);
+=======
+                    add(
+                        &shared.counters.peer_bytes_received,
+                        frame.header.body_bytes,
+                    );
+>>>>>>> main
                     peer_frame(&shared, frame)
                 }
                 Ok(None) => return,
@@ -214,7 +215,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             match message {
                 Ok(PeerFrame::Message(message)) => {
-                    shared.replicator.obey(master, message, &mut answers);
+                    let replicator = &shared.replicator;
+                    if !replicator.obey(master, connection, message, &mut answers) {
+                        debug!(peer, master, "the master has connected anew");
+                        return;
+                    }
                 }
                 Ok(PeerFrame::Introduction(_)) => {}
                 Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
@@ -304,6 +309,7 @@ fn peer_frame(shared: &Shared, frame: Frame) -> Result<PeerFrame, Refusal> {
     }
     Ok(decoded)
 }
+<<<<<<< HEAD
 
 impl<W: AsyncWrite + Unpin> Desk<W> {
     /// One huge request must not hold its memory for as long as the connection lives.
@@ -593,3 +599,5 @@ fn check_no_body(frame: &Frame) -> Result<(), Refusal> {
         frame.header.opcode, frame.header.body_bytes
     )))
 }
+=======
+>>>>>>> main

@@ -5,17 +5,20 @@
 //! time, and two requests work side by side on different stripes. Who may change a slot, and
 //! when, is decided before: by [`crate::replicator`].
 
+mod room;
+mod rows;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backstay_core::engine::{Engine, SlotMemory, StageReport, Staged, Standing};
+use backstay_core::engine::{Engine, StageReport, Standing};
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::hash::{table_id, SlotSpace};
-use backstay_core::replication::{Rows, SlotCopy};
+use backstay_core::replication::Rows;
 use backstay_core::spec::{NonFinitePolicy, TableSpec};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::{PlainRows, Table};
@@ -209,8 +212,8 @@ impl Store {
 
     /// The end of a stream, as a transaction of every slot that is served here.
     pub fn close_of(&self, stream: StreamId) -> Transaction {
-        let slots = (0..self.space.count())
-            .filter(|&slot| Rows::standing(self, slot) == Standing::Serving);
+        let slots =
+            (0..self.space.count()).filter(|&slot| Rows::standing(self, slot) == Standing::Serving);
         let id = TransactionId {
             stream,
             sequence: u64::MAX,
@@ -276,7 +279,9 @@ impl Store {
     ) -> Result<(), Refusal> {
         let id = self.named(table)?;
         self.stripe_of(slot)?;
-        self.write(self.stripe(slot), Some(id), |engine| engine.import_slot(id, slot, rows))
+        self.write(self.stripe(slot), Some(id), |engine| {
+            engine.import_slot(id, slot, rows)
+        })
     }
 
     /// How many transactions a slot has applied, and its digest.
@@ -346,45 +351,6 @@ impl Store {
         Ok(parts)
     }
 
-    /// Bytes that the new rows of a push take, if they fit the limit; they are free again when
-    /// what is returned is dropped.
-    fn reserve(&self, transaction: &Transaction) -> Result<Room, Refusal> {
-        let reserved = Arc::clone(&self.reserved_bytes);
-        if self.memory_limit_bytes == 0 {
-            return Ok(Room { reserved, bytes: 0 });
-        }
-        let wanted = self.growth_bytes(transaction)?;
-        let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
-        let room = Room {
-            reserved,
-            bytes: wanted,
-        };
-        if wanted > 0 && self.allocated_bytes() + all > self.memory_limit_bytes {
-            return Err(self.no_room(wanted));
-        }
-        Ok(room)
-    }
-
-    fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
-        let keys = transaction.batch.keys();
-        let mut wanted = 0;
-        for (stripe, runs) in self.stripes_of(transaction.runs()) {
-            let part = runs[0].start as usize..runs[runs.len() - 1].end as usize;
-            let engine = self.stripes[stripe].read();
-            let table = engine.table(transaction.table)?;
-            wanted += table.growth_bytes(&keys[part]) as u64;
-        }
-        Ok(wanted)
-    }
-
-    fn no_room(&self, wanted: u64) -> Refusal {
-        Refusal::MemoryLimit(format!(
-            "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
-            self.allocated_bytes(),
-            self.memory_limit_bytes
-        ))
-    }
-
     fn account(&self, before: usize, after: usize) {
         if after >= before {
             self.allocated_bytes
@@ -412,134 +378,6 @@ impl Store {
                     self.space.count()
                 ))
             })
-    }
-}
-
-/// Memory promised to a push under way.
-#[derive(Debug)]
-struct Room {
-    reserved: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
-    }
-}
-
-impl Rows for Store {
-    fn admit(
-        &self,
-        transaction: &Transaction,
-        places: &mut Vec<StagedRun>,
-    ) -> Result<StageReport, Refusal> {
-        let mut report = StageReport::default();
-        for (stripe, runs) in self.stripes_of(transaction.runs()) {
-            report += self.stripes[stripe].read().admit(transaction, runs, places)?;
-        }
-        Ok(report)
-    }
-
-    fn stage(
-        &self,
-        transaction: &Arc<Transaction>,
-        places: &[StagedRun],
-        tag: u64,
-    ) -> Option<StagedRun> {
-        for (at, (stripe, part)) in self.stripes_of_places(places).enumerate() {
-            let taken = self.stripes[stripe].write().stage(transaction, part, tag);
-            if taken.is_some() {
-                for (stripe, part) in self.stripes_of_places(places).take(at) {
-                    let mut engine = self.stripes[stripe].write();
-                    for place in part {
-                        engine.discard_from(place.run.slot, place.position);
-                    }
-                }
-                return taken;
-            }
-        }
-        None
-    }
-
-    fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
-        for (stripe, _) in self.stripes_of(transaction.runs()) {
-            self.stripes[stripe].read().check(transaction)?;
-        }
-        if self.memory_limit_bytes > 0 && !transaction.has_attachment() {
-            return Err(self.no_room(self.growth_bytes(transaction)?));
-        }
-        Ok(())
-    }
-
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal> {
-        for (stripe, part) in self.stripes_of_places(places) {
-            self.write(stripe, None, |engine| engine.commit(transaction, part))?;
-        }
-        self.note_close(transaction);
-        Ok(())
-    }
-
-    fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal> {
-        if self.position(slot).0 >= position {
-            return Ok(());
-        }
-        self.write(self.stripe(slot), None, |engine| engine.commit_through(slot, position))
-    }
-
-    fn discard_from(&self, slot: u32, position: u64) {
-        self.stripes[self.stripe(slot)]
-            .write()
-            .discard_from(slot, position);
-    }
-
-    fn position(&self, slot: u32) -> (u64, u64) {
-        self.stripes[self.stripe(slot)].read().place(slot)
-    }
-
-    fn staged(&self, slot: u32) -> Vec<Staged> {
-        let engine = self.stripes[self.stripe(slot)].read();
-        engine.staged(slot).cloned().collect()
-    }
-
-    fn retag(&self, slot: u32, tag: u64) {
-        self.stripes[self.stripe(slot)].write().retag(slot, tag);
-    }
-
-    fn set_version(&self, version: u64) {
-        for stripe in &self.stripes {
-            stripe.write().set_version(version);
-        }
-        self.routing_version.store(version, Ordering::Release);
-    }
-
-    fn standing(&self, slot: u32) -> Standing {
-        self.stripes[self.stripe(slot)].read().standing(slot)
-    }
-
-    fn set_standing(&self, slot: u32, standing: Standing) {
-        self.stripes[self.stripe(slot)]
-            .write()
-            .set_standing(slot, standing);
-    }
-
-    fn copy_slot(&self, slot: u32) -> SlotCopy {
-        self.stripes[self.stripe(slot)].read().copy_slot(slot)
-    }
-
-    fn clear_slot(&self, slot: u32) {
-        self.write(self.stripe(slot), None, |engine| engine.clear_slot(slot));
-    }
-
-    fn set_memory(&self, slot: u32, memory: &SlotMemory) {
-        self.stripes[self.stripe(slot)]
-            .write()
-            .set_memory(slot, memory);
-    }
-
-    fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
-        let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
-        self.write(self.stripe(slot), Some(table), |engine| engine.add_rows(table, slot, rows))
     }
 }
 
@@ -577,8 +415,7 @@ mod tests {
             learning_rate_scale: 1.0,
         };
         let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
-        let transaction =
-            Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
+        let transaction = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
         assert_eq!(keys.len(), 64);
         (store, transaction)
     }

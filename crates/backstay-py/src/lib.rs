@@ -11,6 +11,7 @@ mod errors;
 mod logging;
 mod runtime;
 mod server;
+mod simulation;
 
 use backstay_core::hash::{self, SlotSpace};
 use backstay_core::spec::TableSpec;
@@ -69,5 +70,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::DataClient>()?;
     module.add_class::<client::KeyPlan>()?;
     module.add_class::<client::PendingPull>()?;
-    module.add_class::<client::PendingPush>()
+    module.add_class::<client::PendingPush>()?;
+    module.add_class::<simulation::SimNode>()?;
+    module.add_class::<simulation::SimMessage>()
 }

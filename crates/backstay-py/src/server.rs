@@ -31,6 +31,37 @@ pub(crate) struct DataServer {
     address: String,
 }
 
+type TlsSettings = (
+    Option<Arc<tls::ServerConfig>>,
+    Option<Arc<tls::ClientConfig>>,
+);
+
+/// The server's side, and the side of its connections to other servers.
+fn tls_settings(
+    py: Python<'_>,
+    pair: (Option<&[u8]>, Option<&[u8]>),
+    client_ca_pem: Option<&[u8]>,
+    peer_ca_pem: Option<&[u8]>,
+) -> PyResult<TlsSettings> {
+    let wrong = |error: tls::TlsError| config_error(py, &error.to_string());
+    let identity = match pair {
+        (Some(cert_pem), Some(key_pem)) => Some(Identity { cert_pem, key_pem }),
+        (None, None) => None,
+        _ => {
+            return Err(config_error(
+                py,
+                "tls_cert_file and tls_key_file go together: set both or neither",
+            ))
+        }
+    };
+    let server = identity.map(|identity| tls::server(identity, client_ca_pem));
+    let client = peer_ca_pem.map(|ca| tls::client(ca, identity));
+    Ok((
+        server.transpose().map_err(wrong)?,
+        client.transpose().map_err(wrong)?,
+    ))
+}
+
 #[pymethods]
 impl DataServer {
     #[new]
@@ -62,30 +93,12 @@ impl DataServer {
         promise_ms: u64,
         prepare_timeout_ms: u64,
     ) -> PyResult<Self> {
-        let identity = match (tls_cert_pem, tls_key_pem) {
-            (Some(cert_pem), Some(key_pem)) => Some(Identity { cert_pem, key_pem }),
-            _ => None,
-        };
-        let peer_tls = tls_peer_ca_pem
-            .map(|ca| tls::client(ca, identity))
-            .transpose()
-            .map_err(|error| config_error(py, &error.to_string()))?;
-        let tls = match (tls_cert_pem, tls_key_pem) {
-            (Some(cert_pem), Some(key_pem)) => {
-                let identity = Identity { cert_pem, key_pem };
-                Some(
-                    tls::server(identity, tls_client_ca_pem)
-                        .map_err(|e| config_error(py, &e.to_string()))?,
-                )
-            }
-            (None, None) => None,
-            _ => {
-                return Err(config_error(
-                    py,
-                    "tls_cert_file and tls_key_file go together: set both or neither",
-                ))
-            }
-        };
+        let (tls, peer_tls) = tls_settings(
+            py,
+            (tls_cert_pem, tls_key_pem),
+            tls_client_ca_pem,
+            tls_peer_ca_pem,
+        )?;
         let options = ServerOptions {
             cluster_id,
             node_id,

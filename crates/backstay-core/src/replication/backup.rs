@@ -72,10 +72,7 @@ impl Replica {
             if slot.torn {
                 continue;
             }
-            // A new master sends again what this node may have applied already.
-            if rows.position(place.run.slot).0 < place.position {
-                missing.push(*place);
-            }
+            missing.push(*place);
         }
         rows.check(transaction).map_err(Refuse::Rows)?;
         match rows.stage(transaction, &missing, 0) {
@@ -133,7 +130,7 @@ impl Replica {
                 // Errors would mean that a table is gone: tables are never dropped.
                 let applied = rows.commit_through(one.slot, one.decided);
                 debug_assert!(applied.is_ok());
-                rows.discard_from(one.slot, one.decided + 1);
+                rows.discard_from(one.slot, one.end + 1);
             }
         });
         self.answer(from, number, outcome);
@@ -175,6 +172,14 @@ impl Replica {
             self.slots[one.slot as usize].master = 0;
             self.slots[one.slot as usize].required.clear();
             self.slots[one.slot as usize].extra.clear();
+        }
+        if self.slots[one.slot as usize].source != from {
+            // What is under way from the former master is ordered anew by this one.
+            for peer in self.peers.values_mut() {
+                for (_, places) in peer.prepared.values_mut().flatten() {
+                    places.retain(|place| place.run.slot != one.slot);
+                }
+            }
         }
         let slot = &mut self.slots[one.slot as usize];
         if slot.birth != one.birth {

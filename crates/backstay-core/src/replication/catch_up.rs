@@ -17,24 +17,39 @@ const COPY_BYTES: usize = 4 << 20;
 
 impl Replica {
     /// Copies of slots that are not this node's any more, or to nodes that left.
-    pub(super) fn drop_unknown_copies(&mut self) {
+    ///
+    /// `skipped`: this node has not seen every routing table. In one of those in between, a
+    /// node may have left a slot and dropped its copy: all copies begin anew.
+    pub(super) fn drop_unknown_copies(&mut self, skipped: bool) {
         let (me, routing) = (self.me, std::sync::Arc::clone(&self.routing));
         for (&node, peer) in &mut self.peers {
             peer.copies.retain(|&slot, copy| {
-                let (set, now) = (routing.replicas(slot), routing.term(slot));
-                // With the controller's answer, a new term without that node in sync, a request
-                // is over: one that holds is asked again, one in doubt begins anew.
+                let set = routing.replicas(slot);
+                // With a new table, a request by an older one counts no more: one that holds
+                // is asked again, one in doubt begins anew.
                 let over = match copy {
                     Copy::CaughtUp { term } => {
-                        *term = now;
+                        *term = routing.term(slot);
                         false
                     }
-                    Copy::InDoubt { term } => *term != now,
+                    Copy::InDoubt { .. } => true,
                     _ => false,
                 };
-                set.master == me && set.catching_up.contains(&node) && !over
+                set.master == me && set.catching_up.contains(&node) && !over && !skipped
             });
         }
+    }
+
+    /// A node refused something that came behind a copy and that nobody waited for: its copies
+    /// that are not complete yet may lack it. They begin anew.
+    pub(super) fn copy_again(&mut self, node: NodeId) {
+        let peer = self.peers.entry(node).or_default();
+        for copy in peer.copies.values_mut() {
+            if matches!(copy, Copy::Sent | Copy::Installed { .. }) {
+                *copy = Copy::Wanted;
+            }
+        }
+        self.recount();
     }
 
     /// Begin copies of slots that are wanted, a few at a time.
@@ -68,6 +83,7 @@ impl Replica {
             version: self.routing.version,
             birth: slot.birth,
             decided: copy.memory.position,
+            end: copy.memory.position + copy.staged.len() as u64,
         };
         slot.extra.push(node);
         let peer = self.peers.entry(node).or_default();

@@ -232,9 +232,14 @@ impl Replica {
         reason: &Refuse,
     ) {
         let Ok(at) = self.pending.binary_search_by_key(&lsn, |entry| entry.lsn) else {
-            // Long undone, or from beginning anew on a connection.
-            if *reason == Refuse::Gap {
-                self.distrust(node);
+            match lsn {
+                // From beginning anew on a connection.
+                0 if *reason == Refuse::Gap => self.distrust(node),
+                0 => {}
+                // Undone here, and therefore a gap there.
+                lsn if lsn > self.decided => {}
+                // Decided without that node, which lacks it now.
+                _ => self.copy_again(node),
             }
             return;
         };
@@ -243,7 +248,9 @@ impl Replica {
         let why = match reason {
             Refuse::OldTerm => Refusal::RolledBack("this node is master no more".into()),
             Refuse::Gap => {
-                self.distrust(node);
+                if waited {
+                    self.distrust(node);
+                }
                 Refusal::RolledBack(format!("backup {node:#x} has fallen behind"))
             }
             Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) => refusal.clone(),
@@ -253,6 +260,8 @@ impl Replica {
         };
         if waited && is_push {
             self.roll_back(rows, lsn, &why);
+        } else if !waited {
+            self.copy_again(node);
         }
     }
 
@@ -431,6 +440,7 @@ impl Replica {
             birth: self.slots[slot as usize].birth,
             version: self.routing.version,
             decided: self.decided_position(rows, slot),
+            end: rows.position(slot).1,
         };
         let slots = slots.iter().map(settled).collect();
         let peer = self.peers.entry(node).or_default();

@@ -19,8 +19,12 @@ pub struct SettledSlot {
     pub version: u64,
     /// When its content began; another one at the backup is forgotten.
     pub birth: u64,
-    /// Everything up to here is decided: apply it, and drop what is staged behind.
+    /// Everything up to here is decided: apply it.
     pub decided: u64,
+    /// The order goes up to here, the undecided end of it follows: drop what is staged behind.
+    /// What is staged in between must stay until it is sent again, or a backup that is in sync
+    /// would lack what was acknowledged.
+    pub end: u64,
 }
 
 /// Messages that ask for an answer carry a number, per connection and from 1; answers name it.

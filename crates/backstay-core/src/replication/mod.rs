@@ -17,10 +17,12 @@
 //! - `master`: prepare, commit, rollback, settling after a promotion.
 //! - `backup`: stage, apply, discard; the fence.
 //! - `catch_up`: copying slots to a replica that lacks them.
+//! - `fingerprint`: a number for a state, for exhaustive searches.
 //! - `promise`: who may answer reads, and until when.
 
 mod backup;
 mod catch_up;
+mod fingerprint;
 mod master;
 pub mod message;
 mod peer;
@@ -29,6 +31,7 @@ pub mod replica;
 pub mod routing;
 pub mod rows;
 
+pub use fingerprint::fingerprint;
 pub use message::Message;
 pub use replica::{Replica, ReplicaOptions, Report, Token, Way, Work};
 pub use routing::RoutingTable;

@@ -52,7 +52,7 @@ impl Copy {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Peer {
     // This node as the master.
     /// Whether there is a connection to it.

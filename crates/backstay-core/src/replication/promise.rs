@@ -13,7 +13,7 @@ use super::{Micros, NodeId};
 use crate::engine::Standing;
 
 /// A promise counts for this much less than it was given for: clocks drift.
-const MARGIN_DIVISOR: Micros = 20;
+const MARGIN_DIVISOR: Micros = 10;
 
 impl Replica {
     /// The node's lease in the coordination store is alive until then (0: it is lost).
@@ -70,6 +70,7 @@ impl Replica {
         let counted = self.options.promise - self.options.promise / MARGIN_DIVISOR;
         let mine = self.routing.version;
         let peer = self.peers.entry(from).or_default();
+        peer.its_version = peer.its_version.max(version);
         if version <= mine {
             peer.promised_until = peer.promised_until.max(sent_at + counted);
         }

@@ -53,7 +53,7 @@ pub enum Way {
 }
 
 /// What is to be done outside: in order within a lane, at leisure.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Work {
     /// Apply a transaction in its places.
     Commit {
@@ -131,7 +131,7 @@ pub(super) struct Slot {
 }
 
 /// An entry of the master's order that is not decided.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) lsn: u64,
     /// More than one only when settling.
@@ -146,7 +146,7 @@ pub(super) struct Entry {
 }
 
 /// Slots that were gained and are not served yet.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Settling {
     pub(super) lsn: u64,
     pub(super) slots: Vec<u32>,
@@ -157,7 +157,7 @@ pub(super) struct Settling {
 }
 
 /// See the module's documentation.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Replica {
     pub(super) me: NodeId,
     pub(super) options: ReplicaOptions,
@@ -176,7 +176,7 @@ pub struct Replica {
     /// Whether any slot has no backup to wait for.
     pub(super) solo: bool,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
-    next_heartbeat: Micros,
+    pub(super) next_heartbeat: Micros,
     report: (u64, Report),
     /// What has been done so far.
     pub counters: ReplicaCounters,
@@ -231,6 +231,7 @@ impl Replica {
             rows.set_standing(slot, Standing::Elsewhere);
         }
         self.give_up(rows, &lost);
+        let skipped = table.version > self.routing.version + 1;
         self.routing = Arc::clone(&table);
         rows.set_version(table.version);
         let mut gained = Vec::new();
@@ -239,7 +240,7 @@ impl Replica {
                 gained.push(slot);
             }
         }
-        self.drop_unknown_copies();
+        self.drop_unknown_copies(skipped);
         self.recount();
         self.release_waiting();
         if !gained.is_empty() {
@@ -273,6 +274,14 @@ impl Replica {
                 ..Slot::default()
             };
         }
+        if fresh {
+            // It begins empty, which is all that its master has, too.
+            slot.source = if set.in_sync.contains(&me) {
+                set.master
+            } else {
+                0
+            };
+        }
         slot.term = term;
         slot.fence = slot.fence.max(term);
         slot.master = set.master;
@@ -291,6 +300,10 @@ impl Replica {
         if gained {
             slot.source = me;
             rows.set_standing(number, Standing::Waiting);
+            // Copies from an earlier time as its master are of another order.
+            for peer in self.peers.values_mut() {
+                peer.copies.remove(&number);
+            }
         }
         gained
     }
@@ -565,7 +578,7 @@ impl Replica {
                 report.refused.insert(node);
             }
             for (&slot, &copy) in &peer.copies {
-                if let Copy::CaughtUp { term } = copy {
+                if let (Copy::CaughtUp { term }, false) = (copy, peer.fallen_behind) {
                     report.caught_up.insert((slot, term, node));
                 }
             }
@@ -582,6 +595,7 @@ impl Replica {
         (state.term, state.source, state.torn)
     }
 
+<<<<<<< HEAD
     /// The number of the newest entry of this master's order.
     pub fn last_lsn(&self) -> u64 {
         self.last_lsn
@@ -590,6 +604,11 @@ impl Replica {
     /// Whether slots were gained that are not served yet.
     pub fn is_settling(&self) -> bool {
         !self.settling.is_empty()
+=======
+    /// When the content began that this node holds of a slot; 0 if it holds none.
+    pub fn birth(&self, slot: u32) -> u64 {
+        self.slots[slot as usize].birth
+>>>>>>> main
     }
 
     /// Transactions that wait for backups.

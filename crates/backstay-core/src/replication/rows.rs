@@ -67,7 +67,7 @@ pub trait Rows {
 }
 
 /// The rows of one engine over all slots: for simulators and tests.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct LocalRows(pub RefCell<Engine>);
 
 impl Rows for LocalRows {

@@ -20,7 +20,7 @@ use crate::transaction::{Batch, Change, Run, StagedRun, Transaction};
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 
 const PLACE_WORDS: usize = 3;
-const SETTLED_WORDS: usize = 5;
+const SETTLED_WORDS: usize = 6;
 const STREAM_WORDS: usize = 5;
 const CLOSED_WORDS: usize = 2;
 
@@ -56,8 +56,16 @@ impl Encoded {
     pub fn bytes(&self) -> usize {
         let push = self.push.as_ref().map_or(0, |(transaction, ranges)| {
             let keys = transaction.batch.keys().len();
-            let elements = transaction.batch.values().len().checked_div(keys).unwrap_or(0);
-            ranges.iter().map(|range| range.len() * (8 + elements * 4)).sum()
+            let elements = transaction
+                .batch
+                .values()
+                .len()
+                .checked_div(keys)
+                .unwrap_or(0);
+            ranges
+                .iter()
+                .map(|range| range.len() * (8 + elements * 4))
+                .sum()
         });
         self.head.len() + push + self.tail.len()
     }
@@ -91,7 +99,9 @@ impl Introduction {
 /// A frame of numbers.
 fn frame(kind: Kind, fields: &[u64], body: &[u64]) -> Encoded {
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
-    fields.iter().for_each(|field| meta.extend(field.to_le_bytes()));
+    for field in fields {
+        meta.extend(field.to_le_bytes());
+    }
     let mut encoded = begin(&meta, body.len() * 8);
     encoded.head.extend_from_slice(bytemuck::cast_slice(body));
     encoded
@@ -149,10 +159,22 @@ fn prepare(
     transaction: &Arc<Transaction>,
 ) -> Encoded {
     let is_close = transaction.change == Change::Close;
-    let kind = if is_close { Kind::PrepareClose } else { Kind::Prepare };
-    let keys: usize = places.iter().map(|place| (place.run.end - place.run.start) as usize).sum();
+    let kind = if is_close {
+        Kind::PrepareClose
+    } else {
+        Kind::Prepare
+    };
+    let keys: usize = places
+        .iter()
+        .map(|place| (place.run.end - place.run.start) as usize)
+        .sum();
     let total = transaction.batch.keys().len();
-    let elements = transaction.batch.values().len().checked_div(total).unwrap_or(0);
+    let elements = transaction
+        .batch
+        .values()
+        .len()
+        .checked_div(total)
+        .unwrap_or(0);
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
     for field in [number, lsn, decided, places.len() as u64] {
         meta.extend(field.to_le_bytes());
@@ -166,7 +188,9 @@ fn prepare(
         row_elements: elements as u32,
         // A close is told by the kind of frame.
         change: if is_close {
-            Change::Assign { only_if_absent: false }
+            Change::Assign {
+                only_if_absent: false,
+            }
         } else {
             transaction.change
         },
@@ -174,7 +198,10 @@ fn prepare(
     meta.extend(push.encode());
     let values = keys * elements * 4;
     let padding = values.next_multiple_of(8) - values;
-    let mut encoded = begin(&meta, keys * 8 + values + padding + places.len() * PLACE_WORDS * 8);
+    let mut encoded = begin(
+        &meta,
+        keys * 8 + values + padding + places.len() * PLACE_WORDS * 8,
+    );
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut tail = vec![0; padding];
     for place in places {
@@ -184,7 +211,11 @@ fn prepare(
             _ => ranges.push(start..end),
         }
         let count = u64::from(place.run.end - place.run.start);
-        let words = [u64::from(place.run.slot) | count << 32, place.term, place.position];
+        let words = [
+            u64::from(place.run.slot) | count << 32,
+            place.term,
+            place.position,
+        ];
         tail.extend_from_slice(bytemuck::cast_slice(&words));
     }
     encoded.push = Some((Arc::clone(transaction), ranges));
@@ -193,7 +224,14 @@ fn prepare(
 }
 
 fn settled_words(one: &SettledSlot) -> [u64; SETTLED_WORDS] {
-    [u64::from(one.slot), one.term, one.version, one.birth, one.decided]
+    [
+        u64::from(one.slot),
+        one.term,
+        one.version,
+        one.birth,
+        one.decided,
+        one.end,
+    ]
 }
 
 fn copy_rows(slot: u32, table: u64, rows: &crate::table::PlainRows) -> Encoded {
@@ -210,11 +248,15 @@ fn copy_rows(slot: u32, table: u64, rows: &crate::table::PlainRows) -> Encoded {
     let padding = values.next_multiple_of(8) - values;
     let bytes = keys.len() * 8 + values + padding;
     let meta = encoded.head.split_off(HEADER_BYTES);
-    encoded.head = Header::plain(Opcode::Peer, 0, meta.len(), bytes).encode().to_vec();
+    encoded.head = Header::plain(Opcode::Peer, 0, meta.len(), bytes)
+        .encode()
+        .to_vec();
     encoded.head.reserve(meta.len() + bytes);
     encoded.head.extend(meta);
     encoded.head.extend_from_slice(bytemuck::cast_slice(keys));
-    encoded.head.extend_from_slice(bytemuck::cast_slice(weights));
+    encoded
+        .head
+        .extend_from_slice(bytemuck::cast_slice(weights));
     encoded.head.extend_from_slice(bytemuck::cast_slice(state));
     encoded.tail = vec![0; padding];
     encoded
@@ -228,12 +270,24 @@ fn copy_end(number: u64, slot: &SettledSlot, memory: &SlotMemory) -> Encoded {
         memory.closed.len() as u64,
     ];
     let mut body = settled_words(slot).to_vec();
-    let id = |stream: &StreamId| [stream.job, u64::from(stream.pass) << 32 | u64::from(stream.task)];
+    let id = |stream: &StreamId| {
+        [
+            stream.job,
+            u64::from(stream.pass) << 32 | u64::from(stream.task),
+        ]
+    };
     for (stream, window) in &memory.streams {
         body.extend(id(stream));
-        body.extend([window.floor, window.applied as u64, (window.applied >> 64) as u64]);
+        body.extend([
+            window.floor,
+            window.applied as u64,
+            (window.applied >> 64) as u64,
+        ]);
     }
-    memory.closed.iter().for_each(|stream| body.extend(id(stream)));
+    memory
+        .closed
+        .iter()
+        .for_each(|stream| body.extend(id(stream)));
     frame(Kind::CopyEnd, &fields, &body)
 }
 
@@ -290,24 +344,15 @@ pub fn decode(
         }
         7 => {
             let (number, lsn, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
-            let slots = (0..count).map(|_| words.settled()).collect::<Result<_, _>>()?;
+            let slots = (0..count)
+                .map(|_| words.settled())
+                .collect::<Result<_, _>>()?;
             Message::Settle { number, lsn, slots }
         }
         8 => Message::CopyBegin {
             slot: words.settled()?,
         },
-        9 => {
-            let (slot, table) = (words.slot(fields.u64()?)?, fields.u64()?);
-            let (keys, wide, deep) = (fields.u64()?, fields.u64()?, fields.u64()?);
-            let keys = words.take(keys)?.to_vec();
-            let floats: &[f32] = bytemuck::cast_slice(words.rest);
-            let (wide, deep) = (wide as usize, deep as usize);
-            if floats.len() < wide.saturating_add(deep) {
-                return Err(short());
-            }
-            let rows = (keys, floats[..wide].to_vec(), floats[wide..wide + deep].to_vec());
-            Message::CopyRows { slot, table, rows }
-        }
+        9 => decode_copy_rows(&mut fields, &mut words)?,
         10 => decode_copy_end(&mut fields, &mut words)?,
         11 => Message::Promise {
             sent_at: fields.u64()?,
@@ -322,7 +367,11 @@ pub fn decode(
             let reason = decode_reason(code, &String::from_utf8_lossy(text));
             Message::Refused { number, reason }
         }
-        _ => return Err(Refusal::Protocol(format!("unknown kind {kind} between servers"))),
+        _ => {
+            return Err(Refusal::Protocol(format!(
+                "unknown kind {kind} between servers"
+            )))
+        }
     };
     fields.end()?;
     Ok(PeerFrame::Message(message))
@@ -361,7 +410,10 @@ fn decode_prepare(
     for words in body[data_words..wanted].chunks_exact(PLACE_WORDS) {
         let (slot, keys) = (words[0] as u32, (words[0] >> 32) as u32);
         if slot >= space.count() {
-            return Err(Refusal::Protocol(format!("slot {slot} of {}", space.count())));
+            return Err(Refusal::Protocol(format!(
+                "slot {slot} of {}",
+                space.count()
+            )));
         }
         let end = start.checked_add(keys).ok_or_else(short)?;
         places.push(StagedRun {
@@ -375,10 +427,13 @@ fn decode_prepare(
         Transaction::close(push.id, places.iter().map(|place| place.run.slot))
     } else {
         let batch = Batch::from_words(body, keys, values)?;
-        let whole =
-            Transaction::new(space, push.id, push.floor, push.table, push.change, batch)?;
+        let whole = Transaction::new(space, push.id, push.floor, push.table, push.change, batch)?;
         // Its runs are computed anew from the keys, so damaged places are noticed here.
-        if !whole.runs().iter().eq(places.iter().map(|place| &place.run)) {
+        if !whole
+            .runs()
+            .iter()
+            .eq(places.iter().map(|place| &place.run))
+        {
             return Err(Refusal::Protocol("places do not fit their keys".into()));
         }
         whole
@@ -390,6 +445,23 @@ fn decode_prepare(
         places,
         transaction: Arc::new(transaction),
     }))
+}
+
+fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
+    let (slot, table) = (words.slot(fields.u64()?)?, fields.u64()?);
+    let (keys, wide, deep) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let keys = words.take(keys)?.to_vec();
+    let floats: &[f32] = bytemuck::cast_slice(words.rest);
+    let (wide, deep) = (wide as usize, deep as usize);
+    if floats.len() < wide.saturating_add(deep) {
+        return Err(short());
+    }
+    let rows = (
+        keys,
+        floats[..wide].to_vec(),
+        floats[wide..wide + deep].to_vec(),
+    );
+    Ok(Message::CopyRows { slot, table, rows })
 }
 
 fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
@@ -450,6 +522,7 @@ impl<'a> Words<'a> {
             version: words[2],
             birth: words[3],
             decided: words[4],
+            end: words[5],
         })
     }
 }

@@ -304,6 +304,7 @@ class GetNodeStatsResponse(_message.Message):
 Global___GetNodeStatsResponse: _TypeAlias = GetNodeStatsResponse  # noqa: Y015
 
 @_typing.final
+<<<<<<< HEAD
 class ListEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -382,3 +383,78 @@ class Event(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+=======
+class GetSlotDigestsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSlotDigestsRequest: _TypeAlias = GetSlotDigestsRequest  # noqa: Y015
+
+@_typing.final
+class SlotDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    term: _builtins.int
+    standing: _builtins.str
+    """As the data plane sees it: serving or waiting (master), following, copying, none."""
+    position: _builtins.int
+    """Transactions applied since the slot began."""
+    digest: _builtins.int
+    """Equal rows, optimizer state and stream memory give equal digests."""
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+        term: _builtins.int = ...,
+        standing: _builtins.str = ...,
+        position: _builtins.int = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "position", b"position", "slot", b"slot", "standing", b"standing", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlotDigest: _TypeAlias = SlotDigest  # noqa: Y015
+
+@_typing.final
+class GetSlotDigestsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___Node: ...
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotDigest]:
+        """The slots of which this node holds a copy."""
+
+    def __init__(
+        self,
+        *,
+        node: Global___Node | None = ...,
+        slots: _abc.Iterable[Global___SlotDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSlotDigestsResponse: _TypeAlias = GetSlotDigestsResponse  # noqa: Y015
+>>>>>>> main

@@ -1,0 +1,337 @@
+//! Works on the requests of one connection and lays out their answers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use backstay_core::engine::StageReport;
+use backstay_core::error::Refusal;
+use backstay_core::transaction::{Batch, Transaction};
+use backstay_core::wire::{
+    cut_text, CloseStream, ErrorMeta, Header, Opcode, PullMeta, PullReply, PushMeta, PushReply,
+    HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
+};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::frame_io::Frame;
+use crate::replicator::{Answer, Outcome};
+use crate::server::Shared;
+use crate::stats::add;
+
+/// Words of a request's or an answer's buffer that are kept for the next one: 8 MiB.
+const KEPT_WORDS: usize = 1 << 20;
+/// Words before the rows of a pull's answer: header and meta.
+const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
+
+/// Works on requests and answers them.
+pub(crate) struct Desk<W> {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) writer: W,
+    /// Buffers kept between requests, so that large ones are not mapped anew each time.
+    pub(crate) request: Vec<u64>,
+    reply: Vec<u64>,
+    /// Bytes of `reply` that are to be sent.
+    reply_bytes: usize,
+    /// Pushes that wait for backups, in the order they came.
+    later: VecDeque<Later>,
+}
+
+/// A push that waits for backups.
+struct Later {
+    request_id: u64,
+    /// Unique keys of a push; none for the end of a stream.
+    keys: Option<usize>,
+    outcome: oneshot::Receiver<Outcome>,
+}
+
+impl<W: AsyncWrite + Unpin> Desk<W> {
+    pub(crate) fn new(shared: Arc<Shared>, writer: W) -> Self {
+        Self {
+            shared,
+            writer,
+            request: Vec::new(),
+            reply: Vec::new(),
+            reply_bytes: 0,
+            later: VecDeque::new(),
+        }
+    }
+
+    /// Whether pushes wait for backups.
+    pub(crate) fn has_later(&self) -> bool {
+        !self.later.is_empty()
+    }
+
+    /// One huge request must not hold its memory for as long as the connection lives.
+    pub(crate) fn let_go_of_large_buffers(&mut self) {
+        for buffer in [&mut self.request, &mut self.reply] {
+            if buffer.len() > KEPT_WORDS {
+                *buffer = Vec::new();
+            }
+        }
+    }
+
+    /// The outcome of the oldest push that waits.
+    pub(crate) async fn next_later(&mut self) -> Outcome {
+        match self.later.front_mut() {
+            Some(later) => (&mut later.outcome).await.unwrap_or(Err(Refusal::Stopping)),
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(crate) async fn answer_later(&mut self, outcome: Outcome) -> std::io::Result<()> {
+        let Some(later) = self.later.pop_front() else {
+            return Ok(());
+        };
+        match outcome {
+            Ok(report) => match later.keys {
+                Some(keys) => self.push_reply(later.request_id, keys, report),
+                None => self.small_reply(Opcode::CloseStreamReply, later.request_id, &[], &[]),
+            },
+            Err(refusal) => {
+                add(&self.shared.counters.requests_refused, 1);
+                self.error_reply(later.request_id, &refusal);
+            }
+        }
+        self.flush_reply().await
+    }
+
+    /// Wait for the backups' word on everything that came before.
+    pub(crate) async fn answer_all(&mut self) -> std::io::Result<()> {
+        while !self.later.is_empty() {
+            let outcome = self.next_later().await;
+            self.answer_later(outcome).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn serve(&mut self, frame: Frame) -> std::io::Result<()> {
+        let id = frame.header.request_id;
+        if frame.header.opcode != Opcode::Push {
+            // Requests of a connection are worked on in order; pushes may wait side by side.
+            self.answer_all().await?;
+        }
+        let outcome = match frame.header.opcode {
+            Opcode::Pull => self.pull(frame).map(|()| true),
+            Opcode::Push => self.push(frame),
+            Opcode::CloseStream => self.close_stream(&frame),
+            Opcode::Ping => self.ping(&frame).map(|()| true),
+            opcode => Err(Refusal::Protocol(format!("{opcode:?} is not a request"))),
+        };
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            Err(refusal) => {
+                add(&self.shared.counters.requests_refused, 1);
+                self.error_reply(id, &refusal);
+            }
+        }
+        self.flush_reply().await
+    }
+
+    fn pull(&mut self, frame: Frame) -> Result<(), Refusal> {
+        let meta = PullMeta::decode(&frame.meta)?;
+        let count = self.check_keys(&frame, meta.key_count, 0)?;
+        let elements = self.check_elements(meta.table, meta.row_elements)?;
+        let limit = self.shared.options.limits.max_frame_bytes;
+        let body_bytes = count as u64 * elements as u64 * 4;
+        if body_bytes > limit {
+            return Err(Refusal::LimitExceeded(format!(
+                "the answer to {count} keys takes {body_bytes} bytes, the limit is {limit} (max_frame_bytes): pull fewer keys at once"
+            )));
+        }
+        let words = PULL_REPLY_WORDS + (count * elements).div_ceil(2);
+        if self.reply.len() < words {
+            self.reply.resize(words, 0);
+        }
+        let header = Header::plain(
+            Opcode::PullReply,
+            frame.header.request_id,
+            PullReply::BYTES,
+            body_bytes as usize,
+        );
+        let routing_version = self.shared.store.routing_version();
+        let reply = PullReply {
+            routing_version,
+            row_count: meta.key_count,
+            row_elements: meta.row_elements,
+        };
+        let (head, rows) = self.reply.split_at_mut(PULL_REPLY_WORDS);
+        let head: &mut [u8] = bytemuck::cast_slice_mut(head);
+        head[..HEADER_BYTES].copy_from_slice(&header.encode());
+        head[HEADER_BYTES..].copy_from_slice(&reply.encode());
+        let rows = &mut bytemuck::cast_slice_mut(rows)[..count * elements];
+        self.shared
+            .replicator
+            .pull(meta.table, &frame.body[..count], rows)?;
+        self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes as usize;
+        add(&self.shared.counters.pulls, 1);
+        add(&self.shared.counters.keys_pulled, count as u64);
+        self.request = frame.body;
+        Ok(())
+    }
+
+    /// Whether there is an answer already.
+    fn push(&mut self, frame: Frame) -> Result<bool, Refusal> {
+        let meta = PushMeta::decode(&frame.meta)?;
+        let elements = self.check_elements(meta.table, meta.row_elements)?;
+        let count = self.check_keys(&frame, meta.key_count, elements)?;
+        let (store, request_id) = (&self.shared.store, frame.header.request_id);
+        let batch = Batch::from_words(frame.body, count, count * elements)?;
+        let mut transaction = Transaction::new(
+            store.space(),
+            meta.id,
+            meta.floor,
+            meta.table,
+            meta.change,
+            batch,
+        )?;
+        store.prepare(&mut transaction)?;
+        match self.shared.replicator.push(transaction)? {
+            (Answer::Now(report), buffer) => {
+                self.request = buffer.unwrap_or_default();
+                self.push_reply(request_id, count, report);
+                Ok(true)
+            }
+            (Answer::Later(outcome), _) => {
+                self.later.push_back(Later {
+                    request_id,
+                    keys: Some(count),
+                    outcome,
+                });
+                Ok(false)
+            }
+        }
+    }
+
+    fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
+        let counters = &self.shared.counters;
+        let repeated = report.staged == 0 && report.skipped > 0;
+        add(
+            if repeated {
+                &counters.pushes_repeated
+            } else {
+                &counters.pushes_applied
+            },
+            1,
+        );
+        add(&counters.keys_pushed, keys as u64);
+        let reply = PushReply {
+            routing_version: self.shared.store.routing_version(),
+            applied_slots: report.staged,
+            skipped_slots: report.skipped,
+        };
+        self.small_reply(Opcode::PushReply, request_id, &reply.encode(), &[]);
+    }
+
+    fn ping(&mut self, frame: &Frame) -> Result<(), Refusal> {
+        check_no_body(frame)?;
+        if !frame.meta.is_empty() {
+            let reason = format!("{} bytes too many in meta", frame.meta.len());
+            return Err(Refusal::Protocol(reason));
+        }
+        self.small_reply(Opcode::Pong, frame.header.request_id, &[], &[]);
+        Ok(())
+    }
+
+    /// Whether there is an answer already.
+    fn close_stream(&mut self, frame: &Frame) -> Result<bool, Refusal> {
+        check_no_body(frame)?;
+        let stream = CloseStream::decode(&frame.meta)?.stream;
+        let request_id = frame.header.request_id;
+        let close = self.shared.store.close_of(stream);
+        match self.shared.replicator.push(close)?.0 {
+            Answer::Now(_) => {
+                self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
+                Ok(true)
+            }
+            Answer::Later(outcome) => {
+                self.later.push_back(Later {
+                    request_id,
+                    keys: None,
+                    outcome,
+                });
+                Ok(false)
+            }
+        }
+    }
+
+    /// The number of keys, if the body holds exactly that many keys and rows.
+    fn check_keys(&self, frame: &Frame, keys: u32, elements: usize) -> Result<usize, Refusal> {
+        let limit = self.shared.options.limits.max_keys;
+        if keys > limit {
+            return Err(Refusal::LimitExceeded(format!(
+                "{keys} keys in one request, the limit is {limit} (max_keys_per_request): send smaller batches or raise it"
+            )));
+        }
+        if keys == 0 {
+            return Err(Refusal::InvalidRequest("a request without keys".into()));
+        }
+        let wanted = u64::from(keys) * (8 + elements as u64 * 4);
+        if frame.header.body_bytes != wanted {
+            return Err(Refusal::InvalidRequest(format!(
+                "{keys} keys with {elements} values each take {wanted} bytes, the body has {}",
+                frame.header.body_bytes
+            )));
+        }
+        Ok(keys as usize)
+    }
+
+    fn check_elements(&self, table: u64, announced: u32) -> Result<usize, Refusal> {
+        let spec = self.shared.store.spec(table)?;
+        let elements = spec.row_elements();
+        if elements != announced as usize {
+            return Err(Refusal::InvalidRequest(format!(
+                "rows of table {} have {elements} elements, not {announced}",
+                spec.name
+            )));
+        }
+        Ok(elements)
+    }
+
+    fn small_reply(&mut self, opcode: Opcode, request_id: u64, meta: &[u8], body: &[u8]) {
+        let header = Header::plain(opcode, request_id, meta.len(), body.len());
+        let bytes = HEADER_BYTES + meta.len() + body.len();
+        if self.reply.len() * 8 < bytes {
+            self.reply.resize(bytes.div_ceil(8), 0);
+        }
+        let out: &mut [u8] = bytemuck::cast_slice_mut(&mut self.reply);
+        out[..HEADER_BYTES].copy_from_slice(&header.encode());
+        out[HEADER_BYTES..HEADER_BYTES + meta.len()].copy_from_slice(meta);
+        out[HEADER_BYTES + meta.len()..bytes].copy_from_slice(body);
+        self.reply_bytes = bytes;
+    }
+
+    pub(crate) fn error_reply(&mut self, request_id: u64, refusal: &Refusal) {
+        let meta = ErrorMeta {
+            code: refusal.code(),
+            retry_safe: refusal.retry_safe(),
+            routing_version: self.shared.store.routing_version(),
+        };
+        let text = refusal.to_string();
+        let text = cut_text(&text, MAX_ERROR_TEXT_BYTES);
+        self.small_reply(Opcode::Error, request_id, &meta.encode(), text.as_bytes());
+    }
+
+    pub(crate) async fn flush_reply(&mut self) -> std::io::Result<()> {
+        let bytes = &bytemuck::cast_slice::<u64, u8>(&self.reply)[..self.reply_bytes];
+        add(&self.shared.counters.bytes_sent, bytes.len() as u64);
+        let write = async {
+            self.writer.write_all(bytes).await?;
+            self.writer.flush().await
+        };
+        // A client that reads nothing must not hold a session (and a stop) for ever.
+        timeout(self.shared.options.stall_timeout, write).await?
+    }
+}
+
+/// Refuse a body where the kind of frame has none.
+pub(crate) fn check_no_body(frame: &Frame) -> Result<(), Refusal> {
+    if frame.header.body_bytes == 0 {
+        return Ok(());
+    }
+    Err(Refusal::Protocol(format!(
+        "a {:?} has no body, {} bytes came",
+        frame.header.opcode, frame.header.body_bytes
+    )))
+}

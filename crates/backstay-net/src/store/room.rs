@@ -1,0 +1,64 @@
+//! Room for the rows that pushes under way may create: promised before anything changes, so that
+//! the memory limit holds.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use backstay_core::error::Refusal;
+use backstay_core::transaction::Transaction;
+
+use super::Store;
+
+/// Memory promised to a push under way.
+#[derive(Debug)]
+pub(super) struct Room {
+    reserved: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+impl Store {
+    /// Bytes that the new rows of a push take, if they fit the limit; they are free again when
+    /// what is returned is dropped.
+    pub(super) fn reserve(&self, transaction: &Transaction) -> Result<Room, Refusal> {
+        let reserved = Arc::clone(&self.reserved_bytes);
+        if self.memory_limit_bytes == 0 {
+            return Ok(Room { reserved, bytes: 0 });
+        }
+        let wanted = self.growth_bytes(transaction)?;
+        let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
+        let room = Room {
+            reserved,
+            bytes: wanted,
+        };
+        if wanted > 0 && self.allocated_bytes() + all > self.memory_limit_bytes {
+            return Err(self.no_room(wanted));
+        }
+        Ok(room)
+    }
+
+    pub(super) fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
+        let keys = transaction.batch.keys();
+        let mut wanted = 0;
+        for (stripe, runs) in self.stripes_of(transaction.runs()) {
+            let part = runs[0].start as usize..runs[runs.len() - 1].end as usize;
+            let engine = self.stripes[stripe].read();
+            let table = engine.table(transaction.table)?;
+            wanted += table.growth_bytes(&keys[part]) as u64;
+        }
+        Ok(wanted)
+    }
+
+    pub(super) fn no_room(&self, wanted: u64) -> Refusal {
+        Refusal::MemoryLimit(format!(
+            "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
+            self.allocated_bytes(),
+            self.memory_limit_bytes
+        ))
+    }
+}

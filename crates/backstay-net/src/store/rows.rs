@@ -1,0 +1,131 @@
+//! The store as the replication state machine reaches it: stripe by stripe.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use backstay_core::engine::{SlotMemory, StageReport, Staged, Standing};
+use backstay_core::error::Refusal;
+use backstay_core::replication::{Rows, SlotCopy};
+use backstay_core::table::PlainRows;
+use backstay_core::transaction::{StagedRun, Transaction};
+
+use super::Store;
+
+impl Rows for Store {
+    fn admit(
+        &self,
+        transaction: &Transaction,
+        places: &mut Vec<StagedRun>,
+    ) -> Result<StageReport, Refusal> {
+        let mut report = StageReport::default();
+        for (stripe, runs) in self.stripes_of(transaction.runs()) {
+            report += self.stripes[stripe]
+                .read()
+                .admit(transaction, runs, places)?;
+        }
+        Ok(report)
+    }
+
+    fn stage(
+        &self,
+        transaction: &Arc<Transaction>,
+        places: &[StagedRun],
+        tag: u64,
+    ) -> Option<StagedRun> {
+        // Only commits run beside this, and they open no gap.
+        for (stripe, part) in self.stripes_of_places(places) {
+            let gap = self.stripes[stripe].read().gap(part);
+            if gap.is_some() {
+                return gap;
+            }
+        }
+        for (stripe, part) in self.stripes_of_places(places) {
+            self.stripes[stripe].write().stage(transaction, part, tag);
+        }
+        None
+    }
+
+    fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
+        for (stripe, _) in self.stripes_of(transaction.runs()) {
+            self.stripes[stripe].read().check(transaction)?;
+        }
+        if self.memory_limit_bytes > 0 && !transaction.has_attachment() {
+            return Err(self.no_room(self.growth_bytes(transaction)?));
+        }
+        Ok(())
+    }
+
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal> {
+        for (stripe, part) in self.stripes_of_places(places) {
+            self.write(stripe, None, |engine| engine.commit(transaction, part))?;
+        }
+        self.note_close(transaction);
+        Ok(())
+    }
+
+    fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal> {
+        if self.position(slot).0 >= position {
+            return Ok(());
+        }
+        self.write(self.stripe(slot), None, |engine| {
+            engine.commit_through(slot, position)
+        })
+    }
+
+    fn discard_from(&self, slot: u32, position: u64) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .discard_from(slot, position);
+    }
+
+    fn position(&self, slot: u32) -> (u64, u64) {
+        self.stripes[self.stripe(slot)].read().place(slot)
+    }
+
+    fn staged(&self, slot: u32) -> Vec<Staged> {
+        let engine = self.stripes[self.stripe(slot)].read();
+        engine.staged(slot).cloned().collect()
+    }
+
+    fn retag(&self, slot: u32, tag: u64) {
+        self.stripes[self.stripe(slot)].write().retag(slot, tag);
+    }
+
+    fn set_version(&self, version: u64) {
+        for stripe in &self.stripes {
+            stripe.write().set_version(version);
+        }
+        self.routing_version.store(version, Ordering::Release);
+    }
+
+    fn standing(&self, slot: u32) -> Standing {
+        self.stripes[self.stripe(slot)].read().standing(slot)
+    }
+
+    fn set_standing(&self, slot: u32, standing: Standing) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .set_standing(slot, standing);
+    }
+
+    fn copy_slot(&self, slot: u32) -> SlotCopy {
+        self.stripes[self.stripe(slot)].read().copy_slot(slot)
+    }
+
+    fn clear_slot(&self, slot: u32) {
+        self.write(self.stripe(slot), None, |engine| engine.clear_slot(slot));
+    }
+
+    fn set_memory(&self, slot: u32, memory: &SlotMemory) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .set_memory(slot, memory);
+    }
+
+    fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
+        let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+        self.write(self.stripe(slot), Some(table), |engine| {
+            engine.add_rows(table, slot, rows)
+        })
+    }
+}

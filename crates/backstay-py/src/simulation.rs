@@ -1,0 +1,387 @@
+//! `SimNode`: one node's replication and rows without sockets, threads or clock, for simulators.
+//!
+//! It is the state machine that the server runs; whoever drives it delivers the messages, does
+//! the work and tells the time.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use backstay_core::engine::{Engine, StageReport, Standing};
+use backstay_core::error::Refusal;
+use backstay_core::replication::{
+    LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
+};
+use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::transaction::{Batch, Change, Transaction};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::errors::from_refusal;
+use crate::{slot_space, table_spec};
+
+/// Outcome of a push that waits for backups.
+const PENDING: i32 = -1;
+
+/// A message between two nodes.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct SimMessage(Message);
+
+#[pymethods]
+impl SimMessage {
+    /// What it is, in one word.
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.0 {
+            Message::Heartbeat { .. } => "heartbeat",
+            Message::Prepare { .. } => "prepare",
+            Message::Commit { .. } => "commit",
+            Message::Rollback { .. } => "rollback",
+            Message::Settle { .. } => "settle",
+            Message::CopyBegin { .. } => "copy_begin",
+            Message::CopyRows { .. } => "copy_rows",
+            Message::CopyEnd { .. } => "copy_end",
+            Message::Promise { .. } => "promise",
+            Message::Accepted { .. } => "accepted",
+            Message::Refused { .. } => "refused",
+        }
+    }
+
+    /// All of it, for traces.
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.0)
+    }
+}
+
+struct Node {
+    replica: Replica,
+    rows: LocalRows,
+}
+
+/// One node.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct SimNode {
+    node: Mutex<Node>,
+    slots: u32,
+}
+
+impl SimNode {
+    fn node(&self) -> MutexGuard<'_, Node> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_slot(&self, slot: u32) -> PyResult<()> {
+        if slot < self.slots {
+            return Ok(());
+        }
+        let slots = self.slots;
+        Err(PyValueError::new_err(format!("slot {slot} of {slots}")))
+    }
+}
+
+#[pymethods]
+impl SimNode {
+    #[new]
+    #[pyo3(signature = (instance, slot_count, *, promise_us=400_000, heartbeat_us=100_000,
+        prepare_timeout_us=1_000_000, max_pending=256, copies_at_once=4))]
+    #[allow(clippy::too_many_arguments)] // Keywords only.
+    fn new(
+        py: Python<'_>,
+        instance: u64,
+        slot_count: u32,
+        promise_us: u64,
+        heartbeat_us: u64,
+        prepare_timeout_us: u64,
+        max_pending: usize,
+        copies_at_once: usize,
+    ) -> PyResult<Self> {
+        let space = slot_space(py, slot_count)?;
+        let options = ReplicaOptions {
+            promise: promise_us,
+            heartbeat: heartbeat_us,
+            prepare_timeout: prepare_timeout_us,
+            max_pending,
+            copies_at_once,
+        };
+        let node = Node {
+            replica: Replica::new(instance, slot_count, options),
+            rows: LocalRows(Engine::new(space, 0..slot_count).into()),
+        };
+        Ok(Self {
+            node: Mutex::new(node),
+            slots: slot_count,
+        })
+    }
+
+    /// Create a table of this description, or do nothing if it exists with the same settings.
+    fn create_table(&self, py: Python<'_>, spec_json: &str) -> PyResult<()> {
+        let spec = Arc::new(table_spec(py, spec_json)?);
+        let created = self.node().rows.0.borrow_mut().create_table(&spec);
+        created.map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    /// Go by a routing record; one that is not newer changes nothing.
+    fn set_routing_json(&self, py: Python<'_>, now: u64, routing_json: &str) -> PyResult<()> {
+        let table = RoutingTable::from_json(routing_json, self.slots)
+            .map_err(|refusal| from_refusal(py, &refusal))?;
+        let node = &mut *self.node();
+        node.replica.set_routing(now, &node.rows, Arc::new(table));
+        Ok(())
+    }
+
+    /// This node's lease in the coordination store is alive until then.
+    fn set_lease(&self, until: u64) {
+        self.node().replica.set_lease(until);
+    }
+
+    /// A connection to a backup was opened.
+    fn link_up(&self, now: u64, peer: u64) {
+        let node = &mut *self.node();
+        node.replica.link_up(now, &node.rows, peer);
+    }
+
+    /// The connection to a backup broke, or could not be opened; `refused`: its port refuses.
+    fn link_down(&self, now: u64, peer: u64, refused: bool) {
+        let node = &mut *self.node();
+        node.replica.link_down(now, &node.rows, peer, refused);
+    }
+
+    /// A master opened a connection to this node.
+    fn master_connected(&self, peer: u64) {
+        self.node().replica.master_connected(peer);
+    }
+
+    /// Time passes.
+    fn tick(&self, now: u64) {
+        let node = &mut *self.node();
+        node.replica.tick(now, &node.rows);
+    }
+
+    /// A message came.
+    fn receive(&self, now: u64, sender: u64, message: &SimMessage) {
+        let node = &mut *self.node();
+        node.replica
+            .receive(now, &node.rows, sender, message.0.clone());
+    }
+
+    /// Messages to send, in order: (peer, whether on the connection that this node opened to
+    /// the peer as its backup, message).
+    fn take_messages(&self) -> Vec<(u64, bool, SimMessage)> {
+        let node = &mut *self.node();
+        let addressed: Vec<(NodeId, Way)> = node.replica.with_messages().collect();
+        let mut taken = Vec::new();
+        for (peer, way) in addressed {
+            let messages = node.replica.take_messages(peer, way);
+            let to_backup = way == Way::ToBackup;
+            taken.extend(
+                messages
+                    .into_iter()
+                    .map(|message| (peer, to_backup, SimMessage(message))),
+            );
+        }
+        taken
+    }
+
+    /// The nodes to which this one must keep a connection.
+    fn wanted_links(&self) -> Vec<u64> {
+        self.node().replica.wanted_links().into_iter().collect()
+    }
+
+    /// The lanes with work.
+    fn lanes(&self) -> Vec<u64> {
+        self.node().replica.lanes()
+    }
+
+    /// Do the next piece of work of a lane, if there is one: (kind, token, code, reason), where
+    /// the last three are of an answer: code 0 is done.
+    fn work(
+        &self,
+        py: Python<'_>,
+        now: u64,
+        lane: u64,
+    ) -> PyResult<Option<(&'static str, u64, i32, String)>> {
+        let node = &mut *self.node();
+        let Some(work) = node.replica.next_work(lane) else {
+            return Ok(None);
+        };
+        match work {
+            Work::Commit {
+                transaction,
+                places,
+            } => {
+                let done = node.rows.0.borrow_mut().commit(&transaction, &places);
+                done.map_err(|refusal| from_refusal(py, &refusal))?;
+                Ok(Some(("commit", 0, 0, String::new())))
+            }
+            Work::Answer { token, outcome } => {
+                let (code, reason) = outcome_of(outcome.map(Some));
+                Ok(Some(("answer", token, code, reason)))
+            }
+            Work::Settled { lsn } => {
+                node.replica.settled(now, &node.rows, lsn);
+                Ok(Some(("settled", 0, 0, String::new())))
+            }
+        }
+    }
+
+    /// Take a push on; `keys` are sorted by slot. Returns (code, reason): -1 means that an
+    /// answer with this token follows as work, 0 that every slot has had it before.
+    #[pyo3(signature = (now, token, *, stream, sequence, floor, table, keys, values))]
+    #[allow(clippy::too_many_arguments)] // Keywords only.
+    fn push(
+        &self,
+        py: Python<'_>,
+        now: u64,
+        token: u64,
+        stream: (u64, u32, u32),
+        sequence: u64,
+        floor: u64,
+        table: u64,
+        keys: Vec<u64>,
+        values: Vec<f32>,
+    ) -> PyResult<(i32, String)> {
+        let (job, pass, task) = stream;
+        let id = TransactionId {
+            stream: StreamId { job, pass, task },
+            sequence,
+        };
+        let change = Change::Update {
+            learning_rate_scale: 1.0,
+        };
+        let space = slot_space(py, self.slots)?;
+        let batch = Batch::new(&keys, &values);
+        let transaction = Transaction::new(space, id, floor, table, change, batch)
+            .map_err(|refusal| from_refusal(py, &refusal))?;
+        let node = &mut *self.node();
+        let outcome = node
+            .replica
+            .push(now, &node.rows, token, &Arc::new(transaction));
+        Ok(outcome_of(outcome))
+    }
+
+    /// Read rows as a client would: (code, values), where code 0 is done. The rows are read
+    /// first, then it is checked that this node may still answer.
+    fn read(&self, now: u64, table: u64, keys: Vec<u64>) -> (i32, Vec<f32>) {
+        let node = self.node();
+        let engine = node.rows.0.borrow();
+        let elements = engine
+            .table(table)
+            .map_or(0, |table| table.spec().row_elements());
+        let mut values = vec![0.0; keys.len() * elements];
+        match engine.read(table, &keys, &mut values) {
+            Err(refusal) => (i32::from(refusal.code()), Vec::new()),
+            Ok(()) if now < node.replica.serving_until() => (0, values),
+            Ok(()) => (
+                i32::from(Refusal::NotReady(String::new()).code()),
+                Vec::new(),
+            ),
+        }
+    }
+
+    /// The rows as they are, whoever is their master.
+    fn peek(&self, py: Python<'_>, table: u64, keys: Vec<u64>) -> PyResult<Vec<f32>> {
+        let node = self.node();
+        let engine = node.rows.0.borrow();
+        let table = engine
+            .table(table)
+            .map_err(|refusal| from_refusal(py, &refusal))?;
+        let mut values = vec![0.0; keys.len() * table.spec().row_elements()];
+        table.read(&keys, &mut values);
+        Ok(values)
+    }
+
+    /// Whether a push is applied or staged in a slot.
+    fn holds(&self, stream: (u64, u32, u32), sequence: u64, slot: u32) -> PyResult<bool> {
+        self.check_slot(slot)?;
+        let (job, pass, task) = stream;
+        let stream = StreamId { job, pass, task };
+        let node = self.node();
+        let engine = node.rows.0.borrow();
+        let id = TransactionId { stream, sequence };
+        let staged = engine.staged(slot).any(|one| one.transaction.id == id);
+        let memory = engine.memory(slot);
+        let mut known = memory.streams.iter().filter(|(of, _)| *of == stream);
+        Ok(staged || known.any(|(_, window)| window.is_settled(sequence)))
+    }
+
+    /// What this node wants of the controller: a number that grows with each change, and JSON.
+    fn report_json(&self) -> (u64, String) {
+        let node = self.node();
+        let (number, report) = node.replica.report();
+        let json = serde_json::json!({
+            "routing_version": report.routing_version,
+            "silent": report.silent,
+            "caught_up": report.caught_up,
+            "refused": report.refused,
+        });
+        (number, json.to_string())
+    }
+
+    /// Position of a slot, and position with what is staged.
+    fn place(&self, slot: u32) -> PyResult<(u64, u64)> {
+        self.check_slot(slot)?;
+        Ok(self.node().rows.0.borrow().place(slot))
+    }
+
+    /// A hash of a slot's rows and streams.
+    fn digest(&self, slot: u32) -> PyResult<u64> {
+        self.check_slot(slot)?;
+        Ok(self.node().rows.0.borrow().digest(slot))
+    }
+
+    /// What this node is to a slot: "elsewhere", "waiting" or "serving".
+    fn standing(&self, slot: u32) -> PyResult<&'static str> {
+        self.check_slot(slot)?;
+        Ok(match self.node().rows.0.borrow().standing(slot) {
+            Standing::Elsewhere => "elsewhere",
+            Standing::Waiting => "waiting",
+            Standing::Serving => "serving",
+        })
+    }
+
+    /// Term, birth and source of a slot, and whether a copy of it is under way to here.
+    fn slot_state(&self, slot: u32) -> PyResult<(u64, u64, u64, bool)> {
+        self.check_slot(slot)?;
+        let node = self.node();
+        let (term, source, torn) = node.replica.slot_state(slot);
+        Ok((term, node.replica.birth(slot), source, torn))
+    }
+
+    /// The routing version this node goes by.
+    fn routing_version(&self) -> u64 {
+        self.node().replica.routing().version
+    }
+
+    /// Until when this node may answer reads of the slots it serves.
+    fn serving_until(&self) -> u64 {
+        self.node().replica.serving_until()
+    }
+
+    /// Transactions that wait for backups.
+    fn pending(&self) -> usize {
+        self.node().replica.pending()
+    }
+
+    /// What was done so far, by name.
+    fn counters(&self) -> BTreeMap<&'static str, u64> {
+        let counters = self.node().replica.counters;
+        BTreeMap::from([
+            ("prepared", counters.prepared),
+            ("committed", counters.committed),
+            ("rolled_back", counters.rolled_back),
+            ("staged_for_others", counters.staged_for_others),
+            ("refused_to_others", counters.refused_to_others),
+            ("promotions", counters.promotions),
+            ("slots_copied", counters.slots_copied),
+            ("slots_installed", counters.slots_installed),
+            ("unfit_promotions", counters.unfit_promotions),
+        ])
+    }
+}
+
+fn outcome_of(outcome: Result<Option<StageReport>, Refusal>) -> (i32, String) {
+    match outcome {
+        Ok(None) => (PENDING, String::new()),
+        Ok(Some(_)) => (0, String::new()),
+        Err(refusal) => (i32::from(refusal.code()), refusal.to_string()),
+    }
+}

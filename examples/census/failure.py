@@ -1,0 +1,256 @@
+"""Kills a pserver in the middle of training, watches the cluster repair itself, tells about it.
+
+May import backstay's local cluster and client. What it tells comes from the cluster's routing and
+from the trainers' own reports; every wait of it has a limit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from backstay.config import ClientConfig
+from backstay.consensus import RoutingTable
+from backstay.pserver.inspection import ClusterInspection, roles_of_nodes
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer import Client
+from examples.common.counters import GROUPS, Acknowledgement
+from examples.common.launch import ProcessFailed, check_servers
+
+__all__ = ["Failure"]
+
+# For each thing that must come back: new masters, the trainers' pushes, the copies.
+WAIT_SECONDS = 30.0
+LOOK_SECONDS = 0.01
+# Of its fair share of copies; the exact numbers are the controller's affair.
+SHARE = 0.8
+
+
+class Failure:
+    """One kill with all that follows. A context manager, inside that of the cluster.
+
+    Attributes:
+        node_id: Whom it kills.
+        waits_ms: For each trainer the time from the kill until it has seen a push to every slot,
+            begun after the kill, acknowledged.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, victim: int, trainers: int, tell: Callable[[str], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            cluster: Running.
+            victim: Index of the server to kill.
+            trainers: How many trainers must get over it.
+            tell: Called with lines for people, from several threads.
+        """
+        self.node_id = cluster.servers[victim].node_id
+        self.waits_ms: dict[int, float] = {}
+        self._cluster = cluster
+        self._victim = victim
+        self._trainers = trainers
+        self._tell = tell
+        self._client = Client(cluster.endpoints)
+        self._groups: dict[int, set[int]] = {}
+        self._may_be_down: str | None = None
+        self._kill_s: float | None = None
+        self._dead_s = 0.0
+        self._cancelled = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="repair", daemon=True)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the server was killed."""
+        return self._kill_s is not None
+
+    @property
+    def failover_ms(self) -> float:
+        """The longest of the waits."""
+        return max(self.waits_ms.values())
+
+    def begin(self) -> None:
+        """Kill the server, with a signal that nothing can catch, and return at once."""
+        routing = self._client.cluster().routing
+        roles = roles_of_nodes(routing)[self.node_id]
+        with ClusterInspection(",".join(self._cluster.endpoints), ClientConfig.load()) as asked:
+            decides = asked.status()["controller"] == self.node_id
+        self._before = routing
+        self._may_be_down = self.node_id
+        self._kill_s = time.monotonic()
+        self._cluster.kill(self._victim)
+        self._dead_s = time.monotonic()
+        self._tell(
+            f"{self.node_id} is killed (SIGKILL): master of {roles['master']} slots, backup of "
+            f"{roles['in_sync']}" + (", the cluster's controller" if decides else "")
+        )
+        self._thread.start()
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """Take note of the pushes of a trainer that were acknowledged."""
+        trainer = int(report["trainer"])
+        if self._kill_s is None or trainer in self.waits_ms:
+            return
+        groups = self._groups.setdefault(trainer, set())
+        for done in (Acknowledgement(*values) for values in report["acknowledgements"]):
+            # One begun while the server still lived proves nothing.
+            if done.begun_s > self._dead_s:
+                groups.add(done.group)
+            if len(groups) == GROUPS:
+                self.waits_ms[trainer] = (done.seen_s - self._kill_s) * 1000
+                self._tell(
+                    f"trainer {trainer}: pushes to all slots are acknowledged again, "
+                    f"{self.waits_ms[trainer]:,.0f} ms after the kill"
+                )
+                break
+
+    def check(self) -> None:
+        """Fail if something that must be there is not.
+
+        Raises:
+            ProcessFailed: Another server died, the repair failed, or a trainer waits too long.
+        """
+        check_servers(self._cluster, but=self._may_be_down)
+        if self._error is not None:
+            raise ProcessFailed(str(self._error)) from self._error
+        if self._kill_s is None or len(self.waits_ms) == self._trainers:
+            return
+        waited_s = time.monotonic() - self._kill_s
+        if waited_s > WAIT_SECONDS:
+            raise ProcessFailed(
+                f"{waited_s:.0f} s after {self.node_id} was killed, no push of "
+                f"{self._without_pushes()} is acknowledged; {_summary(self._routing())}"
+            )
+
+    def finish(self) -> None:
+        """Wait until the cluster is whole again. Call it when the trainers have ended.
+
+        Raises:
+            ProcessFailed: It is not, within the limit; or a trainer ended before it could show
+                that its pushes went on.
+        """
+        if self._kill_s is None:
+            raise ProcessFailed(f"training ended before {self.node_id} could be killed")
+        if len(self.waits_ms) < self._trainers:
+            raise ProcessFailed(
+                f"{self._without_pushes()} ended without a push after {self.node_id} was killed; "
+                "train for more passes"
+            )
+        # The steps have limits of their own.
+        self._thread.join()
+        self.check()
+
+    def __enter__(self) -> Failure:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._cancelled.set()
+        if self._thread.is_alive():
+            self._thread.join(WAIT_SECONDS)
+        self._client.close()
+
+    def _run(self) -> None:
+        try:
+            self._repair()
+        except _CancelledError:
+            return
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is: ``check`` raises it in the main thread.
+            self._error = error
+
+    def _repair(self) -> None:
+        """Follow the repair by the routing, and start the new server."""
+        dead = self._instance(self._before)
+        routing = self._wait_for("new masters", lambda now: _is_served_without(dead, now))
+        gained = {
+            name: count - self._before.slots_per_node().get(name, 0)
+            for name, count in routing.slots_per_node().items()
+        }
+        heirs = ", ".join(f"{name} +{count}" for name, count in gained.items() if count > 0)
+        waited_ms = (time.monotonic() - (self._kill_s or 0.0)) * 1000
+        self._tell(
+            f"routing version {self._before.version} -> {routing.version}, {waited_ms:,.0f} ms "
+            f"after the kill: backups are masters of its slots now ({heirs})"
+        )
+        self._cluster.restart(self._victim)
+        self._may_be_down = None
+        self._tell(f"a new {self.node_id} is started in its place, empty; copies are restored")
+        routing = self._wait_for("restored copies", self._is_whole)
+        roles = roles_of_nodes(routing)[self.node_id]
+        self._tell(
+            f"routing version {routing.version}: each of {routing.slot_count:,} slots has "
+            f"{routing.replicas} copies in sync again; the new {self.node_id} is master of "
+            f"{roles['master']}, backup of {roles['in_sync']}"
+        )
+
+    def _is_whole(self, routing: RoutingTable) -> bool:
+        """Return whether all copies are there and in sync, and the new server has its share."""
+        if self._instance(routing) in (0, self._instance(self._before)):
+            return False
+        wanted = min(routing.replicas, len(routing.nodes))
+        if any(held.catching_up or len(held.synced) < wanted for held in routing.sets):
+            return False
+        held = roles_of_nodes(routing)[self.node_id]
+        fair = routing.slot_count * wanted / len(routing.nodes)
+        return held["master"] + held["in_sync"] >= SHARE * fair
+
+    def _wait_for(self, what: str, is_there: Callable[[RoutingTable], bool]) -> RoutingTable:
+        deadline_s = time.monotonic() + WAIT_SECONDS
+        while not is_there(routing := self._routing()):
+            if time.monotonic() > deadline_s:
+                raise ProcessFailed(
+                    f"{what}: not there {WAIT_SECONDS:.0f} s after {self.node_id} was "
+                    f"{'started again' if self._may_be_down is None else 'killed'}; "
+                    f"{_summary(routing)}"
+                )
+            if self._cancelled.wait(LOOK_SECONDS):
+                raise _CancelledError
+        return routing
+
+    def _routing(self) -> RoutingTable:
+        """Return the newest routing; the client watches it."""
+        return self._client.cluster().routing
+
+    def _instance(self, routing: RoutingTable) -> int:
+        """Return which process the server to kill is in that routing; 0: it is in none."""
+        return next((node.instance for node in routing.nodes if node.node_id == self.node_id), 0)
+
+    def _without_pushes(self) -> str:
+        missing = sorted(set(range(self._trainers)) - self.waits_ms.keys())
+        return ", ".join(f"trainer {trainer}" for trainer in missing)
+
+
+class _CancelledError(Exception):
+    """The demo ends before the repair does."""
+
+
+def _is_served_without(instance: int, routing: RoutingTable) -> bool:
+    """Return whether every slot has a master, and none of them is that process."""
+    masters = np.unique(routing.master_of_slot)
+    return bool(masters[0] >= 0) and all(
+        routing.nodes[index].instance != instance for index in masters
+    )
+
+
+def _summary(routing: RoutingTable) -> str:
+    """Return how the slots are spread, for an error."""
+    roles = "; ".join(
+        f"{name}: " + ", ".join(f"{count} {role}" for role, count in held.items())
+        for name, held in roles_of_nodes(routing).items()
+    )
+    return (
+        f"routing version {routing.version}, {int((routing.master_of_slot < 0).sum())} slots "
+        f"without a master ({roles})"
+    )

@@ -1,0 +1,197 @@
+"""``python -m tests.chaos``: the fault-injection suite as a program.
+
+::
+
+    python -m tests.chaos --seed 1 --minutes 3            # random faults, both stores
+    python -m tests.chaos --store etcd --faults store_down,drop   # these, once each
+    python -m tests.chaos restart --store etcd            # all nodes stop and start again
+    python -m tests.chaos failover --kills 50             # how long a killed node holds up trainers
+    python -m tests.chaos failover --signal STOP          # a node that stands still
+    python -m tests.chaos failover --partition            # a node that is cut off
+    python -m tests.chaos clean                           # remove what killed runs left in /tmp
+
+The last line on standard output is ``CHAOS {json}`` or ``FAILOVER {json}``. Exit code 0 if the
+verdict is true, 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.chaos import sandbox
+from tests.chaos.cluster import Plan, StoreKind
+from tests.chaos.faults import BY_KIND, Fault, KillNode, Partition, PauseNode
+from tests.chaos.report import failover_figures, print_line, quantiles, throughput
+from tests.chaos.run import (
+    FOLDER_PREFIX,
+    Stage,
+    StageResult,
+    run_each,
+    run_restart,
+    run_stage,
+    say,
+    strike,
+    under_load,
+)
+
+STORES: tuple[StoreKind, ...] = ("embedded", "etcd")
+# A store that stays away for a minute leaves no time for anything else in a short run.
+LONG_MINUTES = 10
+
+
+def main(arguments: list[str]) -> int:
+    """Run; return the exit code."""
+    options = _options(arguments)
+    if options.command == "clean":
+        return _clean()
+    if not sandbox.is_inside() and not options.loopback:
+        reason = sandbox.why_not()
+        if not reason:
+            return sandbox.enter(arguments)
+        say(f"no namespaces, so no faults of the network: {reason}")
+    # A run that is told to end removes its processes and folders first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return _failover(options) if options.command == "failover" else _chaos(options)
+
+
+def _stage(options: argparse.Namespace, store: StoreKind, number: int) -> Stage:
+    # Three copies with the embedded store, two with etcd; the other way round for even seeds.
+    three = (store == "embedded") == bool(options.seed % 2)
+    members = 3 if store == "etcd" else 1
+    plan = Plan(
+        store, nodes=4, replicas=options.replicas or (3 if three else 2), etcd_members=members
+    )
+    outage_s = options.outage_s or (60.0 if options.minutes >= LONG_MINUTES else 15.0)
+    return Stage(plan, options.seed * 1000 + number, outage_s=outage_s)
+
+
+def _run(options: argparse.Namespace, stage: Stage, seconds: float) -> StageResult:
+    if options.command == "restart":
+        return run_restart(stage, clean=not options.unclean)
+    if options.faults:
+        return run_each(stage, [BY_KIND[kind] for kind in options.faults])
+    return run_stage(stage, seconds)
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument(
+        "command", nargs="?", choices=("run", "restart", "failover", "clean"), default="run"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--store", choices=STORES, help="default: both, one after the other")
+    parser.add_argument(
+        "--faults", type=_kinds, default=[], help="kinds, by commas; default: any, at random"
+    )
+    parser.add_argument("--outage-s", type=float, help="how long the store stays away")
+    parser.add_argument("--unclean", action="store_true", help="restart: SIGKILL, not SIGTERM")
+    parser.add_argument("--replicas", type=int, choices=(2, 3))
+    parser.add_argument("--nodes", type=int, default=3, help="of failover")
+    parser.add_argument("--kills", type=int, default=50, help="how often a node is hit")
+    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
+    parser.add_argument("--partition", action="store_true")
+    parser.add_argument("--loopback", action="store_true", help="make no namespaces")
+    return parser.parse_args(arguments)
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    for kind in kinds:
+        if kind not in BY_KIND:
+            raise argparse.ArgumentTypeError(f"{kind!r} is not one of {', '.join(BY_KIND)}")
+    return kinds
+
+
+def _chaos(options: argparse.Namespace) -> int:
+    stores = [options.store] if options.store else STORES
+    # Starting and judging a stage takes time as well.
+    seconds = options.minutes * 60 / len(stores) - 20
+    results = [
+        _run(options, _stage(options, store, number), max(10.0, seconds))
+        for number, store in enumerate(stores)
+    ]
+    struck = [one for result in results for one in result.struck]
+    verdicts = [result.verdict.verdict for result in results]
+    worst = next((v for v in ("false", "unknown") if v in verdicts), "true")
+    fields = {
+        "seed": options.seed,
+        "minutes": options.minutes,
+        "stores": list(stores),
+        "network_faults": sandbox.is_inside(),
+        "faults": dict(sorted(Counter(one.kind for one in struck).items())),
+        "pushes_acknowledged": sum(result.verdict.acknowledged for result in results),
+        "pushes_unknown": sum(result.verdict.unknown_outcome for result in results),
+        "lost": sum(result.verdict.lost for result in results),
+        "duplicated": sum(result.verdict.duplicated for result in results),
+        "torn": sum(result.verdict.torn for result in results),
+        "stale_reads": sum(result.verdict.stale_reads for result in results),
+        "replicas_unequal": sum(result.verdict.unequal for result in results),
+        "failover_ms": failover_figures(struck),
+        "throughput": {
+            result.stage.plan.store: throughput(result.histories, result.struck)
+            for result in results
+        },
+        "stuck": [result.stuck for result in results if result.stuck],
+        "kept": [result.kept for result in results if result.kept],
+        "verdict": worst,
+    }
+    print_line("CHAOS", fields)
+    return 0 if all(result.passed for result in results) else 1
+
+
+def _failover(options: argparse.Namespace) -> int:
+    if options.partition and not sandbox.is_inside():
+        say("a partition needs namespaces")
+        return 1
+    kind: type[KillNode | PauseNode | Partition] = KillNode
+    if options.partition:
+        kind = Partition
+    elif options.signal == "STOP":
+        kind = PauseNode
+    store: StoreKind = options.store or "etcd"
+    plan = Plan(store, nodes=options.nodes, replicas=2)
+    result = StageResult(Stage(plan, options.seed))
+    with under_load(result.stage, result) as arena:
+        for _ in range(options.kills):
+            # Long enough for a lease to end; a process that is killed needs no such time.
+            hold_s = 0.5 if kind is KillNode else plan.lease_ttl_ms / 1000 + 2
+            fault: Fault = kind(arena, "any")
+            result.struck.append(strike(arena, fault, hold_s=hold_s))
+    fields: dict[str, object] = {
+        "kind": kind.kind,
+        "seed": options.seed,
+        "store": store,
+        "nodes": plan.nodes,
+        "replicas": plan.replicas,
+        "lease_ttl_ms": plan.lease_ttl_ms,
+        "failover_ms": quantiles([one.failover_ms for one in result.struck]),
+        "heal_ms": quantiles([one.heal_ms for one in result.struck]),
+        "throughput": throughput(result.histories, result.struck),
+        "pushes_acknowledged": result.verdict.acknowledged,
+        "lost": result.verdict.lost,
+        "duplicated": result.verdict.duplicated,
+        "stuck": result.stuck,
+        "kept": result.kept,
+        "verdict": result.verdict.verdict,
+    }
+    print_line("FAILOVER", fields)
+    return 0 if result.passed else 1
+
+
+def _clean() -> int:
+    """Remove folders of runs that were killed; all else went with them."""
+    for folder in sorted(Path(tempfile.gettempdir()).glob(FOLDER_PREFIX + "*")):
+        shutil.rmtree(folder)
+        say(f"removed {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Namespaces of this run's own: network, processes, mounts.
+
+The run starts itself again inside them. Whatever it makes there, interfaces, rules, processes,
+goes with it, however it ends: the kernel removes a process namespace with its first process, and
+a network namespace with its last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+__all__ = ["NEEDED", "enter", "is_inside", "why_not"]
+
+_MARK = "CHAOS_SANDBOX"
+NEEDED = ("setpriv", "unshare", "nsenter", "ip", "nft", "iptables", "tc")
+
+
+def is_inside() -> bool:
+    """Whether this process is the one started in the namespaces."""
+    return os.environ.get(_MARK) == "1"
+
+
+def why_not() -> str:
+    """Return why namespaces cannot be made here; empty if they can."""
+    path = _path()
+    missing = [name for name in NEEDED if shutil.which(name, path=path) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    probe = "ip link add probe type bridge && nft add table inet probe"
+    done = subprocess.run(
+        [*_command(), "sh", "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env=os.environ | {"PATH": path},
+    )
+    return "" if done.returncode == 0 else f"not permitted: {done.stderr.strip()}"
+
+
+def enter(arguments: list[str]) -> int:
+    """Run ``python -m tests.chaos`` with these arguments inside; return its exit code."""
+    process = subprocess.Popen(
+        [*_command(), sys.executable, "-m", "tests.chaos", *arguments],
+        env=os.environ | {_MARK: "1", "PATH": _path()},
+        # Ctrl-C reaches this process; it is passed on once, and not twice.
+        start_new_session=True,
+    )
+
+    def pass_on(number: int, frame: object) -> None:
+        # unshare ignores it; with unshare, by --kill-child, everything inside ends.
+        process.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    return process.wait()
+
+
+def _command() -> list[str]:
+    # Each ends with its parent, even one that is killed: this process, unshare, the first inside.
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare"]
+    command += ["--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    if os.geteuid() != 0:
+        command += ["--user", "--map-root-user"]
+    return [*command, "--"]
+
+
+def _path() -> str:
+    return os.environ.get("PATH", os.defpath) + os.pathsep + "/usr/sbin" + os.pathsep + "/sbin"

@@ -1,0 +1,60 @@
+"""``python -m tests.sim``: run many seeds, or trace one. The last line is ``SIM {json}``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.sim.cluster import Outcome, simulate
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--trace", action="store_true", help="tell everything that happens")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    if arguments.trace or len(seeds) == 1:
+        outcomes.extend(simulate(seed, trace=arguments.trace) for seed in seeds)
+    else:
+        with ProcessPoolExecutor(arguments.processes) as pool:
+            outcomes.extend(pool.map(simulate, seeds, chunksize=10))
+    for outcome in outcomes:
+        if outcome.failure:
+            print(f"seed {outcome.seed}: {outcome.failure}")  # noqa: T201
+            print(f"    make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1")  # noqa: T201
+    counts: Counter[str] = Counter()
+    for outcome in outcomes:
+        counts.update(outcome.counts)
+    failures = [outcome.seed for outcome in outcomes if outcome.failure]
+    summary = {
+        "seeds": len(outcomes),
+        "pushes": sum(outcome.pushes for outcome in outcomes),
+        "reads": sum(outcome.reads for outcome in outcomes),
+        "faults": {
+            name.removeprefix("fault_"): count
+            for name, count in sorted(counts.items())
+            if name.startswith("fault_")
+        },
+        "counts": {
+            name: count for name, count in sorted(counts.items()) if not name.startswith("fault_")
+        },
+        "failures": failures,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    print("SIM " + json.dumps(summary))  # noqa: T201
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""A whole cluster in virtual time: one seed, one run, one verdict."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from backstay import _native
+from backstay.consensus.records import NO_MASTER, RoutingTable
+
+from tests.sim.events import MS, S, EventQueue, Micros
+from tests.sim.faults import Faults
+from tests.sim.history import History
+from tests.sim.network import Network
+from tests.sim.pserver import Pserver
+from tests.sim.store import SimStore
+from tests.sim.trainer import Trainer
+
+__all__ = ["Cluster", "Failure", "Options", "Outcome", "simulate"]
+
+CHECK_EVERY = 100 * MS
+TABLE = {
+    "name": "counts",
+    "kind": {"sparse": {"dim": 1}},
+    "initializer": {"constant": {"value": 0.0}},
+    "optimizer": {"sgd": {"learning_rate": 1.0}},
+}
+
+
+class Failure(Exception):
+    """A rule was broken."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A cluster's size and times, drawn from the seed. Times are shorter than in production."""
+
+    nodes: int
+    slots: int
+    replicas: int
+    trainers: int
+    slow: Micros
+    slow_watch: Micros
+    slow_thought: Micros
+    duplicates: float
+    promise: Micros = 150 * MS
+    heartbeat: Micros = 45 * MS
+    prepare_timeout: Micros = 150 * MS
+    ttl: Micros = 600 * MS
+    return_grace: Micros = 400 * MS
+    faults_end: Micros = 1600 * MS
+    healed_within: Micros = 15 * S
+
+    @classmethod
+    def draw(cls, random: Random) -> Options:
+        """Draw one."""
+        nodes = random.choice((3, 3, 4, 5))
+        return cls(
+            nodes=nodes,
+            slots=random.choice((4, 8, 16) if nodes < 5 else (8, 16)),
+            replicas=random.choice((1, 2, 2, 2, 3, 3)),
+            trainers=random.randrange(1, 4),
+            slow=random.choice((300, 2 * MS, 2 * MS, 20 * MS)),
+            slow_watch=random.choice((2 * MS, 20 * MS, 300 * MS)),
+            slow_thought=random.choice((1 * MS, 1 * MS, 50 * MS)),
+            duplicates=random.choice((0.0, 0.1)),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went."""
+
+    seed: int
+    failure: str
+    pushes: int
+    reads: int
+    counts: Counter[str]
+
+
+class Cluster:
+    """Everything of one run."""
+
+    def __init__(self, seed: int, *, trace: bool) -> None:
+        self.queue = EventQueue(seed, trace=trace)
+        self.options = Options.draw(self.queue.random)
+        self.network = Network(self.queue, self.options.slow)
+        self.store = SimStore(self.queue, self.network)
+        self.routings: list[RoutingTable] = []
+        self.processes: dict[int, Pserver] = {}
+        self.table_json = json.dumps(TABLE)
+        self.table = _native.table_id("counts")
+        self.keys = list(range(1, 4 * self.options.slots + 1))
+        slots = _native.slots_of(np.array(self.keys, dtype=np.uint64), self.options.slots)
+        self.slot_of = dict(zip(self.keys, slots.tolist(), strict=True))
+        self.history = History(self.slot_of, self.fail)
+        self._token = 0
+        self._instance = 0
+        self.queue.log("cluster", lambda: str(self.options))
+        for number in range(self.options.nodes):
+            self.start_process(f"ps-{number}")
+        self.trainers = [Trainer(self, number) for number in range(self.options.trainers)]
+        self.queue.after(CHECK_EVERY, self._check_now_and_then)
+
+    def fail(self, why: str) -> None:
+        """Give the verdict: a rule was broken."""
+        raise Failure(f"{why} (at {self.queue.now / 1000:.3f} ms)")
+
+    def next_token(self) -> int:
+        """Return a number that is used once."""
+        self._token += 1
+        return self._token
+
+    def start_process(self, node_id: str) -> None:
+        """Start a process, unless one of that name runs."""
+        if any(one.is_alive and one.node_id == node_id for one in self.processes.values()):
+            return
+        self._instance += 1
+        self.queue.log(node_id, lambda: f"starts as process {self._instance}")
+        process = Pserver(self, node_id, self._instance)
+        self.processes[process.instance] = process
+
+    def sort_keys(self, keys: list[int]) -> list[int]:
+        """Return keys ordered by slot, as pushes carry them."""
+        return sorted(keys, key=lambda key: (self.slot_of[key], key))
+
+    def watch_delay(self) -> Micros:
+        """Return how late a change in the store is heard of."""
+        return self.queue.between(100, self.options.slow_watch)
+
+    def think_delay(self) -> Micros:
+        """Return how long a controller takes between two steps."""
+        return self.queue.between(50, self.options.slow_thought)
+
+    def routing_written(self, routing: RoutingTable, reasons: list[str]) -> None:
+        """The store has a new routing table."""
+        if routing.version != len(self.routings) + 1:
+            self.fail(f"routing version {routing.version} after {len(self.routings)}")
+        if self.routings:
+            births = self.routings[-1].birth_of_slot
+            for slot in np.flatnonzero(routing.birth_of_slot != births).tolist():
+                self.queue.counts["slots_lost"] += 1
+                self.history.slot_lost(slot)
+        self.queue.counts["routing_changes"] += 1
+        self.routings.append(routing)
+        self.queue.log("store", lambda: f"routing {routing.version}: {'; '.join(reasons)}")
+        self.queue.log("store", lambda: f"{routing.to_json()}")
+        self._check_in_sync()
+
+    # Checks
+
+    def _synced(self, routing: RoutingTable, slot: int) -> list[Pserver]:
+        held = routing.replicas_of_slot[slot].synced
+        return [self.processes[routing.nodes[number].instance] for number in held]
+
+    def _check_now_and_then(self) -> None:
+        self._check_in_sync()
+        self._check_digests()
+        self.queue.after(CHECK_EVERY, self._check_now_and_then)
+
+    def _check_in_sync(self) -> None:
+        """I1: every in-sync replica holds what was acknowledged, applied or staged."""
+        if not self.routings:
+            return
+        for slot, recent in self.history.recent.items():
+            for process in self._synced(self.routings[-1], slot):
+                for stream, sequence in recent if process.is_alive else ():
+                    if not process.native.holds(stream, sequence, slot):
+                        self.fail(
+                            f"I1: {process.node_id} (process {process.instance}) is in sync in "
+                            f"slot {slot} without the acknowledged push {stream[0]}/{sequence}"
+                        )
+
+    def _check_digests(self) -> None:
+        """I4: in-sync replicas are equal wherever they have come equally far."""
+        if not self.routings:
+            return
+        for slot in range(self.options.slots):
+            seen: dict[tuple[int, int], tuple[int, str]] = {}
+            for process in self._synced(self.routings[-1], slot):
+                if not process.is_alive:
+                    continue
+                _, birth, _, torn = process.native.slot_state(slot)
+                if torn:
+                    continue
+                at = (birth, process.native.place(slot)[0])
+                digest = process.native.digest(slot)
+                known, other = seen.setdefault(at, (digest, process.node_id))
+                if known != digest:
+                    self.fail(
+                        f"I4: {other} and {process.node_id} differ in slot {slot} at {at}"
+                    )
+
+    def _unsettled(self) -> str:
+        """Return what is missing until the cluster is well again, empty if nothing."""
+        waiting = [f"{t.place} waits for {sorted(t.pushes)}" for t in self.trainers if t.pushes]
+        if waiting:
+            return waiting[0]
+        if not self.routings:
+            return "there is no routing"
+        routing = self.routings[-1]
+        alive = sum(one.is_alive for one in self.processes.values())
+        wanted = min(self.options.replicas, alive)
+        for slot, held in enumerate(routing.replicas_of_slot):
+            if held.master == NO_MASTER:
+                return f"slot {slot} has no master"
+            if len(held.synced) != wanted:
+                return f"slot {slot} has {len(held.synced)} of {wanted} copies in sync"
+            if not all(one.is_alive for one in self._synced(routing, slot)):
+                return f"slot {slot} counts on the dead"
+            master = self._synced(routing, slot)[0]
+            if master.native.standing(slot) != "serving":
+                return f"{master.node_id} does not serve slot {slot}"
+            ends = {one.native.place(slot) for one in self._synced(routing, slot)}
+            if len(ends) != 1:
+                return f"replicas of slot {slot} are at {sorted(ends)}"
+        # After a loss the cluster says so until its people have seen it.
+        if alive >= self.options.replicas and not routing.generation:
+            status = self.store.state.get("pserver_cluster_status")
+            said = json.loads(status.value) if status else {}
+            if said.get("cluster_status") != "OK":
+                return f"the cluster says {said}"
+        return ""
+
+    def run(self) -> None:
+        """Run it all, with faults and without; raises ``Failure``."""
+        end = self.options.faults_end
+        Faults(self, end)
+        self.queue.run_until(end)
+        self.queue.log("cluster", lambda: "the faults are over")
+        self.network.heal()
+        self.store.start()
+        for process in list(self.processes.values()):
+            process.resume()
+            process.work_delay = 150
+        dead = {f"ps-{number}" for number in range(self.options.nodes)}
+        dead -= {one.node_id for one in self.processes.values() if one.is_alive}
+        for node_id in sorted(dead):
+            if self.queue.random.random() < 0.7 or len(dead) == self.options.nodes:
+                self.start_process(node_id)
+        for trainer in self.trainers:
+            trainer.stopping = True
+        while missing := self._unsettled():
+            if self.queue.now > end + self.options.healed_within:
+                self.fail(f"liveness: {missing}")
+            self.queue.run_until(self.queue.now + 50 * MS)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        self._check_in_sync()
+        self._check_digests()
+        routing = self.routings[-1]
+        for slot in range(self.options.slots):
+            keys = [key for key in self.keys if self.slot_of[key] == slot]
+            digests = set()
+            for process in self._synced(routing, slot):
+                counts = [round(one) for one in process.native.peek(self.table, keys)]
+                self.history.check_final(process.node_id, keys, counts)
+                digests.add(process.native.digest(slot))
+            if len(digests) != 1:
+                self.fail(f"I4: the replicas of slot {slot} differ at rest")
+        for process in self.processes.values():
+            if process.native.counters()["unfit_promotions"]:
+                self.fail(f"I6: {process.node_id} was made master without being in sync")
+
+
+def simulate(seed: int, *, trace: bool = False) -> Outcome:
+    """Run one seed."""
+    cluster = Cluster(seed, trace=trace)
+    failure = ""
+    try:
+        cluster.run()
+    except Failure as broken:
+        failure = str(broken)
+    except Exception as broken:  # noqa: BLE001 - whatever breaks, the seed is what matters
+        if trace:
+            raise
+        failure = f"{type(broken).__name__}: {broken}"
+    for process in cluster.processes.values():
+        for name, count in process.native.counters().items():
+            cluster.queue.counts[f"core_{name}"] += count
+    history = cluster.history
+    return Outcome(seed, failure, history.pushes, history.reads, cluster.queue.counts)

@@ -1,0 +1,221 @@
+"""The real controller's decisions on whichever process holds the office, with the shell modelled.
+
+Between reading the records and writing a decision there is time for everything to change; the
+write holds only if the office and the records that were relied on are as they were read.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from backstay.consensus.node_records import MemberRecord
+from backstay.consensus.records import ClusterConfig, NodeReport, RoutingTable
+from backstay.consensus.store import (
+    Compare,
+    Operation,
+    Put,
+    Txn,
+    TxnResult,
+    absent,
+    create_revision_is,
+    mod_revision_is,
+)
+from backstay.consensus.store_state import StoreState
+from backstay.pserver.controller import ClusterRecords, decide
+
+from tests.sim.events import MS
+
+if TYPE_CHECKING:
+    from tests.sim.agent import Agent
+
+__all__ = ["Candidate"]
+
+OFFICE = "controller"
+ROUTING = "routing"
+STATUS = "pserver_cluster_status"
+
+
+class _Read:
+    """The records at one revision, with the revisions of what a decision may rely on."""
+
+    def __init__(self, state: StoreState) -> None:
+        members = [MemberRecord.from_json(one.value) for one in state.range("pservers/").items]
+        reports = state.range("reports/").items
+        routing = state.get(ROUTING)
+        status = state.get(STATUS)
+        office = state.get(OFFICE)
+        self.members = {member.node_id: member for member in members}
+        self.reports = {
+            report.instance: report
+            for report in (NodeReport.from_json(one.value) for one in reports)
+        }
+        self.report_revisions = {one.key: one.mod_revision for one in reports}
+        self.deaths = frozenset(
+            int(one.key.partition("/")[2]) for one in state.range("deaths/").items
+        )
+        self.routing = RoutingTable.from_json(routing.value) if routing else None
+        self.routing_revision = routing.mod_revision if routing else 0
+        self.status = status.value if status else ""
+        self.office = office
+
+
+class Candidate:
+    """One process's candidacy and office."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._process = agent.process
+        self._token = 0
+        self._busy = False
+        self._again = False
+        self._missing_since: dict[int, int] = {}
+
+    def lease_gained(self) -> None:
+        """Stand for election."""
+        self.look()
+
+    def lease_lost(self) -> None:
+        """Lose the office, at the store at least."""
+        self._token = 0
+
+    def look(self) -> None:
+        """Read the records and do what follows; one such step at a time."""
+        if not self._agent.lease:
+            return
+        office = self._agent.store.state.get(OFFICE)
+        if office is not None and office.create_revision != self._token and not self._token:
+            return  # Another one rules; that it does no more will be heard of.
+        if self._busy:
+            self._again = True
+            return
+        self._busy = True
+        self._agent.queue.after(
+            self._process.cluster.think_delay(), partial(self._process.handle, self._read)
+        )
+
+    def _done(self) -> None:
+        self._busy = False
+        if self._again:
+            self._again = False
+            self.look()
+
+    def _retry(self) -> None:
+        self._busy = False
+        self._agent.queue.after(60 * MS, partial(self._process.handle, self.look))
+
+    def _read(self) -> None:
+        # Only who is, or may become, the controller needs to read anything.
+        self._agent.store.request(self._process, self._read_all, self._decide)
+
+    def _read_all(self, state: StoreState) -> _Read | None:
+        office = state.get(OFFICE)
+        mine = office is not None and office.create_revision == self._token
+        return _Read(state) if mine or office is None else None
+
+    def _decide(self, read: _Read | None, known: bool) -> None:
+        if not known:
+            self._retry()
+            return
+        if read is None:
+            self._token = 0
+            self._done()
+            return
+        if read.office is None:
+            self._campaign()
+            return
+        self._act(read)
+
+    def _campaign(self) -> None:
+        lease = self._agent.lease
+        put = Put(OFFICE, self._process.node_id, lease)
+
+        def elected(result: TxnResult | None, known: bool) -> None:
+            if known and result is not None and result.succeeded:
+                self._token = result.revision
+                self._process.queue.counts["elections"] += 1
+                self._process.queue.log(self._process.node_id, lambda: "is the controller")
+                self._again = True
+                self._done()
+            elif known:
+                self._done()
+            else:
+                self._retry()
+
+        if not lease:
+            self._done()
+            return
+        self._agent.store.transact(self._process, Txn((absent(OFFICE),), (put,)), elected)
+
+    def _act(self, read: _Read) -> None:
+        cluster = self._process.cluster
+        now = self._process.clock.now()
+        alive = {member.instance for member in read.members.values()}
+        listed = {node.instance for node in read.routing.nodes} if read.routing else set()
+        missing = listed - alive - read.deaths
+        self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
+        waiting = frozenset(
+            one
+            for one, since in self._missing_since.items()
+            if now < since + cluster.options.return_grace
+        )
+        if waiting:
+            self._agent.queue.after(
+                cluster.options.return_grace, partial(self._process.handle, self.look)
+            )
+        members = {
+            name: member
+            for name, member in read.members.items()
+            if member.instance not in read.deaths
+        }
+        if not members:
+            self._done()
+            return
+        config = ClusterConfig(
+            "sim", cluster.options.slots, cluster.options.replicas, cluster.options.nodes, "0"
+        )
+        decision = decide(
+            ClusterRecords(
+                config=config,
+                members=members,
+                routing=read.routing,
+                reports=read.reports,
+                gone=read.deaths,
+                waiting=waiting,
+            )
+        )
+        operations: list[Operation] = []
+        conditions: list[Compare] = [create_revision_is(OFFICE, self._token)]
+        if decision.routing is not None:
+            operations.append(Put(ROUTING, decision.routing.to_json()))
+            conditions.append(mod_revision_is(ROUTING, read.routing_revision))
+            for instance in decision.relies_on:
+                key = f"reports/{instance}"
+                conditions.append(mod_revision_is(key, read.report_revisions[key]))
+        if decision.health.to_json() != read.status:
+            operations.append(Put(STATUS, decision.health.to_json()))
+        if not operations:
+            self._done()
+            return
+        routing = decision.routing
+
+        def ask(state: StoreState) -> TxnResult:
+            result = state.transact(Txn(tuple(conditions), tuple(operations)))
+            if result.succeeded and routing is not None:
+                cluster.routing_written(routing, [event.reason for event in decision.events])
+            return result
+
+        def written(_result: TxnResult | None, known: bool) -> None:
+            if known:
+                self._again = True
+                self._done()
+            else:
+                self._retry()
+
+        self._agent.queue.after(
+            cluster.think_delay(),
+            partial(
+                self._process.handle,
+                lambda: self._agent.store.request(self._process, ask, written),
+            ),
+        )

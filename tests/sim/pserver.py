@@ -1,0 +1,251 @@
+"""One pserver process: the real replica under a small model of its sockets and threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from backstay._native import SimMessage, SimNode
+
+from tests.sim.agent import Agent
+from tests.sim.events import MS, Clock
+from tests.sim.network import Stream
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+__all__ = ["Link", "Pserver"]
+
+TICK = 25 * MS
+RECONNECT = 40 * MS
+
+
+class Link:
+    """A connection from a master to its backup."""
+
+    def __init__(self, cluster: Cluster, master: Pserver, backup: Pserver) -> None:
+        self.there = Stream(cluster.network, master.place, backup.place)
+        self.back = Stream(cluster.network, backup.place, master.place)
+        self.is_up = True
+        self.is_heard = False
+
+
+class Pserver:
+    """One process; it dies with its memory."""
+
+    def __init__(self, cluster: Cluster, node_id: str, instance: int) -> None:
+        self.cluster = cluster
+        self.queue = cluster.queue
+        self.node_id = node_id
+        self.place = node_id
+        self.instance = instance
+        self.clock = Clock(self.queue, self.queue.random.randrange(-20_000, 20_001))
+        options = cluster.options
+        self.native = SimNode(
+            instance,
+            options.slots,
+            promise_us=options.promise,
+            heartbeat_us=options.heartbeat,
+            prepare_timeout_us=options.prepare_timeout,
+        )
+        self.native.create_table(cluster.table_json)
+        self.is_alive = True
+        self.is_paused = False
+        self.work_delay = 150
+        self.links: dict[int, Link] = {}
+        self.heard: dict[int, Link] = {}
+        self._dialling: set[int] = set()
+        self._busy_lanes: set[int] = set()
+        self._inbox: list[Callable[[], None]] = []
+        self.answers: dict[int, Callable[[int], None]] = {}
+        self.report_number = 0
+        self.agent = Agent(self)
+        self.queue.after(self.queue.random.randrange(TICK), self._tick)
+
+    # The process
+
+    def handle(self, what: Callable[[], None]) -> None:
+        """Do something now, after the pause, or never."""
+        if not self.is_alive:
+            return
+        if self.is_paused:
+            self._inbox.append(what)
+            return
+        what()
+        self._after()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """SIGCONT: what has queued up comes at once, in any order among connections."""
+        if not self.is_alive or not self.is_paused:
+            return
+        self.is_paused = False
+        inbox, self._inbox = self._inbox, []
+        for what in inbox:
+            self.handle(what)
+
+    def die(self) -> None:
+        """SIGKILL: the kernel closes its connections, and its memory is gone."""
+        if self.native.counters()["unfit_promotions"]:
+            self.cluster.fail("a process was made master of a slot it was not in sync with")
+        self.is_alive = False
+        for link in self.links.values():
+            link.is_up = False
+            link.back.cut()
+        for master in self.cluster.processes.values():
+            link_here = master.links.get(self.instance)
+            if link_here is not None and link_here.is_up:
+                link_here.there.cut()
+                broken = partial(master.on_broken, self.instance, link_here, refused=False)
+                self.cluster.network.send(
+                    self.place, master.place, partial(master.handle, broken)
+                )
+
+    def _tick(self) -> None:
+        if not self.is_alive:
+            return
+        # A paused process gets its timer once, when it goes on.
+        if not self.is_paused:
+            self.handle(lambda: self.native.tick(self.clock.now()))
+        self.queue.after(TICK, self._tick)
+
+    def _after(self) -> None:
+        """Carry out what the replica wants after it was called."""
+        for peer, to_backup, message in self.native.take_messages():
+            self._send(peer, to_backup, message)
+        for lane in self.native.lanes():
+            if lane not in self._busy_lanes:
+                self._busy_lanes.add(lane)
+                self.queue.after(
+                    self.queue.between(5, self.work_delay),
+                    partial(self.handle, partial(self._work, lane)),
+                )
+        for peer in self.native.wanted_links():
+            if peer not in self._dialling and not (peer in self.links and self.links[peer].is_up):
+                self._dialling.add(peer)
+                self.queue.after(self.queue.between(100, RECONNECT), partial(self._dial, peer))
+        number, _ = self.native.report_json()
+        if number != self.report_number:
+            self.report_number = number
+            self.agent.report_changed()
+
+    def _work(self, lane: int) -> None:
+        self._busy_lanes.discard(lane)
+        done = self.native.work(self.clock.now(), lane)
+        if done is not None and done[0] == "answer":
+            _, token, code, reason = done
+            self.queue.log(self.node_id, lambda: f"answers {token}: {code} {reason}")
+            self.answers.pop(token)(code)
+
+    # Connections
+
+    def _send(self, peer: int, to_backup: bool, message: SimMessage) -> None:
+        other = self.cluster.processes.get(peer)
+        link = self.links.get(peer) if to_backup else self.heard.get(peer)
+        if other is None or link is None or (to_backup and not link.is_up):
+            return
+        stream = link.there if to_backup else link.back
+
+        def arrive() -> None:
+            if to_backup and other.heard.get(self.instance) is not link:
+                return  # The backup has a newer connection from here.
+            if not to_backup and other.links.get(self.instance) is not link:
+                return
+            if not to_backup and not link.is_up:
+                return
+            if message.kind not in ("heartbeat", "promise"):
+                self.queue.log(other.node_id, lambda: f"gets from {self.node_id}: {message!r}")
+            other.native.receive(other.clock.now(), self.instance, message)
+
+        stream.send(partial(other.handle, arrive))
+
+    def _dial(self, peer: int) -> None:
+        """Try to connect; packets that do not get through mean trying again."""
+        other = self.cluster.processes.get(peer)
+        network = self.cluster.network
+
+        def give_up() -> None:
+            self._dialling.discard(peer)
+
+        if not self.is_alive or other is None:
+            return
+        there = network.is_open(self.place, other.place)
+        if self.is_paused or not (there and network.is_open(other.place, self.place)):
+            self.queue.after(RECONNECT, partial(self._dial, peer))
+            return
+        if not other.is_alive:
+            self.handle(lambda: self.native.link_down(self.clock.now(), peer, True))
+            self.queue.after(RECONNECT, give_up)
+            return
+        link = Link(self.cluster, self, other)
+        self._dialling.discard(peer)
+
+        def hear() -> None:
+            other.heard[self.instance] = link
+            other.native.master_connected(self.instance)
+
+        def begin() -> None:
+            self.queue.log(self.node_id, lambda: f"connects to {other.node_id}")
+            self.links[peer] = link
+            link.there.send(partial(other.handle, hear))
+            self.native.link_up(self.clock.now(), peer)
+
+        self.handle(begin)
+
+    def break_link(self, peer: int, *, late: bool) -> None:
+        """Reset the connection to a backup; ``late``: what is on its way still arrives."""
+        link = self.links.get(peer)
+        if link is not None and link.is_up:
+            link.is_up = False
+            if not late:
+                link.there.cut()
+            link.back.cut()
+            self.handle(partial(self.on_broken, peer, link, refused=False))
+
+    def on_broken(self, peer: int, link: Link, *, refused: bool) -> None:
+        """Note that a connection to a backup is no more."""
+        if self.links.get(peer) is link:
+            self.queue.log(self.node_id, lambda: f"loses its connection to {peer}")
+            del self.links[peer]
+            link.is_up = False
+            self.native.link_down(self.clock.now(), peer, refused)
+
+    # Clients
+
+    def on_push(
+        self,
+        stream: tuple[int, int, int],
+        sequence: int,
+        floor: int,
+        keys: list[int],
+        answer: Callable[[int], None],
+    ) -> None:
+        """Take a push on; ``answer`` is called with 0 or a refusal's code."""
+        token = self.cluster.next_token()
+        self.answers[token] = answer
+        code, reason = self.native.push(
+            self.clock.now(),
+            token,
+            stream=stream,
+            sequence=sequence,
+            floor=floor,
+            table=self.cluster.table,
+            keys=keys,
+            values=[-1.0] * len(keys),
+        )
+        self.queue.log(
+            self.node_id, lambda: f"push {stream[0]}/{sequence} {keys} as {token}: {code} {reason}"
+        )
+        if code != -1:
+            del self.answers[token]
+            answer(code)
+
+    def report(self) -> dict[str, object]:
+        """Return the report of now."""
+        said: dict[str, object] = json.loads(self.native.report_json()[1])
+        return said
