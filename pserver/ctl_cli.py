@@ -93,7 +93,6 @@ def tables(given: tuple[str | None, Path | None], as_json: bool) -> None:
 
 @main.command(epilog=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-<<<<<<< HEAD
 @click.option(
     "--newest", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many."
 )
@@ -106,7 +105,10 @@ def events(given: tuple[str | None, Path | None], newest: int, as_json: bool) ->
         return
     for event in report["events"]:
         click.echo(f"routing {event['routing_version']}  {event['kind']}: {event['reason']}")
-=======
+
+
+@main.command(epilog=EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def verify(given: tuple[str | None, Path | None], as_json: bool) -> None:
     """Compare the replicas of every slot by their digests; reads every row once."""
@@ -123,7 +125,6 @@ def verify(given: tuple[str | None, Path | None], as_json: bool) -> None:
             if report[name]:
                 click.echo(f"{meaning}: {', '.join(map(str, report[name]))}")
     sys.exit(0 if report["good"] else EXIT_UNHEALTHY)
->>>>>>> main
 
 
 def _ask(

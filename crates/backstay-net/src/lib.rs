@@ -8,11 +8,8 @@
 
 mod buffers;
 pub mod client;
-<<<<<<< HEAD
-mod events;
-=======
 mod desk;
->>>>>>> main
+mod events;
 pub mod frame_io;
 mod peer_link;
 pub mod replicator;

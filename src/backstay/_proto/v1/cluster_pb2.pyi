@@ -304,7 +304,6 @@ class GetNodeStatsResponse(_message.Message):
 Global___GetNodeStatsResponse: _TypeAlias = GetNodeStatsResponse  # noqa: Y015
 
 @_typing.final
-<<<<<<< HEAD
 class ListEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -383,7 +382,8 @@ class Event(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
-=======
+
+@_typing.final
 class GetSlotDigestsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -457,4 +457,3 @@ class GetSlotDigestsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSlotDigestsResponse: _TypeAlias = GetSlotDigestsResponse  # noqa: Y015
->>>>>>> main

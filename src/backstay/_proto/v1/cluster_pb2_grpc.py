@@ -49,17 +49,15 @@ class ClusterServiceStub:
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.FromString,
                 _registered_method=True)
-<<<<<<< HEAD
         self.ListEvents = channel.unary_unary(
                 '/backstay.v1.ClusterService/ListEvents',
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.ListEventsRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.ListEventsResponse.FromString,
-=======
+                _registered_method=True)
         self.GetSlotDigests = channel.unary_unary(
                 '/backstay.v1.ClusterService/GetSlotDigests',
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.FromString,
->>>>>>> main
                 _registered_method=True)
 
 
@@ -89,15 +87,17 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-<<<<<<< HEAD
     def ListEvents(self, request, context):
         """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
         UNAVAILABLE while the coordination store does not answer.
-=======
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSlotDigests(self, request, context):
         """What the node that is asked holds of each slot, with a digest to compare replicas by.
         Reads all rows: for checks, not for every second.
->>>>>>> main
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,17 +121,15 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.SerializeToString,
             ),
-<<<<<<< HEAD
             'ListEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvents,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.ListEventsRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.ListEventsResponse.SerializeToString,
-=======
+            ),
             'GetSlotDigests': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSlotDigests,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.SerializeToString,
->>>>>>> main
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,11 +224,7 @@ class ClusterService:
             _registered_method=True)
 
     @staticmethod
-<<<<<<< HEAD
     def ListEvents(request,
-=======
-    def GetSlotDigests(request,
->>>>>>> main
             target,
             options=(),
             channel_credentials=None,
@@ -243,15 +237,36 @@ class ClusterService:
         return grpc.experimental.unary_unary(
             request,
             target,
-<<<<<<< HEAD
             '/backstay.v1.ClusterService/ListEvents',
             backstay_dot_v1_dot_cluster__pb2.ListEventsRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.ListEventsResponse.FromString,
-=======
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSlotDigests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
             '/backstay.v1.ClusterService/GetSlotDigests',
             backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.FromString,
->>>>>>> main
             options,
             channel_credentials,
             insecure,

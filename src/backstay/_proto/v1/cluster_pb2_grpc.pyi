@@ -44,15 +44,13 @@ class ClusterServiceStub:
     """
     GetNodeStats: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]
     """Counters and gauges of the node that is asked."""
-<<<<<<< HEAD
     ListEvents: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]
     """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
     UNAVAILABLE while the coordination store does not answer.
-=======
+    """
     GetSlotDigests: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]
     """What the node that is asked holds of each slot, with a digest to compare replicas by.
     Reads all rows: for checks, not for every second.
->>>>>>> main
     """
 
 @_typing.type_check_only
@@ -68,15 +66,13 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """
     GetNodeStats: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the node that is asked."""
-<<<<<<< HEAD
     ListEvents: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]  # type: ignore[assignment]
     """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
     UNAVAILABLE while the coordination store does not answer.
-=======
+    """
     GetSlotDigests: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]  # type: ignore[assignment]
     """What the node that is asked holds of each slot, with a digest to compare replicas by.
     Reads all rows: for checks, not for every second.
->>>>>>> main
     """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -109,7 +105,6 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         """Counters and gauges of the node that is asked."""
 
     @_abc_1.abstractmethod
-<<<<<<< HEAD
     def ListEvents(
         self,
         request: _cluster_pb2.ListEventsRequest,
@@ -117,7 +112,9 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.ListEventsResponse, _abc.Awaitable[_cluster_pb2.ListEventsResponse]]:
         """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
         UNAVAILABLE while the coordination store does not answer.
-=======
+        """
+
+    @_abc_1.abstractmethod
     def GetSlotDigests(
         self,
         request: _cluster_pb2.GetSlotDigestsRequest,
@@ -125,7 +122,6 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.GetSlotDigestsResponse, _abc.Awaitable[_cluster_pb2.GetSlotDigestsResponse]]:
         """What the node that is asked holds of each slot, with a digest to compare replicas by.
         Reads all rows: for checks, not for every second.
->>>>>>> main
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
