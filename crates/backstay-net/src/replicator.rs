@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backstay_core::engine::{StageReport, Standing};
+use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
 use backstay_core::replication::{
     Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
@@ -22,7 +22,7 @@ use tokio::sync::{oneshot, watch, Notify};
 use tracing::{debug, info, warn};
 
 use crate::events::push_event;
-use crate::stats::{self, Histogram, SlotCounts};
+use crate::stats::{self, Histogram};
 use crate::store::Store;
 
 /// How a push went.
@@ -486,25 +486,6 @@ impl Replicator {
             stage: self.times.stage.snapshot(),
             promotion: self.times.promotion.snapshot(),
         }
-    }
-
-    /// How many slots are how here, and what is staged in them.
-    pub(crate) fn slot_counts(&self) -> SlotCounts {
-        let mut counts = SlotCounts::default();
-        for slot in 0..self.store.space().count() {
-            let (_, source, copying) = self.slot_state(slot);
-            let (position, end) = self.store.position(slot);
-            counts.staged += end - position;
-            let counter = match self.store.standing(slot) {
-                Standing::Serving => &mut counts.serving,
-                Standing::Waiting => &mut counts.waiting,
-                Standing::Elsewhere if source == 0 => &mut counts.none,
-                Standing::Elsewhere if copying => &mut counts.copying,
-                Standing::Elsewhere => &mut counts.following,
-            };
-            *counter += 1;
-        }
-        counts
     }
 
     /// (term, whose order it follows, whether a copy of it is under way here) of a slot.
