@@ -124,7 +124,7 @@ def run(shape: Shape, console: Console) -> dict[str, Any]:
                 Failure(cluster, shape.victim, shape.trainers, progressed.tell)
             )
         progressed.tell(
-            f"{shape.servers} pservers, {shape.replicas} copies of each slot; {shape.trainers} "
+            f"{shape.servers} pservers, copies of each slot: {shape.replicas}; {shape.trainers} "
             f"trainers, {shape.passes} passes over {total // shape.passes:,} examples"
         )
 

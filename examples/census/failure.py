@@ -180,13 +180,17 @@ class Failure:
         }
         heirs = ", ".join(f"{name} +{count}" for name, count in gained.items() if count > 0)
         waited_ms = (time.monotonic() - (self._kill_s or 0.0)) * 1000
+        if routing.generation > self._before.generation:
+            what = "some of its slots had no other copy and begin anew, empty"
+        else:
+            what = "backups are masters of its slots now"
         self._tell(
             f"routing version {self._before.version} -> {routing.version}, {waited_ms:,.0f} ms "
-            f"after the kill: backups are masters of its slots now ({heirs})"
+            f"after the kill: {what} ({heirs})"
         )
         self._cluster.restart(self._victim)
         self._may_be_down = None
-        self._tell(f"a new {self.node_id} is started in its place, empty; copies are restored")
+        self._tell(f"a new {self.node_id} is started in its place, empty; it gets copies")
         routing = self._wait_for("restored copies", self._is_whole)
         roles = roles_of_nodes(routing)[self.node_id]
         self._tell(

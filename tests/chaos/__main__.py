@@ -26,7 +26,9 @@ from pathlib import Path
 
 from tests.chaos import sandbox
 from tests.chaos.cluster import Plan, StoreKind
-from tests.chaos.faults import BY_KIND, Fault, KillNode, Partition, PauseNode
+from tests.chaos.deck import BY_KIND
+from tests.chaos.faults import Fault, KillNode, PauseNode
+from tests.chaos.network_faults import Partition
 from tests.chaos.report import failover_figures, print_line, quantiles, throughput
 from tests.chaos.run import (
     FOLDER_PREFIX,

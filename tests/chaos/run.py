@@ -15,7 +15,8 @@ from pathlib import Path
 
 from backstay.errors import BackstayError
 from tests.chaos.cluster import ChaosCluster, NotYet, Plan
-from tests.chaos.faults import Arena, Fault, possible
+from tests.chaos.deck import possible
+from tests.chaos.faults import Arena, Fault
 from tests.chaos.history import History, Shape
 from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.report import Struck
@@ -94,9 +95,10 @@ def under_load(stage: Stage, result: StageResult) -> Iterator[Arena]:
         try:
             yield arena
             calm(arena)
-        except NotYet as error:
-            result.stuck = str(error)
-            say(f"STUCK: {error}")
+        # A process that does not start, a cluster that does not answer.
+        except (NotYet, RuntimeError, TimeoutError, BackstayError) as error:
+            result.stuck = f"{type(error).__name__}: {error}"
+            say(f"STUCK: {result.stuck}")
         _finish(arena, result)
     finally:
         workload.kill()

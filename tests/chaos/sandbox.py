@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 __all__ = ["NEEDED", "enter", "is_inside", "why_not"]
 
@@ -52,12 +53,18 @@ def enter(arguments: list[str]) -> int:
     )
 
     def pass_on(number: int, frame: object) -> None:
-        # unshare ignores it; with unshare, by --kill-child, everything inside ends.
-        process.terminate()
+        # unshare itself ignores it.
+        for child in _children(process.pid):
+            os.kill(child, signal.SIGTERM)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
     return process.wait()
+
+
+def _children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(child) for child in text.split()]
 
 
 def _command() -> list[str]:

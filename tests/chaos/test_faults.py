@@ -144,7 +144,7 @@ def test_a_run_that_is_ended_leaves_nothing_behind(number: int) -> None:
     process.stderr.readline()
     assert len(processes_with(mark)) > 8
     process.send_signal(number)
-    process.wait()
+    process.wait(END_LIMIT_S)
     process.stderr.close()
     deadline_s = time.monotonic() + END_LIMIT_S
     while left := processes_with(mark):

@@ -4,17 +4,20 @@
 //! keeps each slot's order: which position a transaction takes, what has been applied already,
 //! what a rollback takes along. Who may give positions is decided by [`crate::replication`].
 
+mod slot_copy;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Refusal;
-use crate::hash::{mix64, SlotSpace};
-use crate::replication::SlotCopy;
+use crate::hash::SlotSpace;
 use crate::spec::TableSpec;
 use crate::stream::{StreamId, StreamMemory};
 use crate::table::Table;
 use crate::transaction::{Change, Run, StagedRun, Transaction};
+
+pub use slot_copy::SlotMemory;
 
 /// What this node is to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,17 +72,6 @@ impl std::ops::AddAssign for StageReport {
         self.staged += other.staged;
         self.skipped += other.skipped;
     }
-}
-
-/// Everything of one slot but its rows: they are too many to travel in one piece.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SlotMemory {
-    /// How many transactions have been applied.
-    pub position: u64,
-    /// The open streams, with what they have applied.
-    pub streams: Vec<(StreamId, crate::stream::StreamWindow)>,
-    /// The streams that were closed.
-    pub closed: Vec<StreamId>,
 }
 
 /// See the module's documentation.
@@ -445,99 +437,6 @@ impl Engine {
     /// Forget a stream in every slot; returns in how many it was known.
     pub fn forget_stream(&mut self, stream: StreamId) -> u32 {
         self.streams.forget(stream)
-    }
-
-    /// A hash of a slot's rows and open streams; equal replicas have equal digests,
-    /// whatever the order in which their rows were created.
-    pub fn digest(&self, slot: u32) -> u64 {
-        let rows = self.tables.values().fold(0u64, |sum, table| {
-            sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
-        });
-        let streams = self.streams.of_slot(self.index(slot));
-        streams.fold(rows, |hash, (stream, window)| {
-            let words = [
-                stream.job,
-                u64::from(stream.pass) << 32 | u64::from(stream.task),
-                window.floor,
-                window.applied as u64,
-                (window.applied >> 64) as u64,
-            ];
-            words
-                .iter()
-                .fold(hash, |hash, &word| mix64(hash.rotate_left(5) ^ word))
-        })
-    }
-
-    /// Everything of a slot but its rows.
-    pub fn memory(&self, slot: u32) -> SlotMemory {
-        let index = self.index(slot);
-        SlotMemory {
-            position: self.slots[index].position,
-            streams: self.streams.of_slot(index).collect(),
-            closed: self.streams.closed_in(index).collect(),
-        }
-    }
-
-    /// A copy of a slot, with what is staged in it.
-    pub fn copy_slot(&self, slot: u32) -> SlotCopy {
-        let rows = self
-            .tables
-            .iter()
-            .map(|(&id, table)| (id, table.export_slot(slot)));
-        SlotCopy {
-            memory: self.memory(slot),
-            tables: rows.collect(),
-            staged: self.staged(slot).cloned().collect(),
-        }
-    }
-
-    /// Take over another replica's memory of a slot; its rows are imported one by one.
-    pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
-        let index = self.index(slot);
-        self.streams.clear(index);
-        for &(stream, window) in &memory.streams {
-            self.streams.windows_mut(stream)[index] = window;
-        }
-        for &stream in &memory.closed {
-            self.streams.close(stream, index);
-        }
-        self.slots[index].staged.clear();
-        self.slots[index].position = memory.position;
-    }
-
-    /// Forget everything about a slot: its rows, its streams, its order.
-    pub fn clear_slot(&mut self, slot: u32) {
-        self.set_memory(slot, &SlotMemory::default());
-        for table in self.tables.values_mut() {
-            table.clear_slot(slot);
-        }
-    }
-
-    /// The rows of one slot of a table as plain arrays, ordered by key.
-    pub fn export_slot(&self, table: u64, slot: u32) -> Result<crate::table::PlainRows, Refusal> {
-        Ok(self.table(table)?.export_slot(slot))
-    }
-
-    /// Replace the rows of one slot of a table.
-    pub fn import_slot(
-        &mut self,
-        table: u64,
-        slot: u32,
-        rows: (&[u64], &[f32], &[f32]),
-    ) -> Result<(), Refusal> {
-        self.table_mut(table)?
-            .import_slot(slot, rows.0, rows.1, rows.2)
-    }
-
-    /// Add rows to one slot of a table; none of them may be there.
-    pub fn add_rows(
-        &mut self,
-        table: u64,
-        slot: u32,
-        rows: (&[u64], &[f32], &[f32]),
-    ) -> Result<(), Refusal> {
-        self.table_mut(table)?
-            .add_rows(slot, rows.0, rows.1, rows.2)
     }
 
     fn table_mut(&mut self, id: u64) -> Result<&mut Table, Refusal> {

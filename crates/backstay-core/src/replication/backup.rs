@@ -6,8 +6,9 @@
 use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
-use super::replica::{Replica, Work};
+use super::replica::Replica;
 use super::rows::Rows;
+use super::state::Work;
 use super::NodeId;
 use crate::engine::Standing;
 use crate::transaction::{StagedRun, Transaction};

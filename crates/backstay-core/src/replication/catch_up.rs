@@ -98,14 +98,13 @@ impl Replica {
                 });
             }
         }
-        let mut position = copy.memory.position;
+        let first = copy.memory.position + 1;
         peer.ask(Awaited::Copy(number), |asked| Message::CopyEnd {
             number: asked,
             slot: head,
             memory: copy.memory,
         });
-        for staged in copy.staged {
-            position += 1;
+        for (position, staged) in (first..).zip(copy.staged) {
             let place = crate::transaction::StagedRun {
                 term: head.term,
                 position,
@@ -165,7 +164,7 @@ impl Replica {
         table: u64,
         some: &PlainRows,
     ) {
-        let follows = |slot: &super::replica::Slot| slot.source == from && slot.torn;
+        let follows = |slot: &super::state::Slot| slot.source == from && slot.torn;
         if self.slots.get(slot as usize).is_some_and(follows)
             && rows.add_rows(slot, table, some).is_err()
         {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
 use super::peer::{Awaited, Part};
-use super::replica::{Entry, Replica, Settling, Token, Work};
+use super::replica::Replica;
 use super::rows::Rows;
+use super::state::{Entry, Settling, Token, Work};
 use super::{Micros, NodeId};
 use crate::engine::StageReport;
 use crate::error::Refusal;

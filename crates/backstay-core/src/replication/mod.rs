@@ -13,7 +13,8 @@
 //! - [`routing`]: the routing record, as this node needs it.
 //! - [`message`]: what nodes say to each other.
 //! - `peer`: what is known of another node, and what is under way to it.
-//! - [`replica`]: the state, and what happens when routing, time or connections change.
+//! - `state`: the values a replica's state is made of.
+//! - [`replica`]: what happens when routing, time or connections change.
 //! - `master`: prepare, commit, rollback, settling after a promotion.
 //! - `backup`: stage, apply, discard; the fence.
 //! - `catch_up`: copying slots to a replica that lacks them.
@@ -30,12 +31,14 @@ mod promise;
 pub mod replica;
 pub mod routing;
 pub mod rows;
+mod state;
 
 pub use fingerprint::fingerprint;
 pub use message::Message;
-pub use replica::{Replica, ReplicaOptions, Report, Token, Way, Work};
+pub use replica::Replica;
 pub use routing::RoutingTable;
 pub use rows::{LocalRows, Rows, SlotCopy};
+pub use state::{ReplicaCounters, ReplicaOptions, Report, Token, Way, Work};
 
 /// One process of a pserver: the number it draws at its start. Never 0.
 pub type NodeId = u64;

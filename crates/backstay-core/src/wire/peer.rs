@@ -3,18 +3,20 @@
 //! Every message is a frame of opcode [`Opcode::Peer`]. Its meta part begins with the kind; the
 //! values of a push are not copied into the frame but follow from where they lie.
 
+mod decode;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::frame::{cut_text, Header, Opcode, Reader, HEADER_BYTES};
+use super::frame::{cut_text, Header, Opcode, HEADER_BYTES};
 use super::message::{PushMeta, MAX_ERROR_TEXT_BYTES};
 use crate::engine::SlotMemory;
-use crate::error::{code, Refusal};
-use crate::hash::SlotSpace;
 use crate::replication::message::{Message, Refuse, SettledSlot};
 use crate::replication::NodeId;
-use crate::stream::{StreamId, StreamWindow};
-use crate::transaction::{Batch, Change, Run, StagedRun, Transaction};
+use crate::stream::StreamId;
+use crate::transaction::{Change, StagedRun, Transaction};
+
+pub use decode::decode;
 
 /// Bytes that a frame between servers may be larger than the largest push: the places.
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
@@ -305,228 +307,4 @@ fn refused(number: u64, reason: &Refuse) -> Encoded {
     let mut encoded = begin(&meta, text.len());
     encoded.head.extend(text.as_bytes());
     encoded
-}
-
-/// Read a frame: its meta part, and its body in an aligned buffer of which `body_bytes` count.
-pub fn decode(
-    space: SlotSpace,
-    meta: &[u8],
-    body: Vec<u64>,
-    body_bytes: usize,
-) -> Result<PeerFrame, Refusal> {
-    let mut fields = Reader::new(meta);
-    let kind = fields.u8()?;
-    fields.take(7)?;
-    let mut words = Words {
-        rest: &body[..body_bytes / 8],
-        slots: space.count(),
-    };
-    let message = match kind {
-        1 => {
-            let instance = fields.u64()?;
-            fields.end()?;
-            return Ok(PeerFrame::Introduction(Introduction { instance }));
-        }
-        2 => Message::Heartbeat {
-            sent_at: fields.u64()?,
-            version: fields.u64()?,
-            decided: fields.u64()?,
-        },
-        3 | 4 => return decode_prepare(space, kind == 4, fields, body, body_bytes),
-        5 => Message::Commit {
-            decided: fields.u64()?,
-        },
-        6 => {
-            let count = fields.u64()?;
-            Message::Rollback {
-                lsns: words.take(count)?.to_vec(),
-            }
-        }
-        7 => {
-            let (number, lsn, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
-            let slots = (0..count)
-                .map(|_| words.settled())
-                .collect::<Result<_, _>>()?;
-            Message::Settle { number, lsn, slots }
-        }
-        8 => Message::CopyBegin {
-            slot: words.settled()?,
-        },
-        9 => decode_copy_rows(&mut fields, &mut words)?,
-        10 => decode_copy_end(&mut fields, &mut words)?,
-        11 => Message::Promise {
-            sent_at: fields.u64()?,
-            version: fields.u64()?,
-        },
-        12 => Message::Accepted {
-            number: fields.u64()?,
-        },
-        13 => {
-            let (number, code) = (fields.u64()?, fields.u64()?);
-            let text = &bytemuck::cast_slice::<u64, u8>(&body)[..body_bytes];
-            let reason = decode_reason(code, &String::from_utf8_lossy(text));
-            Message::Refused { number, reason }
-        }
-        _ => {
-            return Err(Refusal::Protocol(format!(
-                "unknown kind {kind} between servers"
-            )))
-        }
-    };
-    fields.end()?;
-    Ok(PeerFrame::Message(message))
-}
-
-fn decode_reason(code: u64, text: &str) -> Refuse {
-    match code {
-        0 => Refuse::OldTerm,
-        1 => Refuse::Gap,
-        _ if code == 0x100 + u64::from(code::MEMORY_LIMIT) => {
-            Refuse::Rows(Refusal::MemoryLimit(text.into()))
-        }
-        _ => Refuse::Rows(Refusal::InvalidRequest(text.into())),
-    }
-}
-
-fn decode_prepare(
-    space: SlotSpace,
-    is_close: bool,
-    mut fields: Reader<'_>,
-    body: Vec<u64>,
-    body_bytes: usize,
-) -> Result<PeerFrame, Refusal> {
-    let (number, lsn, decided) = (fields.u64()?, fields.u64()?, fields.u64()?);
-    let count = fields.u64()? as usize;
-    let push = PushMeta::decode(fields.rest())?;
-    let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
-    let values = keys.saturating_mul(elements);
-    let data_words = keys.saturating_add(values.div_ceil(2));
-    let wanted = data_words.saturating_add(count.saturating_mul(PLACE_WORDS));
-    if wanted != body_bytes / 8 {
-        return Err(short());
-    }
-    let mut places = Vec::with_capacity(count);
-    let mut start = 0u32;
-    for words in body[data_words..wanted].chunks_exact(PLACE_WORDS) {
-        let (slot, keys) = (words[0] as u32, (words[0] >> 32) as u32);
-        if slot >= space.count() {
-            return Err(Refusal::Protocol(format!(
-                "slot {slot} of {}",
-                space.count()
-            )));
-        }
-        let end = start.checked_add(keys).ok_or_else(short)?;
-        places.push(StagedRun {
-            term: words[1],
-            position: words[2],
-            run: Run { slot, start, end },
-        });
-        start = end;
-    }
-    let transaction = if is_close {
-        Transaction::close(push.id, places.iter().map(|place| place.run.slot))
-    } else {
-        let batch = Batch::from_words(body, keys, values)?;
-        let whole = Transaction::new(space, push.id, push.floor, push.table, push.change, batch)?;
-        // Its runs are computed anew from the keys, so damaged places are noticed here.
-        if !whole
-            .runs()
-            .iter()
-            .eq(places.iter().map(|place| &place.run))
-        {
-            return Err(Refusal::Protocol("places do not fit their keys".into()));
-        }
-        whole
-    };
-    Ok(PeerFrame::Message(Message::Prepare {
-        number,
-        lsn,
-        decided,
-        places,
-        transaction: Arc::new(transaction),
-    }))
-}
-
-fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
-    let (slot, table) = (words.slot(fields.u64()?)?, fields.u64()?);
-    let (keys, wide, deep) = (fields.u64()?, fields.u64()?, fields.u64()?);
-    let keys = words.take(keys)?.to_vec();
-    let floats: &[f32] = bytemuck::cast_slice(words.rest);
-    let (wide, deep) = (wide as usize, deep as usize);
-    if floats.len() < wide.saturating_add(deep) {
-        return Err(short());
-    }
-    let rows = (
-        keys,
-        floats[..wide].to_vec(),
-        floats[wide..wide + deep].to_vec(),
-    );
-    Ok(Message::CopyRows { slot, table, rows })
-}
-
-fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
-    let (number, position) = (fields.u64()?, fields.u64()?);
-    let (streams, closed) = (fields.u64()?, fields.u64()?);
-    let slot = words.settled()?;
-    let id = |words: &[u64]| StreamId {
-        job: words[0],
-        pass: (words[1] >> 32) as u32,
-        task: words[1] as u32,
-    };
-    let streams = words.take(streams.saturating_mul(STREAM_WORDS as u64))?;
-    let streams = streams.chunks_exact(STREAM_WORDS).map(|words| {
-        let applied = u128::from(words[3]) | u128::from(words[4]) << 64;
-        let window = StreamWindow {
-            floor: words[2],
-            applied,
-        };
-        (id(words), window)
-    });
-    let streams = streams.collect();
-    let closed = words.take(closed.saturating_mul(CLOSED_WORDS as u64))?;
-    Ok(Message::CopyEnd {
-        number,
-        slot,
-        memory: SlotMemory {
-            position,
-            streams,
-            closed: closed.chunks_exact(CLOSED_WORDS).map(id).collect(),
-        },
-    })
-}
-
-/// Takes 64-bit words one after the other; refuses to go past the end.
-struct Words<'a> {
-    rest: &'a [u64],
-    slots: u32,
-}
-
-impl<'a> Words<'a> {
-    fn take(&mut self, count: u64) -> Result<&'a [u64], Refusal> {
-        let count = usize::try_from(count).map_err(|_| short())?;
-        let (taken, rest) = self.rest.split_at_checked(count).ok_or_else(short)?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn slot(&self, number: u64) -> Result<u32, Refusal> {
-        let slot = u32::try_from(number).ok().filter(|&slot| slot < self.slots);
-        slot.ok_or_else(|| Refusal::Protocol(format!("slot {number} of {}", self.slots)))
-    }
-
-    fn settled(&mut self) -> Result<SettledSlot, Refusal> {
-        let words = self.take(SETTLED_WORDS as u64)?;
-        Ok(SettledSlot {
-            slot: self.slot(words[0])?,
-            term: words[1],
-            version: words[2],
-            birth: words[3],
-            decided: words[4],
-            end: words[5],
-        })
-    }
-}
-
-fn short() -> Refusal {
-    Refusal::Protocol("a frame between servers is shorter or longer than it says".into())
 }

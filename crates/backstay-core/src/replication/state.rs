@@ -1,0 +1,153 @@
+//! The values that a replica's state is made of, and those it deals in with the outside.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::peer::Part;
+use super::{Micros, NodeId};
+use crate::engine::StageReport;
+use crate::error::Refusal;
+use crate::transaction::{StagedRun, Transaction};
+
+/// Times and limits of a replica.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaOptions {
+    /// For how long a backup promises not to be promoted.
+    pub promise: Micros,
+    /// How often a master asks for promises.
+    pub heartbeat: Micros,
+    /// A backup that does not answer for so long is reported, and its pushes are rolled back.
+    pub prepare_timeout: Micros,
+    /// Transactions under way at once.
+    pub max_pending: usize,
+    /// Slots that are copied to one node at once.
+    pub copies_at_once: usize,
+}
+
+impl Default for ReplicaOptions {
+    fn default() -> Self {
+        Self {
+            promise: 400_000,
+            heartbeat: 100_000,
+            prepare_timeout: 1_000_000,
+            max_pending: 256,
+            copies_at_once: 4,
+        }
+    }
+}
+
+/// Whose answer an outcome is; chosen by the caller of [`Replica::push`].
+pub type Token = u64;
+
+/// The two directions between nodes: each connection is opened by a master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// On the connection to the node, which is a backup of this one.
+    ToBackup,
+    /// On the connection from the node, which is a master to this one.
+    ToMaster,
+}
+
+/// What is to be done outside: in order within a lane, at leisure.
+#[derive(Debug, Clone)]
+pub enum Work {
+    /// Apply a transaction in its places.
+    Commit {
+        /// Which.
+        transaction: Arc<Transaction>,
+        /// Where.
+        places: Vec<StagedRun>,
+    },
+    /// Tell a client how its push went.
+    Answer {
+        /// From [`Replica::push`].
+        token: Token,
+        /// How.
+        outcome: Result<StageReport, Refusal>,
+    },
+    /// Call [`Replica::settled`].
+    Settled {
+        /// With this.
+        lsn: u64,
+    },
+}
+
+/// What a master wants of the controller. Level-triggered: it says what holds now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Report {
+    /// The routing version it refers to.
+    pub routing_version: u64,
+    /// In-sync backups (or such that are to become it) that do not answer.
+    pub silent: BTreeSet<NodeId>,
+    /// (slot, its term, node): the node has all that was committed, take it in.
+    pub caught_up: BTreeSet<(u32, u64, NodeId)>,
+    /// Nodes whose port refuses connections.
+    pub refused: BTreeSet<NodeId>,
+}
+
+/// What has been done so far.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)] // The names say it.
+pub struct ReplicaCounters {
+    pub prepared: u64,
+    pub committed: u64,
+    pub rolled_back: u64,
+    pub staged_for_others: u64,
+    pub refused_to_others: u64,
+    pub promotions: u64,
+    pub slots_copied: u64,
+    pub slots_installed: u64,
+    /// Slots this node was made master of without being in sync: must stay 0.
+    pub unfit_promotions: u64,
+}
+
+/// What a node knows of a slot.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slot {
+    /// By the routing.
+    pub(super) term: u64,
+    /// By the routing.
+    pub(super) master: NodeId,
+    /// When the content that is held here began; 0 if none is.
+    pub(super) birth: u64,
+    /// The newest term seen, from the routing or a master: older ones are refused.
+    pub(super) fence: u64,
+    /// Whose order the staged transactions are in; 0 before any.
+    pub(super) source: NodeId,
+    /// The newest routing version by which a master gave orders here.
+    pub(super) seen_version: u64,
+    /// A copy has begun and not ended.
+    pub(super) torn: bool,
+    /// Some of its rows could not be taken in.
+    pub(super) copy_failed: bool,
+    /// As master: nothing commits without these.
+    pub(super) required: Vec<NodeId>,
+    /// As master: these get everything, too, but nobody waits for them.
+    pub(super) extra: Vec<NodeId>,
+}
+
+/// An entry of the master's order that is not decided.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) lsn: u64,
+    /// More than one only when settling.
+    pub(super) parts: Vec<Part>,
+    /// The slots that are settled by it; empty for a push.
+    pub(super) settles: Vec<u32>,
+    /// Whose answers are missing, and how many.
+    pub(super) waiting: Vec<(NodeId, u32)>,
+    pub(super) token: Option<Token>,
+    pub(super) report: StageReport,
+    pub(super) since: Micros,
+}
+
+/// Slots that were gained and are not served yet.
+#[derive(Debug, Clone)]
+pub(super) struct Settling {
+    pub(super) lsn: u64,
+    pub(super) slots: Vec<u32>,
+    /// The routing version that gave them to this node.
+    pub(super) version: u64,
+    /// Whether what was staged is applied, here and in the other replicas' orders.
+    pub(super) settled: bool,
+}
