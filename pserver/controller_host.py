@@ -37,6 +37,7 @@ from backstay.errors import InvalidRequest, StoreUnavailable
 from backstay.pserver.controller import ClusterRecords, Decision, shard_changes
 from backstay.pserver.departures import now_text
 from backstay.pserver.logs import fields
+from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.tasks import end_tasks, spawn
 
@@ -75,6 +76,7 @@ class ControllerHost:
         *,
         return_grace_ms: int,
         decide: Callable[[ClusterRecords], Decision],
+        figures: ControlFigures,
     ) -> None:
         """Prepare.
 
@@ -88,6 +90,7 @@ class ControllerHost:
             return_grace_ms: How long a process whose lease is over may come back before slots
                 that nobody else holds are given up.
             decide: The pure core.
+            figures: Where failovers are counted.
         """
         self._store = store
         self._keys = keys
@@ -97,6 +100,7 @@ class ControllerHost:
         self._own = own
         self._return_grace_s = return_grace_ms / 1000
         self._decide = decide
+        self._figures = figures
         self._loop = asyncio.get_running_loop()
         self._missing_since: dict[int, float] = {}
         self._written = 0
@@ -110,12 +114,14 @@ class ControllerHost:
         while True:
             token = await election.campaign(self._own.to_json(), lease)
             log.info("this node is the controller now", extra=fields(term=token.create_revision))
+            self._figures.is_controller = True
             view = spawn(self._keep_view(token), "the readable view of the routing")
             try:
                 await self._rule(token)
             except _Deposed:
                 log.info("this node is no longer the controller")
             finally:
+                self._figures.is_controller = False
                 await end_tasks(view)
 
     async def _rule(self, token: FencingToken) -> None:
@@ -168,6 +174,7 @@ class ControllerHost:
         # look as if it had been replaced by the one that it replaced.
         await self._watch.read_all()
         snapshot = self._mirror.snapshot()
+        self._figures.notice(snapshot, self._loop.time())
         if snapshot.unreadable:
             key, reason = next(iter(snapshot.unreadable.items()))
             log.error("nothing is decided while %s cannot be read: %s", key, reason)
@@ -189,6 +196,7 @@ class ControllerHost:
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
         newest = decision.routing or routing
         operations += self._forget_deaths(snapshot, newest)
+        lost = self._figures.lost()
         if operations:
             result = await self._store.transaction(
                 Txn(tuple(conditions), tuple(operations), (Get(self._keys.controller),))
@@ -201,6 +209,7 @@ class ControllerHost:
                 return
             if decision.routing is not None:
                 self._written = result.revision
+                self._figures.routing_written(lost, routing, decision.routing, self._loop.time())
             self._tell(decision)
         for start in range(EVENTS_PER_WRITE, len(decision.events), EVENTS_PER_WRITE):
             await self._write(

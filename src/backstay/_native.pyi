@@ -42,10 +42,18 @@ def canonical_table(spec_json: str) -> str:
         ConfigError: A field is unknown, missing or out of range; the message names it.
     """
 
-def log_to_stderr(level: str) -> None:
+def log_to_stderr(
+    level: str, form: str = "text", node_id: str = "", trace_pushes: bool = False
+) -> None:
     """Write the data plane's log lines of ``level`` and above to standard error.
 
-    ``level`` is debug, info, warning or error; the first call of a process decides.
+    The first call of a process decides.
+
+    Args:
+        level: debug, info, warning or error.
+        form: text, or json (one object a line, with the members of Python's side).
+        node_id: The member ``node`` of each line in JSON.
+        trace_pushes: Write the lines by which a push can be followed at any level.
     """
 
 @final
@@ -97,7 +105,7 @@ class DataServer:
             (instances whose port refuses connections).
         """
     def slot_states_json(self) -> str:
-        """A JSON list of ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
+        """A JSON list: ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
     def create_table(self, spec_json: str) -> None:
         """Create a table; a second call with the same settings changes nothing.
 
