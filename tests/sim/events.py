@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeAlias
 
-__all__ = ["MS", "S", "Clock", "EventQueue", "Micros"]
+__all__ = ["MS", "Clock", "EventQueue", "Micros", "S"]
 
 Micros: TypeAlias = int
 MS: Micros = 1_000
