@@ -95,7 +95,7 @@ class DataServer:
             (instances whose port refuses connections).
         """
     def slot_states_json(self) -> str:
-        """A JSON list of ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
+        """A JSON list: ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
     def create_table(self, spec_json: str) -> None:
         """Create a table; a second call with the same settings changes nothing.
 
