@@ -1,10 +1,13 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
-# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, FUZZ_CASES, FUZZ_SECONDS, DIST,
+# Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
 # SEED and MINUTES (of chaos).
 
 PYTHON ?= python3
 CARGO ?= cargo
 PYTEST_ARGS ?=
+SEEDS ?= 1000
+FIRST_SEED ?= 0
+TRACE ?=
 FUZZ_CASES ?= 2000000
 FUZZ_SECONDS ?= 60
 SEED ?= 1
@@ -22,7 +25,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test test-slow chaos lint fmt bench fuzz docs proto wheel clean check-tools
+.PHONY: help venv install demo test test-slow chaos lint fmt bench fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +68,9 @@ test-slow: install  ## run the tests that are marked slow: a wheel in a fresh en
 
 chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, and judge
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
+
+sim: install  ## run SEEDS simulated clusters from FIRST_SEED on; TRACE=1 tells everything that happens
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(if $(TRACE),--trace)
 
 lint: install  ## run every gate: style, types, layers, stubs, sizes, generated code
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror
 from backstay.consensus.keys import Keys
 from backstay.consensus.node_records import MemberStatus
-from backstay.consensus.records import ClusterConfig, ControllerRecord, MemberRecord
+from backstay.consensus.records import ClusterConfig, ControllerRecord, MemberRecord, RoutingTable
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import BackstayError, StoreUnavailable
 from backstay.pserver.controller import decide
@@ -28,6 +28,7 @@ from backstay.pserver.departures import Departures, now_text
 from backstay.pserver.evidence import all_refuse, can_judge
 from backstay.pserver.handover import all_in_sync
 from backstay.pserver.logs import fields
+from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peer_probe import PeerProbe
 from backstay.pserver.peers import PeerCalls
 from backstay.pserver.record_watch import RecordWatch
@@ -70,6 +71,7 @@ class ClusterMember:
         plane: DataPlane,
         registry: TableRegistry,
         keeper: TableKeeper,
+        figures: ControlFigures,
     ) -> None:
         """Put the parts together; nothing runs before ``run``."""
         self._mirror = mirror
@@ -77,6 +79,7 @@ class ClusterMember:
         self._identity = identity
         self._plane = plane
         self._keeper = keeper
+        self._figures = figures
         self._calls = PeerCalls(config, config.control_deadline_ms)
         self._watch = RecordWatch(store, keys, mirror)
         self._departures = Departures(store, keys, mirror, identity.node_id, identity.host)
@@ -87,10 +90,12 @@ class ClusterMember:
             _first_record(identity),
             ttl_ms=config.lease_ttl_ms,
             judge=self._judge,
-            on_alive=plane.extend_lease,
+            on_alive=self._extend_lease,
             on_trouble=self._note_trouble,
         )
-        self._reporter = Reporter(store, keys, identity.instance, plane, self._departures.suspect)
+        self._reporter = Reporter(
+            store, keys, identity.instance, plane, self._departures.suspect, figures
+        )
         self._probe = PeerProbe(mirror, identity.node_id, config, self._departures.suspect)
         self._controller = ControllerHost(
             store,
@@ -101,6 +106,7 @@ class ClusterMember:
             ControllerRecord(identity.node_id, identity.instance),
             return_grace_ms=config.return_grace_ms,
             decide=decide,
+            figures=figures,
         )
         self.creation = TableCreation(
             store=store,
@@ -184,16 +190,21 @@ class ClusterMember:
     async def _follow(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         """Go by the records, one change after the other."""
         await self._registration.set_status("serving")
+        loop = asyncio.get_running_loop()
         revision, version, is_ready = -1, 0, False
+        before: RoutingTable | None = None
         while True:
             snapshot = await self._mirror.newer_than(revision)
             revision = snapshot.revision
+            self._figures.notice(snapshot, loop.time())
             self._keeper.apply_records(dict(snapshot.tables))
             routing = snapshot.routing
             if routing is None or routing.version <= version:
                 continue
             version = routing.version
             self._plane.apply_routing(snapshot.routing_json)
+            self._figures.take_routing(before, routing, self._identity.instance)
+            before = routing
             self._registration.set_sync(all_in_sync(routing, self._identity.instance))
             slots = {node.instance: node.node_id for node in routing.nodes}
             own_id = slots.get(self._identity.instance)
@@ -210,6 +221,11 @@ class ClusterMember:
                 await self._read_all()
                 is_ready = True
                 await on_ready()
+
+    def _extend_lease(self, remaining_ms: int) -> None:
+        self._plane.extend_lease(remaining_ms)
+        now_s = asyncio.get_running_loop().time()
+        self._figures.lease_until_s = now_s + remaining_ms / 1000
 
     async def _read_all(self) -> None:
         while True:

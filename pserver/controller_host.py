@@ -43,6 +43,7 @@ from backstay.pserver.controller import (
 )
 from backstay.pserver.departures import now_text
 from backstay.pserver.logs import fields
+from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.tasks import end_tasks, spawn
 
@@ -81,6 +82,7 @@ class ControllerHost:
         *,
         return_grace_ms: int,
         decide: Callable[[ClusterRecords], Decision],
+        figures: ControlFigures,
     ) -> None:
         """Prepare.
 
@@ -94,6 +96,7 @@ class ControllerHost:
             return_grace_ms: How long a process whose lease is over may come back before slots
                 that nobody else holds are given up.
             decide: The pure core.
+            figures: Where failovers are counted.
         """
         self._store = store
         self._keys = keys
@@ -103,6 +106,7 @@ class ControllerHost:
         self._own = own
         self._absences = Absences(return_grace_ms / 1000)
         self._decide = decide
+        self._figures = figures
         self._loop = asyncio.get_running_loop()
         self._written = 0
         self._routing_to_show: RoutingTable | None = None
@@ -115,12 +119,14 @@ class ControllerHost:
         while True:
             token = await election.campaign(self._own.to_json(), lease)
             log.info("this node is the controller now", extra=fields(term=token.create_revision))
+            self._figures.is_controller = True
             view = spawn(self._keep_view(token), "the readable view of the routing")
             try:
                 await self._rule(token)
             except _Deposed:
                 log.info("this node is no longer the controller")
             finally:
+                self._figures.is_controller = False
                 await end_tasks(view)
 
     async def _rule(self, token: FencingToken) -> None:
@@ -176,6 +182,7 @@ class ControllerHost:
         # look as if it had been replaced by the one that it replaced.
         await self._watch.read_all()
         snapshot = self._mirror.snapshot()
+        self._figures.notice(snapshot, self._loop.time())
         if snapshot.unreadable:
             key, reason = next(iter(snapshot.unreadable.items()))
             log.error("nothing is decided while %s cannot be read: %s", key, reason)
@@ -197,6 +204,7 @@ class ControllerHost:
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
         newest = decision.routing or routing
         operations += self._forget_deaths(snapshot, newest)
+        lost = self._figures.lost()
         if operations:
             result = await self._store.transaction(
                 Txn(tuple(conditions), tuple(operations), (Get(self._keys.controller),))
@@ -209,6 +217,7 @@ class ControllerHost:
                 return
             if decision.routing is not None:
                 self._written = result.revision
+                self._figures.routing_written(lost, routing, decision.routing, self._loop.time())
             self._tell(decision)
         for start in range(EVENTS_PER_WRITE, len(decision.events), EVENTS_PER_WRITE):
             await self._write(

@@ -37,6 +37,7 @@ EXAMPLES = """
 Examples:
   pserverctl --endpoint 127.0.0.1:7000 status
   pserverctl --endpoint 127.0.0.1:7000 tables --json
+  pserverctl --endpoint 127.0.0.1:7000 events --newest 5
   BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 pserverctl status
 \b
 Exit codes: 0 all is well; 1 the cluster answers, but is not healthy; 2 wrong arguments
@@ -88,6 +89,22 @@ def tables(given: tuple[str | None, Path | None], as_json: bool) -> None:
     else:
         _show_tables(report)
     sys.exit(EXIT_UNHEALTHY if report["silent_nodes"] else 0)
+
+
+@main.command(epilog=EXAMPLES)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--newest", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many."
+)
+@click.pass_obj
+def events(given: tuple[str | None, Path | None], newest: int, as_json: bool) -> None:
+    """Show what the controllers decided and why, the newest last."""
+    report = _ask(given, lambda inspection: inspection.events(newest), as_json=as_json)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+        return
+    for event in report["events"]:
+        click.echo(f"routing {event['routing_version']}  {event['kind']}: {event['reason']}")
 
 
 @main.command(epilog=EXAMPLES)
@@ -150,6 +167,15 @@ def _show_status(report: dict[str, Any]) -> None:
         f"controller {report['controller'] or 'none'}",
         soft_wrap=True,
     )
+    store = {True: "reachable", False: "[red]not reachable[/red]", None: "not known"}
+    console.print(
+        f"copies: {report['slots_short_of_copies']} slots have too few, "
+        f"{report['slots_catching_up']} catching up, "
+        f"{report['slots_without_master']} without a master; "
+        f"store: {store[report['store_reachable']]}; "
+        f"last failover: {_failover_text(report['last_failover'])}",
+        soft_wrap=True,
+    )
     if report["reason"]:
         # Not as markup: the text comes from the network.
         click.echo(f"{report['cluster_status']}: {report['reason']}")
@@ -179,6 +205,17 @@ def _show_status(report: dict[str, Any]) -> None:
     for node in report["nodes"]:
         if node["error"] is not None:
             click.echo(f"{node['node_id']}: {node['error']}")
+        elif node["control"] is not None and node["control"]["store_trouble"]:
+            click.echo(f"{node['node_id']}: {node['control']['store_trouble']}")
+
+
+def _failover_text(failover: dict[str, Any] | None) -> str:
+    if failover is None:
+        return "none"
+    return (
+        f"{failover['node_id']}, in {failover['duration_ms']:g} ms "
+        f"(routing {failover['routing_version']})"
+    )
 
 
 def _show_tables(report: dict[str, Any]) -> None:

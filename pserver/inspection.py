@@ -7,9 +7,9 @@ results are plain objects, ready for JSON; showing them is the command's work.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -29,7 +29,9 @@ from backstay.consensus.records import NO_MASTER
 from backstay.errors import BackstayError, ServerUnavailable, TransportError
 from backstay.pserver.verification import HeldSlot, compare_replicas
 
-__all__ = ["ClusterInspection", "roles_of_nodes"]
+__all__ = ["ClusterInspection", "roles_of_nodes", "slots_short_of_copies"]
+
+AnswerT = TypeVar("AnswerT")
 
 
 def roles_of_nodes(routing: RoutingTable) -> dict[str, dict[str, int]]:
@@ -44,6 +46,30 @@ def roles_of_nodes(routing: RoutingTable) -> dict[str, dict[str, int]]:
         for index in held.catching_up:
             roles[routing.nodes[index].node_id]["catching_up"] += slots
     return roles
+
+
+def slots_short_of_copies(routing: RoutingTable) -> int:
+    """Return how many slots have fewer in-sync copies than the cluster wants."""
+    slots_of_set = np.bincount(routing.set_of_slot, minlength=len(routing.sets)).tolist()
+    return sum(
+        slots
+        for held, slots in zip(routing.sets, slots_of_set, strict=True)
+        # Without a master the copies that there are cannot be reached.
+        if held.master == NO_MASTER or len(held.synced) < routing.replicas
+    )
+
+
+def _store_reachable(nodes: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Return whether every node that answers reaches the store; None if none answers."""
+    said = [node["control"]["store_reachable"] for node in nodes if node["control"] is not None]
+    return all(said) if said else None
+
+
+def _last_failover(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the newest failover that a controller which still runs has carried out."""
+    controls = (node["control"] for node in nodes if node["control"] is not None)
+    known = [control["last_failover"] for control in controls if control["last_failover"]]
+    return max(known, key=lambda one: one["routing_version"], default=None)
 
 
 class ClusterInspection:
@@ -86,11 +112,40 @@ class ClusterInspection:
             "generation": routing.generation,
             "term_max": int(routing.term_of_slot.max()),
             "slots_without_master": int((routing.master_of_slot == NO_MASTER).sum()),
+            "slots_short_of_copies": slots_short_of_copies(routing),
+            "slots_catching_up": sum(node["catching_up_slots"] for node in nodes),
             "controller": answer.controller or None,
             "cluster_status": health.cluster_status,
             "reason": health.reason,
+            "store_reachable": _store_reachable(nodes),
+            "last_failover": _last_failover(nodes),
             "healthy": health.cluster_status == "OK" and serve,
             "nodes": nodes,
+        }
+
+    def events(self, newest: int) -> dict[str, Any]:
+        """Return what the controllers decided, oldest first, at most the newest so many.
+
+        Raises:
+            ServerUnavailable: None of the endpoints answers, or none reaches the store.
+        """
+        answer = self._first_answer(
+            lambda stub: stub.ListEvents(
+                cluster_pb2.ListEventsRequest(newest=newest), timeout=self._timeout_s
+            )
+        )
+        return {
+            "events": [
+                {
+                    "routing_version": event.routing_version,
+                    "kind": event.kind,
+                    "node_id": event.node_id or None,
+                    "slot_count": event.slot_count,
+                    "slots": list(event.slots),
+                    "reason": event.reason,
+                }
+                for event in answer.events
+            ]
         }
 
     def tables(self) -> dict[str, Any]:
@@ -166,21 +221,26 @@ class ClusterInspection:
         self.close()
 
     def _cluster(self) -> tuple[cluster_pb2.GetClusterResponse, RoutingTable]:
-        """Return the answer of the first endpoint that gives one, and the routing in it."""
+        """Return the cluster as the first endpoint that answers sees it, with its routing."""
+        answer = self._first_answer(
+            lambda stub: stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=self._timeout_s)
+        )
+        return answer, routing_from_message(answer)
+
+    def _first_answer(
+        self, ask: Callable[[cluster_pb2_grpc.ClusterServiceStub], AnswerT]
+    ) -> AnswerT:
+        """Return the answer of the first endpoint that gives one."""
         failures = []
         for endpoint in self._endpoints:
             stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(endpoint))
             try:
                 with rpc.mapped_errors(endpoint):
-                    answer = stub.GetCluster(
-                        cluster_pb2.GetClusterRequest(), timeout=self._timeout_s
-                    )
+                    return ask(stub)
             except BackstayError as error:
                 if not error.retry_safe:
                     raise
                 failures.append(str(error))
-            else:
-                return answer, routing_from_message(answer)
         raise ServerUnavailable("; ".join(failures))
 
     def _node_status(self, node: NodeRecord, roles: Mapping[str, int]) -> dict[str, Any]:
@@ -199,6 +259,7 @@ class ClusterInspection:
             "bytes": None,
             "uptime_ms": None,
             "stats": None,
+            "control": None,
             "error": None,
         }
         stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(node.control_address))
@@ -223,6 +284,8 @@ class ClusterInspection:
             "bytes": sum(table.bytes for table in held),
             "uptime_ms": answer.uptime_ms,
             "stats": json.loads(answer.data_plane_json),
+            # A node of before this field leaves it empty.
+            "control": json.loads(answer.control_plane_json or "null"),
         }
 
     def _tables_of(self, address: str) -> list[tables_pb2.Table]:

@@ -156,7 +156,9 @@ def _wait(cluster: LocalCluster) -> int:
     for server in cluster.servers:
         console.print(
             f"[bold]{server.node_id}[/bold]  control {server.control_address}  "
-            f"data {server.data_address}  pid {server.pid}"
+            f"data {server.data_address}  "
+            f"metrics http://{server.metrics_address}/metrics  pid {server.pid}",
+            soft_wrap=True,
         )
     for name, value in cluster.environment().items():
         console.print(f"export {name}={value}", highlight=False, soft_wrap=True)

@@ -54,6 +54,7 @@ class LocalServer:
         node_id: Its name.
         control_address: ``host:port`` of its gRPC services; the same after a restart.
         data_address: ``host:port`` of its data plane, empty while it does not run.
+        metrics_address: ``host:port`` of its metrics, empty if it serves none or does not run.
         config_path: Its settings.
         log_path: What it wrote, over all restarts.
         process: The process, running or not.
@@ -66,6 +67,7 @@ class LocalServer:
     process: subprocess.Popen[bytes]
     line: socket.socket
     data_address: str = ""
+    metrics_address: str = ""
 
     @property
     def pid(self) -> int:
@@ -120,7 +122,7 @@ class LocalCluster:
         if servers > 1:
             self._settings.setdefault("replicas", 2)
         own = {"node_id", "listen_control", "listen_data", "advertise_host", "initial_nodes"}
-        own |= {"store_members", "store_data_dir"}
+        own |= {"metrics", "store_members", "store_data_dir"}
         fixed = own & self._settings.keys()
         if fixed:
             raise ConfigError(f"{min(fixed)}: each server of a local cluster gets its own")
@@ -218,7 +220,7 @@ class LocalCluster:
         server.process.kill()
         server.process.wait()
         server.line.close()
-        server.data_address = ""
+        server.data_address = server.metrics_address = ""
 
     def pause(self, index: int) -> None:
         """Let one server stand still, as a machine that hangs would."""
@@ -309,6 +311,7 @@ class LocalCluster:
             # The environment may say how a real server of this machine is reached.
             "advertise_host": "127.0.0.1",
             "initial_nodes": self._count,
+            "metrics": "127.0.0.1:0",
         }
         _write_settings(config_path, settings)
         process, line = _spawn(config_path, log_path)
@@ -343,7 +346,8 @@ class LocalCluster:
 def _take_ready_line(server: LocalServer) -> None:
     line = server.line.recv(READY_LINE_BYTES_MAX)
     if line:
-        server.data_address = Ready.from_line(line).data_address
+        ready = Ready.from_line(line)
+        server.data_address, server.metrics_address = ready.data_address, ready.metrics_address
         return
     # The line is closed: the process has ended or is about to.
     exit_code = server.process.wait()

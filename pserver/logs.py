@@ -63,9 +63,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def set_up_logging(level: str, form: str, node_id: str) -> None:
+def set_up_logging(level: str, form: str, node_id: str, *, trace_pushes: bool = False) -> None:
     """Log to standard error from now on, Python's side and the data plane's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node_id) if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    log_to_stderr(level)
+    log_to_stderr(level, form, node_id, trace_pushes)

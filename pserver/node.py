@@ -28,8 +28,12 @@ from backstay.pserver.cluster_config import join_or_create
 from backstay.pserver.cluster_member import ClusterMember, Identity
 from backstay.pserver.control_server import ControlServer
 from backstay.pserver.data_plane import DataPlane
+from backstay.pserver.event_log import read_events
 from backstay.pserver.handover import slots_to_hand_over
 from backstay.pserver.logs import fields
+from backstay.pserver.metrics.endpoint import MetricsEndpoint
+from backstay.pserver.metrics.families import NodeCollector, NodeSources
+from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.services.cluster import ClusterService
 from backstay.pserver.services.node import NodeService
 from backstay.pserver.services.store import StoreService
@@ -81,6 +85,7 @@ class Node:
         self._keeper = TableKeeper(self._registry, self._plane.server.create_table)
         self._keys = Keys(config.cluster)
         self._mirror = ClusterMirror(self._keys)
+        self._figures = ControlFigures()
         control_port = split_address("control address", self._control.address)[1]
         data_port = split_address("data address", self._plane.server.address)[1]
         self._identity = Identity(
@@ -95,7 +100,9 @@ class Node:
             view=self._mirror,
             registry=self._registry,
             data_server=self._plane.server,
+            figures=self._figures,
         )
+        self._metrics = self._open_metrics()
         self._member: ClusterMember | None = None
         self._has_left = False
         self._stop = asyncio.Event()
@@ -114,6 +121,8 @@ class Node:
             Whether every request that was under way could finish.
         """
         async with AsyncExitStack() as stack:
+            if self._metrics is not None:
+                stack.enter_context(self._metrics)
             opened = await open_for_node(self._config)
             stack.push_async_callback(opened.store.close)
             stack.push_async_callback(self._control.stop, CONTROL_GRACE_S)
@@ -166,12 +175,16 @@ class Node:
             plane=self._plane,
             registry=self._registry,
             keeper=self._keeper,
+            figures=self._figures,
         )
+        self._cluster_service.read_events = lambda: read_events(opened.store, self._keys)
 
         async def ready() -> None:
             await self._control.set_serving()
             own = self._identity
-            on_ready(Ready(own.node_id, own.control_address, own.data_address))
+            on_ready(
+                Ready(own.node_id, own.control_address, own.data_address, self._metrics_address)
+            )
 
         await self._member.run(ready)
 
@@ -225,6 +238,26 @@ class Node:
             await asyncio.wait_for(handed_over(), self._config.stop_grace_ms / 1000)
         except asyncio.TimeoutError:
             log.warning("not all slots could be handed over in time")
+
+    def _open_metrics(self) -> MetricsEndpoint | None:
+        if self._config.metrics is None:
+            return None
+        sources = NodeSources(
+            cluster=self._config.cluster,
+            memory_limit_bytes=self._config.memory_limit_bytes,
+            own=self._own,
+            snapshot=self._mirror.snapshot,
+            stats=self._plane.server.stats_json,
+            tables=self._plane.server.tables_json,
+            figures=self._figures,
+        )
+        return MetricsEndpoint(self._config.metrics, NodeCollector(sources))
+
+    @property
+    def _metrics_address(self) -> str:
+        if self._metrics is None or self._config.metrics is None:
+            return ""
+        return f"{split_address('metrics', self._config.metrics)[0]}:{self._metrics.port}"
 
     def _own(self) -> NodeRecord:
         """Return what this node says about itself."""

@@ -19,6 +19,7 @@ from backstay.consensus.records import CaughtUp, NodeReport
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import LeaseLost, StoreUnavailable
 from backstay.pserver.data_plane import DataPlane
+from backstay.pserver.metrics.figures import ControlFigures
 
 __all__ = ["NativeReport", "Reporter"]
 
@@ -64,6 +65,7 @@ class Reporter:
         instance: int,
         plane: DataPlane,
         suspect: Callable[[int, str], Awaitable[bool]],
+        figures: ControlFigures,
     ) -> None:
         """Prepare; call it while the event loop runs."""
         self._store = store
@@ -71,6 +73,7 @@ class Reporter:
         self._instance = instance
         self._plane = plane
         self._suspect = suspect
+        self._figures = figures
         self._loop = asyncio.get_running_loop()
         self._latest: NativeReport | None = None
         self._news = asyncio.Event()
@@ -138,4 +141,9 @@ class Reporter:
 
     def _take(self, said: NativeReport) -> None:
         self._latest = said
+        self._figures.report_sizes = {
+            "silent": len(said.report.silent),
+            "caught_up": len(said.report.caught_up),
+            "refused": len(said.refused),
+        }
         self._news.set()

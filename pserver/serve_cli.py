@@ -94,7 +94,12 @@ def serve(
 
 
 async def _run(config: ServerConfig, supervisor_fd: int | None) -> bool:
-    set_up_logging(config.log_level, config.log_format, config.node_id)
+    set_up_logging(
+        config.log_level,
+        config.log_format,
+        config.node_id,
+        trace_pushes=config.trace_pushes,
+    )
     node = Node(config)
     loop = asyncio.get_running_loop()
 

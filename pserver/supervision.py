@@ -23,6 +23,7 @@ class Ready:
     node_id: str
     control_address: str
     data_address: str
+    metrics_address: str = ""
 
     def to_line(self) -> bytes:
         """Return it as one line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from grpc import aio
@@ -15,7 +15,9 @@ from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord
 from backstay.consensus.membership import seen_routing
 from backstay.consensus.messages import node_to_message, routing_to_message
+from backstay.consensus.records import Event
 from backstay.errors import ServerUnavailable, Stopping
+from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.table_registry import TableRegistry
 
 __all__ = ["ClusterService"]
@@ -34,12 +36,16 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         view: ClusterView,
         registry: TableRegistry,
         data_server: DataServer,
+        figures: ControlFigures,
     ) -> None:
         """Prepare; ``own`` says who this node is at present."""
         self._own = own
         self._view = view
         self._registry = registry
         self._data_server = data_server
+        self._figures = figures
+        # Set when the node has a store to read them from.
+        self.read_events: Callable[[], Awaitable[Sequence[Event]]] | None = None
         self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
         self._answer: tuple[int, cluster_pb2.GetClusterResponse] | None = None
@@ -90,7 +96,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.GetNodeStatsResponse:
         """Return this node's figures."""
         own = self._own()
-        routing = self._view.snapshot().routing
+        snapshot = self._view.snapshot()
+        routing = snapshot.routing
         slots = 0
         if routing is not None and any(node.instance == own.instance for node in routing.nodes):
             slots = routing.slots_per_node()[own.node_id]
@@ -100,6 +107,30 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             tables=len(self._registry),
             uptime_ms=int((time.monotonic() - self._started_s) * 1000),
             data_plane_json=self._data_server.stats_json(),
+            control_plane_json=json.dumps(self._figures.to_object(snapshot, time.monotonic())),
+        )
+
+    async def ListEvents(  # noqa: N802
+        self,
+        request: cluster_pb2.ListEventsRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> cluster_pb2.ListEventsResponse:
+        """Return what the controllers decided, oldest first."""
+        if self.read_events is None:
+            raise ServerUnavailable(f"{self._own().node_id} has not joined a cluster yet")
+        events = await self.read_events()
+        return cluster_pb2.ListEventsResponse(
+            events=[
+                cluster_pb2.Event(
+                    routing_version=event.routing_version,
+                    kind=event.kind,
+                    node_id=event.node,
+                    slot_count=event.slot_count,
+                    slots=event.slots,
+                    reason=event.reason,
+                )
+                for event in events[-request.newest :]
+            ]
         )
 
     async def GetSlotDigests(  # noqa: N802

@@ -17,6 +17,8 @@ __all__ = [
     "KeyPlan",
     "PendingPull",
     "PendingPush",
+    "SimMessage",
+    "SimNode",
     "__version__",
     "canonical_table",
     "log_to_stderr",
@@ -40,10 +42,18 @@ def canonical_table(spec_json: str) -> str:
         ConfigError: A field is unknown, missing or out of range; the message names it.
     """
 
-def log_to_stderr(level: str) -> None:
+def log_to_stderr(
+    level: str, form: str = "text", node_id: str = "", trace_pushes: bool = False
+) -> None:
     """Write the data plane's log lines of ``level`` and above to standard error.
 
-    ``level`` is debug, info, warning or error; the first call of a process decides.
+    The first call of a process decides.
+
+    Args:
+        level: debug, info, warning or error.
+        form: text, or json (one object a line, with the members of Python's side).
+        node_id: The member ``node`` of each line in JSON.
+        trace_pushes: Write the lines by which a push can be followed at any level.
     """
 
 @final
@@ -264,3 +274,131 @@ class DataClient:
         """Settle what is under way, then disconnect."""
     def stats(self) -> dict[str, int]:
         """What the client has done so far, by name."""
+
+@final
+class SimMessage:
+    """A message between two simulated nodes."""
+
+    @property
+    def kind(self) -> str:
+        """What it is, in one word."""
+
+@final
+class SimNode:
+    """One node's replication and rows without sockets, threads or clock, for simulators.
+
+    Whoever drives it delivers the messages, does the work and tells the time: microseconds on
+    the node's own clock, from any origin. Nodes are named by their instance.
+    """
+
+    def __new__(
+        cls,
+        instance: int,
+        slot_count: int,
+        *,
+        promise_us: int = 400_000,
+        heartbeat_us: int = 100_000,
+        prepare_timeout_us: int = 1_000_000,
+        max_pending: int = 256,
+        copies_at_once: int = 4,
+    ) -> SimNode: ...
+    def create_table(self, spec_json: str) -> None:
+        """Create a table, or do nothing if it exists with the same settings."""
+
+    def set_routing_json(self, now: int, routing_json: str) -> None:
+        """Go by a routing record; one that is not newer changes nothing."""
+
+    def set_lease(self, until: int) -> None:
+        """Tell until when this node's lease in the coordination store is alive; 0: it is lost."""
+
+    def link_up(self, now: int, peer: int) -> None:
+        """Note that a connection to a backup was opened."""
+
+    def link_down(self, now: int, peer: int, refused: bool) -> None:
+        """Note that it broke or could not be opened; ``refused``: its port refuses."""
+
+    def master_connected(self, peer: int) -> None:
+        """Note that a master opened a connection to this node."""
+
+    def tick(self, now: int) -> None:
+        """Let time pass."""
+
+    def receive(self, now: int, sender: int, message: SimMessage) -> None:
+        """Take a message."""
+
+    def take_messages(self) -> list[tuple[int, bool, SimMessage]]:
+        """Return what is to be sent, in order.
+
+        Returns:
+            Peer, whether it goes on the connection that this node opened to the peer as its
+            backup, and the message.
+        """
+
+    def wanted_links(self) -> list[int]:
+        """Return the nodes to which this one must keep a connection."""
+
+    def lanes(self) -> list[int]:
+        """Return the lanes with work."""
+
+    def work(self, now: int, lane: int) -> tuple[str, int, int, str] | None:
+        """Do the next piece of work of a lane, if there is one.
+
+        Returns:
+            Its kind (``commit``, ``answer`` or ``settled``); for an answer also the token, the
+            refusal's code (0: done) and its text.
+        """
+
+    def push(
+        self,
+        now: int,
+        token: int,
+        *,
+        stream: tuple[int, int, int],
+        sequence: int,
+        floor: int,
+        table: int,
+        keys: Sequence[int],
+        values: Sequence[float],
+    ) -> tuple[int, str]:
+        """Take a push on; the keys are sorted by slot.
+
+        Returns:
+            A refusal's code and text; 0: every slot has had it before; -1: the answer with this
+            token follows as work.
+        """
+
+    def read(self, now: int, table: int, keys: Sequence[int]) -> tuple[int, list[float]]:
+        """Return a refusal's code (0: none) and the rows, as a client would get them."""
+
+    def peek(self, table: int, keys: Sequence[int]) -> list[float]:
+        """Return the rows as they are, whoever is their master."""
+
+    def holds(self, stream: tuple[int, int, int], sequence: int, slot: int) -> bool:
+        """Return whether a push is applied or staged in a slot."""
+
+    def report_json(self) -> tuple[int, str]:
+        """Return what this node wants of the controller, with a number that grows."""
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """Return the position of a slot, and the position with what is staged."""
+
+    def digest(self, slot: int) -> int:
+        """Return a hash of a slot's rows and streams."""
+
+    def standing(self, slot: int) -> str:
+        """Return ``elsewhere``, ``waiting`` or ``serving``."""
+
+    def slot_state(self, slot: int) -> tuple[int, int, int, bool]:
+        """Return term, birth, source, and whether a copy of the slot is under way to here."""
+
+    def routing_version(self) -> int:
+        """Return the routing version this node goes by."""
+
+    def serving_until(self) -> int:
+        """Return until when this node may answer reads of the slots it serves."""
+
+    def pending(self) -> int:
+        """Return how many transactions wait for backups."""
+
+    def counters(self) -> dict[str, int]:
+        """Return what was done so far, by name."""

@@ -175,6 +175,11 @@ class ServerConfig(StoreConfig, SecurityConfig):
     listen_data: str = setting(
         "127.0.0.1:7100", "Address of the data plane; port 0 lets the system choose."
     )
+    metrics: str | None = setting(
+        None,
+        "Address at which Prometheus finds this node's metrics (HTTP, path /metrics, no token); "
+        "port 0 lets the system choose. Not set: no metrics.",
+    )
     advertise_host: str | None = setting(
         None,
         "Host under which others reach this node. Needed if it listens on a wildcard address such "
@@ -266,6 +271,9 @@ class ServerConfig(StoreConfig, SecurityConfig):
         "info", "Least severe message that is logged: debug, info, warning or error."
     )
     log_format: str = setting("text", "Form of the log: text, or json (one object a line).")
+    trace_pushes: bool = setting(
+        False, "Log each push's way through this node, whatever log_level says."
+    )
     tls_require_client_cert: bool = setting(
         False, "Refuse clients that show no certificate of an authority in tls_ca_file."
     )
@@ -280,6 +288,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
         check_name("cluster", self.cluster)
         for name in ("listen_control", "listen_data"):
             split_address(name, getattr(self, name))
+        if self.metrics is not None:
+            split_address("metrics", self.metrics)
         if self.slot_count & (self.slot_count - 1):
             raise ConfigError(f"slot_count: {self.slot_count} is not a power of two")
         for name, allowed in (

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.sim.cluster import Outcome, simulate
@@ -16,7 +17,7 @@ from tests.sim.cluster import Outcome, simulate
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (1000)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trace", action="store_true", help="tell everything that happens")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -24,15 +25,17 @@ def main() -> int:
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     began = time.monotonic()
     outcomes: list[Outcome] = []
-    if arguments.trace or len(seeds) == 1:
-        outcomes.extend(simulate(seed, trace=arguments.trace) for seed in seeds)
-    else:
-        with ProcessPoolExecutor(arguments.processes) as pool:
-            outcomes.extend(pool.map(simulate, seeds, chunksize=10))
-    for outcome in outcomes:
-        if outcome.failure:
-            print(f"seed {outcome.seed}: {outcome.failure}")  # noqa: T201
-            print(f"    make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1")  # noqa: T201
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        alone = arguments.trace or len(seeds) == 1
+        if alone:
+            runs: Iterable[Outcome] = (simulate(seed, trace=arguments.trace) for seed in seeds)
+        else:
+            runs = pool.map(simulate, seeds, chunksize=10)
+        for outcome in runs:
+            outcomes.append(outcome)
+            if outcome.failure:
+                print(f"seed {outcome.seed}: {outcome.failure}")
+                print(f"    make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1", flush=True)
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.counts)
@@ -52,7 +55,7 @@ def main() -> int:
         "failures": failures,
         "seconds": round(time.monotonic() - began, 1),
     }
-    print("SIM " + json.dumps(summary))  # noqa: T201
+    print("SIM " + json.dumps(summary))
     return 1 if failures else 0
 
 

@@ -25,6 +25,7 @@ from backstay.errors import ConfigError, StoreDataLost, TakenForDead
 from backstay.pserver.controller import decide
 from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.departures import Departures
+from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.registration import Predecessor, Registration
 
@@ -213,6 +214,7 @@ class Office:
             self._own,
             return_grace_ms=0,
             decide=decide,
+            figures=ControlFigures(),
         )
         await self.watch.__aenter__()
         self.lease = (await self.store.lease_grant(60_000)).id

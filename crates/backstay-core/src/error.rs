@@ -111,4 +111,22 @@ pub mod code {
     pub const INCOMPLETE: u16 = 12;
     pub const NOT_READY: u16 = 13;
     pub const ROLLED_BACK: u16 = 14;
+
+    /// The numbers' names, from 1 on: for counters and logs.
+    pub const NAMES: [&str; 14] = [
+        "protocol",
+        "unauthenticated",
+        "unknown_table",
+        "table_conflict",
+        "invalid_request",
+        "non_finite",
+        "memory_limit",
+        "limit_exceeded",
+        "not_master",
+        "stopping",
+        "in_flight",
+        "incomplete",
+        "not_ready",
+        "rolled_back",
+    ];
 }

@@ -67,23 +67,15 @@ const NOTHING: Budget = Budget {
     crashes: 0,
     breaks: 0,
     changes: 0,
-    retries: 1,
+    sends: 1,
     time: 0,
     groundless: false,
     sure: true,
+    eager: true,
     late: false,
 };
 
-#[test]
-fn a_handover_at_any_moment() {
-    let budget = Budget {
-        changes: 1,
-        ..NOTHING
-    };
-    let world = World::new(3, vec![set(0, &[1, 2], &[])], [&[0], &[0]], budget);
-    explore("handover", world);
-}
-
+/// One slot with three replicas and two pushes under way.
 #[test]
 fn a_crash_at_any_moment() {
     let budget = Budget {
@@ -92,27 +84,79 @@ fn a_crash_at_any_moment() {
         ..NOTHING
     };
     let world = World::new(3, vec![set(0, &[1, 2], &[])], [&[0], &[0]], budget);
-    explore("crash", world);
+    explore("crash, one slot", world.send_all());
 }
 
+#[test]
+fn a_handover_at_any_moment() {
+    let budget = Budget {
+        changes: 1,
+        eager: false,
+        ..NOTHING
+    };
+    let world = World::new(3, vec![set(0, &[1, 2], &[])], [&[0], &[0]], budget);
+    explore("handover", world.send_all());
+}
+
+/// Each node is master of one slot and backs the other up.
 #[test]
 fn two_slots_and_a_crash() {
     let sets = vec![set(0, &[1], &[]), set(1, &[0], &[])];
     let budget = Budget {
         crashes: 1,
         changes: 1,
+        sends: 2,
         ..NOTHING
     };
     let world = World::new(2, sets, [&[0, 1], &[0]], budget);
-    explore("two slots, crash", world);
+    explore("crash, two slots", world.send_all());
 }
 
+/// The connection breaks, what was under way may still arrive, and the client tries again.
 #[test]
-fn a_copy_and_a_change() {
+fn a_broken_connection_and_a_retry() {
+    let budget = Budget {
+        breaks: 1,
+        changes: 1,
+        sends: 2,
+        late: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
+    explore("broken connection", world.send_all());
+}
+
+/// A replica is copied to while pushes come, is taken in, and may become master at once.
+#[test]
+fn a_copy_and_what_follows() {
     let budget = Budget {
         changes: 2,
         ..NOTHING
     };
-    let world = World::new(3, vec![set(0, &[1], &[2])], [&[0], &[0]], budget);
+    let world = World::new(2, vec![set(0, &[], &[1])], [&[0], &[0]], budget);
     explore("copy", world);
+}
+
+/// Promises run out while a routing change travels: no two nodes answer reads.
+#[test]
+fn a_handover_while_time_passes() {
+    let budget = Budget {
+        changes: 1,
+        time: 4,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
+    explore("handover in time", world);
+}
+
+/// A backup is taken out, for a reason or none, and the one that is left is master in the end.
+#[test]
+fn two_changes() {
+    let budget = Budget {
+        changes: 2,
+        groundless: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
+    explore("two changes", world.send_all());
 }

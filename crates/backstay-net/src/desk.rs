@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
+use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{Batch, Transaction};
 use backstay_core::wire::{
     cut_text, CloseStream, ErrorMeta, Header, Opcode, PullMeta, PullReply, PushMeta, PushReply,
@@ -14,6 +15,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use crate::events::push_event;
 use crate::frame_io::Frame;
 use crate::replicator::{Answer, Outcome};
 use crate::server::Shared;
@@ -40,6 +42,7 @@ pub(crate) struct Desk<W> {
 /// A push that waits for backups.
 struct Later {
     request_id: u64,
+    id: TransactionId,
     /// Unique keys of a push; none for the end of a stream.
     keys: Option<usize>,
     outcome: oneshot::Receiver<Outcome>,
@@ -83,13 +86,19 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         let Some(later) = self.later.pop_front() else {
             return Ok(());
         };
+        match &outcome {
+            Ok(report) => {
+                push_event!(later.id, "push answered", applied_slots = report.staged);
+            }
+            Err(refusal) => push_event!(later.id, "push refused", reason = %refusal),
+        }
         match outcome {
             Ok(report) => match later.keys {
                 Some(keys) => self.push_reply(later.request_id, keys, report),
                 None => self.small_reply(Opcode::CloseStreamReply, later.request_id, &[], &[]),
             },
             Err(refusal) => {
-                add(&self.shared.counters.requests_refused, 1);
+                self.shared.counters.count_refusal(&refusal);
                 self.error_reply(later.request_id, &refusal);
             }
         }
@@ -122,7 +131,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             Ok(true) => {}
             Ok(false) => return Ok(()),
             Err(refusal) => {
-                add(&self.shared.counters.requests_refused, 1);
+                self.shared.counters.count_refusal(&refusal);
                 self.error_reply(id, &refusal);
             }
         }
@@ -177,6 +186,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         let elements = self.check_elements(meta.table, meta.row_elements)?;
         let count = self.check_keys(&frame, meta.key_count, elements)?;
         let (store, request_id) = (&self.shared.store, frame.header.request_id);
+        push_event!(meta.id, "push received", table = meta.table, keys = count);
         let batch = Batch::from_words(frame.body, count, count * elements)?;
         let mut transaction = Transaction::new(
             store.space(),
@@ -186,9 +196,13 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             meta.change,
             batch,
         )?;
-        store.prepare(&mut transaction)?;
-        match self.shared.replicator.push(transaction)? {
+        let taken = store
+            .prepare(&mut transaction)
+            .and_then(|()| self.shared.replicator.push(transaction))
+            .inspect_err(|refusal| push_event!(meta.id, "push refused", reason = %refusal))?;
+        match taken {
             (Answer::Now(report), buffer) => {
+                push_event!(meta.id, "push answered", applied_slots = report.staged);
                 self.request = buffer.unwrap_or_default();
                 self.push_reply(request_id, count, report);
                 Ok(true)
@@ -196,6 +210,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             (Answer::Later(outcome), _) => {
                 self.later.push_back(Later {
                     request_id,
+                    id: meta.id,
                     keys: Some(count),
                     outcome,
                 });
@@ -240,6 +255,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         let stream = CloseStream::decode(&frame.meta)?.stream;
         let request_id = frame.header.request_id;
         let close = self.shared.store.close_of(stream);
+        let id = close.id;
         match self.shared.replicator.push(close)?.0 {
             Answer::Now(_) => {
                 self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
@@ -248,6 +264,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             Answer::Later(outcome) => {
                 self.later.push_back(Later {
                     request_id,
+                    id,
                     keys: None,
                     outcome,
                 });

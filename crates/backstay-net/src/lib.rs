@@ -9,6 +9,7 @@
 mod buffers;
 pub mod client;
 mod desk;
+mod events;
 pub mod frame_io;
 mod peer_link;
 pub mod replicator;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use backstay_core::error::Refusal;
 use backstay_core::replication::NodeId;
 use backstay_core::wire::peer::{self, Introduction, PeerFrame};
-use backstay_core::wire::{Hello, HelloReply, Limits, Opcode};
+use backstay_core::wire::{Hello, HelloReply, Limits, Opcode, HEADER_BYTES};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -236,6 +236,8 @@ async fn receive(shared: &Shared, node: NodeId, connection: u64, mut reader: Rea
             Err(error) => return error.to_string(),
         };
         let bytes = frame.header.body_bytes as usize;
+        let received = HEADER_BYTES + frame.meta.len() + bytes;
+        add(&shared.counters.peer_bytes_received, received as u64);
         match frame.header.opcode {
             Opcode::Peer => match peer::decode(space, &frame.meta, frame.body, bytes) {
                 Ok(PeerFrame::Message(message)) => {

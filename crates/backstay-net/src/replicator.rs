@@ -15,11 +15,13 @@ use backstay_core::error::Refusal;
 use backstay_core::replication::{
     Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
 };
+use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Transaction;
 use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::{oneshot, watch, Notify};
 use tracing::{debug, info, warn};
 
+use crate::events::push_event;
 use crate::stats::{self, Histogram};
 use crate::store::Store;
 
@@ -38,6 +40,8 @@ pub enum Answer {
 /// A push that waits for backups.
 struct Waiter {
     begun: Instant,
+    id: TransactionId,
+    lsn: u64,
     answer: oneshot::Sender<Outcome>,
 }
 
@@ -75,6 +79,8 @@ pub struct ReplicationTimes {
     pub rollback: Histogram,
     /// Staging a push of another master.
     pub stage: Histogram,
+    /// From a routing table that makes this node master of more slots until it serves them all.
+    pub promotion: Histogram,
 }
 
 /// See the module's documentation.
@@ -94,6 +100,8 @@ pub struct Replicator {
     report: Mutex<u64>,
     reported: Condvar,
     stopped: AtomicBool,
+    /// Since when slots that were gained wait to be served.
+    settling_since: Mutex<Option<Instant>>,
     /// What takes how long.
     pub times: ReplicationTimes,
 }
@@ -121,6 +129,7 @@ impl Replicator {
             report: Mutex::new(0),
             reported: Condvar::new(),
             stopped: AtomicBool::new(false),
+            settling_since: Mutex::default(),
             times: ReplicationTimes::default(),
         })
     }
@@ -187,8 +196,14 @@ impl Replicator {
             let token = state.next_token;
             let outcome = state.replica.push(now, store, token, &transaction);
             if let Ok(None) = outcome {
-                let begun = Instant::now();
-                state.waiters.insert(token, Waiter { begun, answer });
+                let waiter = Waiter {
+                    begun: Instant::now(),
+                    id: transaction.id,
+                    lsn: state.replica.last_lsn(),
+                    answer,
+                };
+                push_event!(waiter.id, "push staged", lsn = waiter.lsn);
+                state.waiters.insert(token, waiter);
             }
             outcome
         })?;
@@ -261,7 +276,16 @@ impl Replicator {
         answers: &mut Vec<Message>,
     ) -> bool {
         let begun = Instant::now();
-        let is_prepare = matches!(message, Message::Prepare { .. });
+        let prepared = match &message {
+            Message::Prepare {
+                lsn, transaction, ..
+            } => Some((*lsn, transaction.id)),
+            Message::Rollback { lsns } => {
+                debug!(target: "backstay_net::push", master = from, ?lsns, "pushes discarded");
+                None
+            }
+            _ => None,
+        };
         {
             let mut state = self.state.lock();
             if !state.is_current(from, Way::ToMaster, connection) {
@@ -272,8 +296,20 @@ impl Replicator {
             answers.extend(state.replica.take_messages(from, Way::ToMaster));
             self.publish(&state.replica);
         }
-        if is_prepare {
+        if let Some((lsn, id)) = prepared {
             self.times.stage.record(begun.elapsed());
+            match answers.last() {
+                Some(Message::Refused { reason, .. }) => {
+                    push_event!(
+                        id,
+                        "push not staged for its master",
+                        lsn,
+                        master = from,
+                        ?reason
+                    );
+                }
+                _ => push_event!(id, "push staged for its master", lsn, master = from),
+            }
         }
         true
     }
@@ -286,7 +322,7 @@ impl Replicator {
                 continue;
             }
             while let Some(work) = state.replica.next_work(lane) {
-                parking_lot::MutexGuard::unlocked(&mut state, || self.commit(&work));
+                parking_lot::MutexGuard::unlocked(&mut state, || self.commit(lane, &work));
                 self.finish(&mut state, work);
             }
             state.busy.remove(&lane);
@@ -295,7 +331,7 @@ impl Replicator {
     }
 
     /// The part of a piece of work that takes time.
-    fn commit(&self, work: &Work) {
+    fn commit(&self, lane: NodeId, work: &Work) {
         if let Work::Commit {
             transaction,
             places,
@@ -305,6 +341,12 @@ impl Replicator {
                 // Checked when it was staged; tables are never dropped.
                 warn!(%refusal, "a decided push could not be applied");
             }
+            push_event!(
+                transaction.id,
+                "push applied",
+                master = lane,
+                slots = places.len()
+            );
         }
     }
 
@@ -318,8 +360,14 @@ impl Replicator {
             Work::Answer { token, outcome } => {
                 if let Some(waiter) = state.waiters.remove(&token) {
                     let times = match &outcome {
-                        Ok(_) => &self.times.commit,
-                        Err(_) => &self.times.rollback,
+                        Ok(_) => {
+                            push_event!(waiter.id, "push committed", lsn = waiter.lsn);
+                            &self.times.commit
+                        }
+                        Err(reason) => {
+                            push_event!(waiter.id, "push rolled back", lsn = waiter.lsn, %reason);
+                            &self.times.rollback
+                        }
                     };
                     times.record(waiter.begun.elapsed());
                     // Whoever asked may be gone.
@@ -352,6 +400,13 @@ impl Replicator {
             self.serving_until
                 .store(replica.serving_until(), Ordering::Release);
         }
+        let mut settling_since = self.settling_since.lock();
+        if replica.is_settling() {
+            settling_since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = settling_since.take() {
+            self.times.promotion.record(since.elapsed());
+        }
+        drop(settling_since);
         let outgoing = self.outgoing.lock();
         for (node, way) in replica.with_messages() {
             if let (Way::ToBackup, Some(notify)) = (way, outgoing.get(&node)) {
@@ -429,11 +484,59 @@ impl Replicator {
             commit: self.times.commit.snapshot(),
             rollback: self.times.rollback.snapshot(),
             stage: self.times.stage.snapshot(),
+            promotion: self.times.promotion.snapshot(),
         }
     }
 
     /// (term, whose order it follows, whether a copy of it is under way here) of a slot.
     pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
         self.state.lock().replica.slot_state(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backstay_core::hash::SlotSpace;
+
+    fn replicator() -> Arc<Replicator> {
+        let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), 0));
+        Replicator::new(1, store, ReplicaOptions::default())
+    }
+
+    /// What lies in the buffers of a connection that was replaced is of the past: a prepare
+    /// that was rolled back, say, which the next decision would apply.
+    #[test]
+    fn a_connection_that_was_replaced_is_not_heard() {
+        let replicator = replicator();
+        let beat = || Message::Heartbeat {
+            sent_at: 1,
+            version: 0,
+            decided: 0,
+        };
+        let mut answers = Vec::new();
+        let old = replicator.master_connected(7);
+        assert!(replicator.obey(7, old, beat(), &mut answers));
+        let new = replicator.master_connected(7);
+        assert!(!replicator.obey(7, old, beat(), &mut answers));
+        assert!(replicator.obey(7, new, beat(), &mut answers));
+        assert_eq!(answers.len(), 2);
+    }
+
+    /// The task of an old connection to a backup may notice its end after the next has begun.
+    #[test]
+    fn the_end_of_a_connection_that_was_replaced_changes_nothing() {
+        let replicator = replicator();
+        let old = replicator.link_up(7);
+        let new = replicator.link_up(7);
+        replicator.link_down(7, old);
+        assert_eq!(
+            replicator.take_outgoing(7).len(),
+            1,
+            "the greeting is still to be sent"
+        );
+        replicator.link_up(7);
+        replicator.link_down(7, new + 1);
+        assert_eq!(replicator.take_outgoing(7).len(), 0);
     }
 }

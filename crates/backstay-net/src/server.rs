@@ -22,7 +22,7 @@ use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
 use crate::replicator::Replicator;
 use crate::session::Session;
-use crate::stats::{add, Counters, Snapshot};
+use crate::stats::{add, Counters, SlotCounts, Snapshot};
 use crate::store::Store;
 
 /// How long to wait after the system refused to accept (out of file descriptors, say).
@@ -140,6 +140,7 @@ impl Server {
         self.shared.counters.snapshot(
             store.routing_version(),
             store.allocated_bytes(),
+            SlotCounts::of(&self.shared.replicator),
             self.shared.replicator.snapshot(),
         )
     }

@@ -165,10 +165,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             let message = match frame {
                 Ok(Some(frame)) => {
-                    add(
-                        &shared.counters.peer_bytes_received,
-                        frame.header.body_bytes,
-                    );
+                    let bytes = HEADER_BYTES + frame.meta.len() + frame.header.body_bytes as usize;
+                    add(&shared.counters.peer_bytes_received, bytes as u64);
                     peer_frame(&shared, frame)
                 }
                 Ok(None) => return,
@@ -187,6 +185,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             }
             for answer in answers.drain(..) {
                 let encoded = peer::encode(&answer);
+                add(&shared.counters.peer_bytes_sent, encoded.bytes() as u64);
                 let sent = write_encoded(&mut self.desk.writer, &encoded);
                 match timeout(shared.options.stall_timeout, sent).await {
                     Ok(Ok(())) => {}

@@ -1,8 +1,14 @@
 //! Counters of a node's data plane. They only grow; rates are the reader's business.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use backstay_core::engine::Standing;
+use backstay_core::error::{code, Refusal};
+use backstay_core::replication::Rows;
 use serde::Serialize;
+
+use crate::replicator::Replicator;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -16,6 +22,8 @@ pub struct Counters {
     pub(crate) pushes_repeated: AtomicU64,
     pub(crate) keys_pushed: AtomicU64,
     pub(crate) requests_refused: AtomicU64,
+    /// By the refusals' codes, from 1 on.
+    pub(crate) refused_by_code: [AtomicU64; code::NAMES.len()],
     pub(crate) frames_broken: AtomicU64,
     pub(crate) bytes_received: AtomicU64,
     pub(crate) bytes_sent: AtomicU64,
@@ -36,6 +44,7 @@ pub struct Snapshot {
     pub pushes_repeated: u64,
     pub keys_pushed: u64,
     pub requests_refused: u64,
+    pub requests_refused_by_code: BTreeMap<&'static str, u64>,
     pub frames_broken: u64,
     pub bytes_received: u64,
     pub bytes_sent: u64,
@@ -43,7 +52,46 @@ pub struct Snapshot {
     pub peer_bytes_sent: u64,
     pub routing_version: u64,
     pub row_bytes: u64,
+    pub slots: SlotCounts,
     pub replication: Replication,
+}
+
+/// How many slots are how, as this node sees it.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct SlotCounts {
+    /// Mastered and served here.
+    pub serving: u64,
+    /// Mastered here, not served yet.
+    pub waiting: u64,
+    /// Followed here, whole.
+    pub following: u64,
+    /// Being copied to this node.
+    pub copying: u64,
+    /// Not held here.
+    pub none: u64,
+    /// Pushes staged and not applied, summed over all slots.
+    pub staged: u64,
+}
+
+impl SlotCounts {
+    /// What a node's slots are like now.
+    pub(crate) fn of(replicator: &Replicator) -> Self {
+        let (store, mut counts) = (replicator.store(), Self::default());
+        for slot in 0..store.space().count() {
+            let (_, source, copying) = replicator.slot_state(slot);
+            let (position, end) = store.position(slot);
+            counts.staged += end - position;
+            let counter = match store.standing(slot) {
+                Standing::Serving => &mut counts.serving,
+                Standing::Waiting => &mut counts.waiting,
+                Standing::Elsewhere if source == 0 => &mut counts.none,
+                Standing::Elsewhere if copying => &mut counts.copying,
+                Standing::Elsewhere => &mut counts.following,
+            };
+            *counter += 1;
+        }
+        counts
+    }
 }
 
 /// What a node's part in replication has done, and how long it took.
@@ -63,6 +111,7 @@ pub struct Replication {
     pub commit: HistogramSnapshot,
     pub rollback: HistogramSnapshot,
     pub stage: HistogramSnapshot,
+    pub promotion: HistogramSnapshot,
 }
 
 pub(crate) fn add(counter: &AtomicU64, by: u64) {
@@ -70,10 +119,18 @@ pub(crate) fn add(counter: &AtomicU64, by: u64) {
 }
 
 impl Counters {
+    pub(crate) fn count_refusal(&self, refusal: &Refusal) {
+        add(&self.requests_refused, 1);
+        if let Some(counter) = self.refused_by_code.get(refusal.code() as usize - 1) {
+            add(counter, 1);
+        }
+    }
+
     pub(crate) fn snapshot(
         &self,
         routing_version: u64,
         row_bytes: u64,
+        slots: SlotCounts,
         replication: Replication,
     ) -> Snapshot {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -87,6 +144,10 @@ impl Counters {
             pushes_repeated: read(&self.pushes_repeated),
             keys_pushed: read(&self.keys_pushed),
             requests_refused: read(&self.requests_refused),
+            requests_refused_by_code: code::NAMES
+                .into_iter()
+                .zip(self.refused_by_code.iter().map(read))
+                .collect(),
             frames_broken: read(&self.frames_broken),
             bytes_received: read(&self.bytes_received),
             bytes_sent: read(&self.bytes_sent),
@@ -94,6 +155,7 @@ impl Counters {
             peer_bytes_sent: read(&self.peer_bytes_sent),
             routing_version,
             row_bytes,
+            slots,
             replication,
         }
     }

@@ -8,6 +8,7 @@
 
 mod client;
 mod errors;
+mod logging;
 mod runtime;
 mod server;
 mod simulation;
@@ -16,7 +17,6 @@ use backstay_core::hash::{self, SlotSpace};
 use backstay_core::spec::TableSpec;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
-use tracing_subscriber::filter::LevelFilter as Level;
 
 use errors::config_error;
 
@@ -58,30 +58,6 @@ pub(crate) fn slot_space(py: Python<'_>, slot_count: u32) -> PyResult<SlotSpace>
     })
 }
 
-/// Write the data plane's log lines of this level ("debug", "info", "warning", "error") and
-/// above to standard error. The first call of a process decides.
-#[pyfunction]
-fn log_to_stderr(py: Python<'_>, level: &str) -> PyResult<()> {
-    let level = match level {
-        "debug" => Level::DEBUG,
-        "info" => Level::INFO,
-        "warning" => Level::WARN,
-        "error" => Level::ERROR,
-        _ => {
-            return Err(config_error(
-                py,
-                &format!("log_level is {level:?}: no such level"),
-            ))
-        }
-    };
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_ansi(false);
-    // An error means that another call was first.
-    let _ = subscriber.with_writer(std::io::stderr).try_init();
-    Ok(())
-}
-
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -89,7 +65,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(table_id, module)?)?;
     module.add_function(wrap_pyfunction!(slots_of, module)?)?;
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
-    module.add_function(wrap_pyfunction!(log_to_stderr, module)?)?;
+    module.add_function(wrap_pyfunction!(logging::log_to_stderr, module)?)?;
     module.add_class::<server::DataServer>()?;
     module.add_class::<client::DataClient>()?;
     module.add_class::<client::KeyPlan>()?;

@@ -452,6 +452,16 @@ impl Replica {
         (state.term, state.source, state.torn)
     }
 
+    /// The number of the newest entry of this master's order.
+    pub fn last_lsn(&self) -> u64 {
+        self.last_lsn
+    }
+
+    /// Whether slots were gained that are not served yet.
+    pub fn is_settling(&self) -> bool {
+        !self.settling.is_empty()
+    }
+
     /// When the content began that this node holds of a slot; 0 if it holds none.
     pub fn birth(&self, slot: u32) -> u64 {
         self.slots[slot as usize].birth

@@ -44,12 +44,15 @@ pub struct Budget {
     pub crashes: u32,
     pub breaks: u32,
     pub changes: u32,
-    pub retries: u32,
+    /// Parts sent of each push; more than one for each master are retries.
+    pub sends: u32,
     pub time: u32,
     /// Whether the controller may take a backup out that nobody reported.
     pub groundless: bool,
     /// Whether the controller knows at once that a crashed process is gone.
     pub sure: bool,
+    /// Whether backups apply what is decided at once.
+    pub eager: bool,
     /// Whether a break leaves what was under way to be read later.
     pub late: bool,
 }
@@ -267,6 +270,18 @@ impl World {
         }
     }
 
+    /// All pushes are sent to the masters of their slots, in the order of their numbers.
+    pub fn send_all(mut self) -> Self {
+        for push in 0..PUSHES {
+            for to in 0..self.nodes.len() {
+                if !self.missing(push, to, &[]).is_empty() {
+                    self.send(push, to);
+                }
+            }
+        }
+        self
+    }
+
     /// A number for the state.
     pub fn fingerprint(&self) -> u64 {
         let mut print = fingerprint(&(
@@ -345,7 +360,7 @@ impl World {
                 .iter()
                 .flat_map(|(_, slots)| slots.clone())
                 .collect();
-            if push.attempts < u64::from(self.budget.retries) {
+            if push.attempts < u64::from(self.budget.sends) {
                 for to in 0..self.nodes.len() {
                     if alive(to) && !self.missing(at, to, &busy).is_empty() {
                         steps.push(Step::Send(at, to));
@@ -555,6 +570,7 @@ impl World {
     }
 
     fn deliver(&mut self, from: usize, to: usize) {
+        let eager = self.budget.eager;
         let link = Arc::make_mut(&mut self.links[from][to]);
         match link.there.pop_front().unwrap().1 {
             Item::Hello => {
@@ -564,6 +580,15 @@ impl World {
             Item::Message(message) => self.on(to, |node, now| {
                 node.replica
                     .receive(now, &node.rows, instance(from), message);
+                while eager && node.replica.lanes().contains(&instance(from)) {
+                    if let Some(Work::Commit {
+                        transaction,
+                        places,
+                    }) = node.replica.next_work(instance(from))
+                    {
+                        node.rows.commit(&transaction, &places).unwrap();
+                    }
+                }
             }),
         }
     }

@@ -274,12 +274,15 @@ class GetNodeStatsResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     UPTIME_MS_FIELD_NUMBER: _builtins.int
     DATA_PLANE_JSON_FIELD_NUMBER: _builtins.int
+    CONTROL_PLANE_JSON_FIELD_NUMBER: _builtins.int
     master_slots: _builtins.int
     """Slots of which this node is master."""
     tables: _builtins.int
     uptime_ms: _builtins.int
     data_plane_json: _builtins.str
     """The data plane's own figures: a JSON object of numbers."""
+    control_plane_json: _builtins.str
+    """The control plane's own figures: a JSON object."""
     @_builtins.property
     def node(self) -> Global___Node: ...
     def __init__(
@@ -290,14 +293,95 @@ class GetNodeStatsResponse(_message.Message):
         tables: _builtins.int = ...,
         uptime_ms: _builtins.int = ...,
         data_plane_json: _builtins.str = ...,
+        control_plane_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_plane_json", b"data_plane_json", "master_slots", b"master_slots", "node", b"node", "tables", b"tables", "uptime_ms", b"uptime_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_plane_json", b"control_plane_json", "data_plane_json", b"data_plane_json", "master_slots", b"master_slots", "node", b"node", "tables", b"tables", "uptime_ms", b"uptime_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetNodeStatsResponse: _TypeAlias = GetNodeStatsResponse  # noqa: Y015
+
+@_typing.final
+class ListEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWEST_FIELD_NUMBER: _builtins.int
+    newest: _builtins.int
+    """Only the newest so many; 0: all that are kept."""
+    def __init__(
+        self,
+        *,
+        newest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEventsRequest: _TypeAlias = ListEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___Event] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
+
+@_typing.final
+class Event(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SLOT_COUNT_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    routing_version: _builtins.int
+    """The routing version that the decision made."""
+    kind: _builtins.str
+    """What was decided: created, promoted, lost, ..."""
+    node_id: _builtins.str
+    """The node it is about; empty if about none."""
+    slot_count: _builtins.int
+    """How many slots it concerns, and the first few of them."""
+    reason: _builtins.str
+    """All of it in words, with the reason."""
+    @_builtins.property
+    def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        routing_version: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        node_id: _builtins.str = ...,
+        slot_count: _builtins.int = ...,
+        slots: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "node_id", b"node_id", "reason", b"reason", "routing_version", b"routing_version", "slot_count", b"slot_count", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class GetSlotDigestsRequest(_message.Message):

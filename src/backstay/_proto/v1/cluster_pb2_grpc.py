@@ -49,6 +49,11 @@ class ClusterServiceStub:
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.FromString,
                 _registered_method=True)
+        self.ListEvents = channel.unary_unary(
+                '/backstay.v1.ClusterService/ListEvents',
+                request_serializer=backstay_dot_v1_dot_cluster__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_cluster__pb2.ListEventsResponse.FromString,
+                _registered_method=True)
         self.GetSlotDigests = channel.unary_unary(
                 '/backstay.v1.ClusterService/GetSlotDigests',
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
@@ -82,6 +87,14 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvents(self, request, context):
+        """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+        UNAVAILABLE while the coordination store does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSlotDigests(self, request, context):
         """What the node that is asked holds of each slot, with a digest to compare replicas by.
         Reads all rows: for checks, not for every second.
@@ -107,6 +120,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetNodeStats,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=backstay_dot_v1_dot_cluster__pb2.ListEventsRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_cluster__pb2.ListEventsResponse.SerializeToString,
             ),
             'GetSlotDigests': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSlotDigests,
@@ -195,6 +213,33 @@ class ClusterService:
             '/backstay.v1.ClusterService/GetNodeStats',
             backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.GetNodeStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backstay.v1.ClusterService/ListEvents',
+            backstay_dot_v1_dot_cluster__pb2.ListEventsRequest.SerializeToString,
+            backstay_dot_v1_dot_cluster__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,10 @@ class ClusterServiceStub:
     """
     GetNodeStats: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]
     """Counters and gauges of the node that is asked."""
+    ListEvents: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]
+    """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+    UNAVAILABLE while the coordination store does not answer.
+    """
     GetSlotDigests: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]
     """What the node that is asked holds of each slot, with a digest to compare replicas by.
     Reads all rows: for checks, not for every second.
@@ -62,6 +66,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """
     GetNodeStats: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the node that is asked."""
+    ListEvents: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]  # type: ignore[assignment]
+    """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+    UNAVAILABLE while the coordination store does not answer.
+    """
     GetSlotDigests: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]  # type: ignore[assignment]
     """What the node that is asked holds of each slot, with a digest to compare replicas by.
     Reads all rows: for checks, not for every second.
@@ -95,6 +103,16 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetNodeStatsResponse, _abc.Awaitable[_cluster_pb2.GetNodeStatsResponse]]:
         """Counters and gauges of the node that is asked."""
+
+    @_abc_1.abstractmethod
+    def ListEvents(
+        self,
+        request: _cluster_pb2.ListEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.ListEventsResponse, _abc.Awaitable[_cluster_pb2.ListEventsResponse]]:
+        """What the controllers decided and why, oldest first; the newest 1,000 decisions are kept.
+        UNAVAILABLE while the coordination store does not answer.
+        """
 
     @_abc_1.abstractmethod
     def GetSlotDigests(

@@ -1,0 +1,133 @@
+"""The HTTP endpoint that Prometheus scrapes: ``GET /metrics`` in the text format.
+
+On threads of its own, so that a scrape never holds up the event loop. It imports nothing of the
+package but errors and addresses, and serves whatever collector it is given.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from socketserver import TCPServer, ThreadingMixIn
+from types import TracebackType
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import make_wsgi_app
+from prometheus_client.registry import Collector
+
+from backstay.addresses import split_address
+from backstay.errors import ListenError
+
+__all__ = ["MetricsEndpoint"]
+
+# A scrape is short, and few come at once: more than this is not a Prometheus.
+REQUESTS_AT_ONCE_MAX = 8
+REQUEST_TIMEOUT_S = 5.0
+
+
+class _Handler(WSGIRequestHandler):
+    # Of each read and write: a client that says nothing does not keep its thread.
+    timeout = REQUEST_TIMEOUT_S
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)
+        """Log nothing: a scrape is no news."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    # A stop does not wait for a slow reader.
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._places = threading.Semaphore(REQUESTS_AT_ONCE_MAX)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the name service who we are, as the library would."""
+        TCPServer.server_bind(self)
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if there is a place for one."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and give the place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a scraper that goes away in the middle is not this node's trouble."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class MetricsEndpoint:
+    """Serves one collector, and the figures of the process. A context manager."""
+
+    def __init__(self, listen: str, collector: Collector) -> None:
+        """Bind the address.
+
+        Args:
+            listen: ``host:port``; port 0 lets the system choose.
+            collector: What to serve.
+
+        Raises:
+            ListenError: It cannot be listened on.
+        """
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        host, port = split_address("metrics", listen)
+        kind = _Server6 if host.startswith("[") else _Server
+        try:
+            self._server = kind((host.strip("[]"), port))
+        except OSError as error:
+            raise ListenError(f"metrics: {listen}: {error.strerror or error}") from error
+        self._server.set_app(_only_metrics(make_wsgi_app(registry)))
+        self.port = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.05},
+            name="metrics",
+            daemon=True,
+        )
+
+    def __enter__(self) -> MetricsEndpoint:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _only_metrics(serve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an application that has the metrics at one path, and nothing else."""
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ.get("PATH_INFO") != "/metrics" or environ["REQUEST_METHOD"] != "GET":
+            start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"GET /metrics\n"]
+        return serve(environ, start_response)
+
+    return application

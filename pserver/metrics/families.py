@@ -1,0 +1,293 @@
+"""A node's metrics, made at each scrape from what its parts say of themselves.
+
+Everything here is a value already counted elsewhere: by the data plane (``stats_json``), by the
+control plane (``ControlFigures``), or in the records. Names and units follow Prometheus' rules;
+docs/reference/metrics.md has every one of them, and a test compares.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from backstay._version import __version__
+from backstay.consensus import ClusterSnapshot, NodeRecord
+from backstay.consensus.records import CLUSTER_STATUSES, NO_MASTER
+from backstay.pserver.inspection import roles_of_nodes
+from backstay.pserver.metrics.figures import FAILOVER_BOUNDS_S, ControlFigures, Durations
+
+__all__ = ["NodeCollector", "NodeSources", "bucket_bounds_s"]
+
+STATUSES = ("starting", "serving", "stopping")
+NO_ROLES = {"master": 0, "in_sync": 0, "catching_up": 0}
+
+
+@dataclass(frozen=True)
+class NodeSources:
+    """Where a node's figures come from; each may be called from any thread.
+
+    Attributes:
+        cluster: The cluster's name.
+        memory_limit_bytes: 0 for no limit.
+        own: Who the node is at present.
+        snapshot: The records as the node sees them.
+        stats: The data plane's figures, as JSON.
+        tables: The tables with rows and bytes, as JSON.
+        figures: The control plane's figures.
+    """
+
+    cluster: str
+    memory_limit_bytes: int
+    own: Callable[[], NodeRecord]
+    snapshot: Callable[[], ClusterSnapshot]
+    stats: Callable[[], str]
+    tables: Callable[[], str]
+    figures: ControlFigures
+
+
+class NodeCollector(Collector):
+    """Makes the metrics of one node."""
+
+    def __init__(self, sources: NodeSources) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every metric as it is now."""
+        sources = self._sources
+        stats = json.loads(sources.stats())
+        return itertools.chain(
+            _identity(sources),
+            _cluster(sources.snapshot(), sources.own()),
+            _control(sources.figures, sources.snapshot()),
+            _requests(stats),
+            _replication(stats),
+            _slots(stats["slots"]),
+            _memory(stats, sources.memory_limit_bytes, json.loads(sources.tables())),
+        )
+
+
+def bucket_bounds_s(count: int) -> list[float]:
+    """Return the upper bounds of a native histogram's buckets but the last, in seconds."""
+    return [16 * 2**number / 1_000_000 for number in range(count - 1)]
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily("backstay_" + name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily("backstay_" + name, text, value=value)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily("backstay_" + name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily("backstay_" + name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _histogram(
+    name: str, text: str, bounds_s: Sequence[float], counts: Sequence[int], sum_s: float
+) -> HistogramMetricFamily:
+    """Return a histogram; ``counts`` are by bucket, with one more for what is above the bounds."""
+    names = [*(repr(bound) for bound in bounds_s), "+Inf"]
+    buckets = list(zip(names, itertools.accumulate(counts), strict=True))
+    return HistogramMetricFamily("backstay_" + name, text, buckets=buckets, sum_value=sum_s)
+
+
+def _native_histogram(name: str, text: str, native: Mapping[str, Any]) -> HistogramMetricFamily:
+    counts = native["buckets"]
+    return _histogram(name, text, bucket_bounds_s(len(counts)), counts, native["sum_micros"] / 1e6)
+
+
+def _failover_histogram(durations: Durations) -> HistogramMetricFamily:
+    return _histogram(
+        "failover_seconds",
+        "From noticing that a node is lost until this controller had written the routing table "
+        "that goes on without it.",
+        FAILOVER_BOUNDS_S,
+        durations.counts,
+        durations.sum_s,
+    )
+
+
+def _identity(sources: NodeSources) -> Iterator[Metric]:
+    own = sources.own()
+    yield InfoMetricFamily(
+        "backstay_node",
+        "Which node this is.",
+        value={"cluster": sources.cluster, "node_id": own.node_id, "version": __version__},
+    )
+    yield _gauges(
+        "node_status",
+        "1 for what the node does at present, 0 for the rest.",
+        "status",
+        {status: float(own.status == status) for status in STATUSES},
+    )
+
+
+def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
+    """What the records say, as this node sees them."""
+    health = snapshot.health.cluster_status
+    yield _gauges(
+        "cluster_status",
+        "1 for how the cluster does as this node sees it, 0 for the rest.",
+        "status",
+        {status: float(health == status) for status in CLUSTER_STATUSES},
+    )
+    yield _gauge("cluster_nodes", "Nodes whose lease is alive.", len(snapshot.members))
+    routing = snapshot.routing
+    roles, orphans = NO_ROLES, 0
+    if routing is not None:
+        orphans = int((routing.master_of_slot == NO_MASTER).sum())
+        if any(node.instance == own.instance for node in routing.nodes):
+            roles = roles_of_nodes(routing)[own.node_id]
+    yield _gauges(
+        "slots", "Slots of this node by the role that the routing gives it.", "role", roles
+    )
+    yield _gauge(
+        "cluster_slots_without_master", "Slots of the cluster that nobody serves.", orphans
+    )
+    yield _gauge(
+        "routing_generation",
+        "Grows when slots lost all their copies and began anew, empty.",
+        routing.generation if routing is not None else 0,
+    )
+
+
+def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Metric]:
+    yield _gauge("controller", "1 while this node is the controller.", figures.is_controller)
+    yield _gauge("store_reachable", "1 while the coordination store answers.", not snapshot.trouble)
+    yield _gauge(
+        "lease_remaining_seconds",
+        "For how long this node's lease is surely alive, its safety margin taken off.",
+        max(0.0, figures.lease_until_s - time.monotonic()),
+    )
+    yield _gauges(
+        "report_entries",
+        "What the data plane reports: backups that are silent, copies that have caught up, "
+        "backups whose port refuses connections.",
+        "kind",
+        figures.report_sizes,
+    )
+    yield _counters(
+        "in_sync_changes_total",
+        "Replicas that joined or left the in-sync sets of slots of which this node is master.",
+        "change",
+        {"added": figures.in_sync.added, "removed": figures.in_sync.removed},
+    )
+    yield _failover_histogram(figures.failovers)
+
+
+def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    yield _counters(
+        "transactions_total",
+        "Pushes by outcome: committed here as master, rolled back, or known before and not "
+        "applied again.",
+        "outcome",
+        {
+            "committed": stats["pushes_applied"],
+            "rolled_back": stats["replication"]["rolled_back"],
+            "repeated": stats["pushes_repeated"],
+        },
+    )
+    yield _counters(
+        "requests_refused_total",
+        "Requests answered with an error, by its code.",
+        "code",
+        stats["requests_refused_by_code"],
+    )
+    for name, text in (
+        ("pulls", "Pulls answered."),
+        ("keys_pulled", "Keys of the pulls answered."),
+        ("keys_pushed", "Keys of the pushes answered."),
+        ("connections_accepted", "Connections to the data plane taken, those refused included."),
+        ("connections_refused", "Connections refused because max_connections were open."),
+        ("frames_broken", "Connections closed for what came over them."),
+    ):
+        yield _counter(f"{name}_total", text, stats[name])
+    yield _gauge(
+        "connections", "Connections to the data plane that are open.", stats["connections_open"]
+    )
+    for way in ("received", "sent"):
+        yield _counters(
+            f"data_{way}_bytes_total",
+            f"Bytes {way} on the data plane, by whom they are exchanged with.",
+            "peer",
+            {"client": stats[f"bytes_{way}"], "server": stats[f"peer_bytes_{way}"]},
+        )
+    yield _gauge(
+        "routing_version",
+        "The routing table that the data plane goes by.",
+        stats["routing_version"],
+    )
+
+
+def _replication(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    replication = stats["replication"]
+    yield _gauge(
+        "pending_pushes", "Pushes that wait for backups, as master.", replication["pending"]
+    )
+    for name, figure, text in (
+        ("prepared", "prepared", "Pushes put in order and sent to backups, as master."),
+        ("staged_for_masters", "staged_for_others", "Pushes of other masters staged here."),
+        ("stage_refusals", "refused_to_others", "Requests of other masters refused here."),
+        ("promotions", "promotions", "Routing tables that made this node master of more slots."),
+        ("unfit_promotions", "unfit_promotions", "Slots this node could not follow as master."),
+        ("slots_copied", "slots_copied", "Copies of slots sent to other nodes."),
+        ("slots_installed", "slots_installed", "Copies of slots taken in from other nodes."),
+    ):
+        yield _counter(f"{name}_total", text, replication[figure])
+    for name, text in (
+        ("commit", "From a push's coming until all backups had staged it and it was applied."),
+        ("rollback", "From a push's coming until it was rolled back."),
+        ("stage", "Staging a push of another master."),
+        ("promotion", "From a routing table with more slots for this master to serving them all."),
+    ):
+        yield _native_histogram(f"{name}_seconds", text, replication[name])
+
+
+def _slots(slots: Mapping[str, int]) -> Iterator[Metric]:
+    standings = ("serving", "waiting", "following", "copying", "none")
+    yield _gauges(
+        "slot_standings",
+        "Slots by what the data plane does with them.",
+        "standing",
+        {standing: slots[standing] for standing in standings},
+    )
+    yield _gauge(
+        "staged_pushes",
+        "Pushes staged and not applied yet, summed over the slots of this node.",
+        slots["staged"],
+    )
+
+
+def _memory(
+    stats: Mapping[str, Any], limit_bytes: int, tables: Sequence[Mapping[str, Any]]
+) -> Iterator[Metric]:
+    yield _gauge("memory_bytes", "Memory of the rows.", stats["row_bytes"])
+    yield _gauge("memory_limit_bytes", "memory_limit_bytes of the node; 0: none.", limit_bytes)
+    rows = {table["spec"]["name"]: table["rows"] for table in tables}
+    yield _gauges("table_rows", "Rows held here by table, all roles.", "table", rows)
+    size = {table["spec"]["name"]: table["bytes"] for table in tables}
+    yield _gauges("table_bytes", "Memory of the rows held here by table.", "table", size)

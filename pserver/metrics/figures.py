@@ -1,0 +1,191 @@
+"""What a node's control plane counts and times, for metrics and for ``pserverctl``.
+
+Plain values, written by the event loop and read by the thread that answers a scrape; each is
+replaced whole, so a reader sees the old one or the new one. Times come as arguments. It imports
+records only, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backstay.consensus import ClusterSnapshot
+from backstay.consensus.routing import NO_MASTER, RoutingTable
+
+__all__ = [
+    "FAILOVER_BOUNDS_S",
+    "ControlFigures",
+    "Durations",
+    "Failover",
+    "InSyncChanges",
+    "in_sync_changes",
+]
+
+FAILOVER_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How often something took how long.
+
+    Attributes:
+        counts: By ``FAILOVER_BOUNDS_S``, not cumulative; the last one is what took longer.
+        sum_s: All of it together.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(FAILOVER_BOUNDS_S) + 1)
+    sum_s: float = 0.0
+
+    def with_one(self, seconds: float) -> Durations:
+        """Return this and one more."""
+        counts = list(self.counts)
+        counts[bisect_left(FAILOVER_BOUNDS_S, seconds)] += 1
+        return Durations(tuple(counts), self.sum_s + seconds)
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Failover:
+    """One node that was lost and replaced in the routing.
+
+    Attributes:
+        node_id: The node.
+        routing_version: The routing table that goes on without it.
+        seconds: From noticing its loss until that table was written.
+    """
+
+    node_id: str
+    routing_version: int
+    seconds: float
+
+    def to_object(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "node_id": self.node_id,
+            "routing_version": self.routing_version,
+            "duration_ms": round(self.seconds * 1000, 1),
+        }
+
+
+@dataclass(frozen=True)
+class InSyncChanges:
+    """Replicas that joined or left the in-sync sets of slots, masters counted among them."""
+
+    added: int = 0
+    removed: int = 0
+
+
+def in_sync_changes(before: RoutingTable, now: RoutingTable, instance: int) -> InSyncChanges:
+    """Return what changed in the sets of the slots of which this process is master now."""
+    if before.slot_count != now.slot_count:
+        return InSyncChanges()
+    old_sets, new_sets = _in_sync_instances(before), _in_sync_instances(now)
+    pairs, slots = np.unique(
+        np.stack((before.set_of_slot, now.set_of_slot)), axis=1, return_counts=True
+    )
+    added = removed = 0
+    for old, new, count in zip(pairs[0].tolist(), pairs[1].tolist(), slots.tolist(), strict=True):
+        master = now.sets[new].master
+        if master == NO_MASTER or now.nodes[master].instance != instance:
+            continue
+        added += count * len(new_sets[new] - old_sets[old])
+        removed += count * len(old_sets[old] - new_sets[new])
+    return InSyncChanges(added, removed)
+
+
+def _in_sync_instances(routing: RoutingTable) -> list[frozenset[int]]:
+    return [
+        frozenset(routing.nodes[index].instance for index in one.synced) for one in routing.sets
+    ]
+
+
+def _holders(routing: RoutingTable) -> dict[int, str]:
+    """Return who is master or in-sync backup of anything: instance to id."""
+    indexes = {index for one in routing.sets for index in one.synced}
+    return {routing.nodes[index].instance: routing.nodes[index].node_id for index in indexes}
+
+
+class ControlFigures:
+    """What the control plane of one node has done."""
+
+    def __init__(self) -> None:
+        self.is_controller = False
+        self.lease_until_s = 0.0
+        self.failovers = Durations()
+        self.last_failover: Failover | None = None
+        self.in_sync = InSyncChanges()
+        self.report_sizes: Mapping[str, int] = {"silent": 0, "caught_up": 0, "refused": 0}
+        self._lost_since: dict[int, float] = {}
+        self._holders: tuple[int, dict[int, str]] = (0, {})
+
+    def take_routing(self, before: RoutingTable | None, now: RoutingTable, instance: int) -> None:
+        """Count what a newer routing table changed for the slots of this process."""
+        if before is not None:
+            more = in_sync_changes(before, now, instance)
+            self.in_sync = InSyncChanges(
+                self.in_sync.added + more.added, self.in_sync.removed + more.removed
+            )
+
+    def notice(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """Note since when which nodes that the routing relies on are lost."""
+        routing = snapshot.routing
+        if routing is None:
+            return
+        if self._holders[0] != routing.version:
+            self._holders = (routing.version, _holders(routing))
+        alive = {member.instance for member in snapshot.members.values()} - snapshot.deaths.keys()
+        lost = self._holders[1].keys() - alive
+        self._lost_since = {one: self._lost_since.get(one, now_s) for one in lost}
+
+    def lost(self) -> Mapping[int, float]:
+        """Return who is lost at present, and since when."""
+        return dict(self._lost_since)
+
+    def routing_written(
+        self,
+        lost: Mapping[int, float],
+        before: RoutingTable | None,
+        now: RoutingTable,
+        now_s: float,
+    ) -> None:
+        """Time the failovers that a routing table which this controller wrote completes.
+
+        Args:
+            lost: ``lost()`` of when the table was decided.
+            before: The table that it replaces.
+            now: The table.
+            now_s: When it had been written.
+        """
+        if before is None or not lost:
+            return
+        replaced = _holders(before).items() - _holders(now).items()
+        for instance, node_id in sorted(replaced):
+            since_s = lost.get(instance)
+            if since_s is not None:
+                one = Failover(node_id, now.version, now_s - since_s)
+                self.failovers = self.failovers.with_one(one.seconds)
+                self.last_failover = one
+
+    def to_object(self, snapshot: ClusterSnapshot, now_s: float) -> dict[str, Any]:
+        """Return the figures as a JSON object."""
+        last = self.last_failover
+        return {
+            "controller": self.is_controller,
+            "store_reachable": not snapshot.trouble,
+            "store_trouble": snapshot.trouble,
+            "lease_remaining_ms": max(0, round((self.lease_until_s - now_s) * 1000)),
+            "report": dict(self.report_sizes),
+            "in_sync_added": self.in_sync.added,
+            "in_sync_removed": self.in_sync.removed,
+            "failovers": self.failovers.total,
+            "last_failover": last.to_object() if last is not None else None,
+        }
