@@ -28,27 +28,12 @@ from backstay.pserver.departures import Departures
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.registration import Predecessor, Registration
+from tests.unit.member_records import member
 
 KEYS = Keys("demo")
 CONFIG = ClusterConfig("demo", 8, 2, 2, "ab")
 TTL_MS = 400
 LIMIT_S = 10.0
-
-
-def member(index: int, instance: int | None = None) -> MemberRecord:
-    return MemberRecord(
-        node_id=f"ps-{index}",
-        instance=11 + index if instance is None else instance,
-        incarnation=1,
-        status="serving",
-        start_time="2026-11-21T00:00:00+00:00",
-        sync=True,
-        data_address=f"127.0.0.1:{7100 + index}",
-        control_address=f"127.0.0.1:{7000 + index}",
-        host="here",
-        lease=0,
-        version="1",
-    )
 
 
 def run(scenario: Callable[[MemoryBackend], Awaitable[None]]) -> None:
