@@ -99,6 +99,7 @@ class ControllerHost:
         self._decide = decide
         self._loop = asyncio.get_running_loop()
         self._missing_since: dict[int, float] = {}
+        self._give_up_at: float | None = None
         self._written = 0
         self._routing_to_show: RoutingTable | None = None
         self._show = asyncio.Event()
@@ -164,6 +165,7 @@ class ControllerHost:
 
     async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
         routing, routing_revision = snapshot.routing, snapshot.routing_revision
+        self._give_up_at = None
         # The rest is read after the routing table: members of before it could make a process
         # look as if it had been replaced by the one that it replaced.
         await self._watch.read_all()
@@ -175,6 +177,11 @@ class ControllerHost:
         records = self._records(snapshot, routing)
         if not records.members:
             return
+        # As they are in the snapshot: the mirror goes on while the thread decides.
+        revision_of = {
+            instance: self._mirror.revision_of(self._keys.report(instance))
+            for instance in records.reports
+        }
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision = await asyncio.to_thread(self._decide, records)
         operations: list[Operation] = []
@@ -182,8 +189,10 @@ class ControllerHost:
         if decision.routing is not None:
             operations.append(Put(self._keys.routing, decision.routing.to_json()))
             conditions.append(mod_revision_is(self._keys.routing, routing_revision))
-            reports = (self._keys.report(instance) for instance in decision.relies_on)
-            conditions += [mod_revision_is(key, self._mirror.revision_of(key)) for key in reports]
+            conditions += [
+                mod_revision_is(self._keys.report(instance), revision_of[instance])
+                for instance in decision.relies_on
+            ]
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
@@ -217,6 +226,9 @@ class ControllerHost:
         listed = {node.instance for node in routing.nodes} if routing is not None else set()
         missing = listed - alive - snapshot.deaths.keys()
         self._missing_since = {one: self._missing_since.get(one, now_s) for one in missing}
+        ends = {one: since_s + self._return_grace_s for one, since_s in self._missing_since.items()}
+        waiting = frozenset(one for one, end_s in ends.items() if now_s < end_s)
+        self._give_up_at = min((ends[one] for one in waiting), default=None)
         return ClusterRecords(
             config=self._config,
             members={
@@ -227,18 +239,17 @@ class ControllerHost:
             routing=routing,
             reports=snapshot.reports,
             gone=frozenset(snapshot.deaths),
-            waiting=frozenset(
-                one
-                for one, since_s in self._missing_since.items()
-                if now_s < since_s + self._return_grace_s
-            ),
+            waiting=waiting,
         )
 
     def _next_deadline(self) -> float | None:
-        """Return in how many seconds a missing process is given up, None if none is waited for."""
-        now_s = self._loop.time()
-        left = [since_s + self._return_grace_s - now_s for since_s in self._missing_since.values()]
-        return min((seconds for seconds in left if seconds > 0), default=None)
+        """Return in how many seconds a missing process is given up, None if none is waited for.
+
+        Whom the last decision still waited for, also if the time ran out while it was made.
+        """
+        if self._give_up_at is None:
+            return None
+        return max(0.0, self._give_up_at - self._loop.time())
 
     def _tell(self, decision: Decision) -> None:
         for event in decision.events:
