@@ -190,6 +190,11 @@ class ControllerHost:
         records = self._records(snapshot, routing)
         if not records.members:
             return
+        # As they are in the snapshot: the mirror goes on while the thread decides.
+        revision_of = {
+            instance: self._mirror.revision_of(self._keys.report(instance))
+            for instance in records.reports
+        }
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision = await asyncio.to_thread(self._decide, records)
         operations: list[Operation] = []
@@ -197,8 +202,10 @@ class ControllerHost:
         if decision.routing is not None:
             operations.append(Put(self._keys.routing, decision.routing.to_json()))
             conditions.append(mod_revision_is(self._keys.routing, routing_revision))
-            reports = (self._keys.report(instance) for instance in decision.relies_on)
-            conditions += [mod_revision_is(key, self._mirror.revision_of(key)) for key in reports]
+            conditions += [
+                mod_revision_is(self._keys.report(instance), revision_of[instance])
+                for instance in decision.relies_on
+            ]
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)

@@ -28,6 +28,7 @@ class Absences:
         """
         self._grace = grace
         self._missing_since: dict[int, float] = {}
+        self._waited_for: frozenset[int] = frozenset()
 
     def note(
         self,
@@ -44,11 +45,15 @@ class Absences:
         listed = {node.instance for node in routing.nodes} if routing is not None else set()
         missing = listed - alive - set(gone)
         self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
-        return frozenset(
+        self._waited_for = frozenset(
             one for one, since in self._missing_since.items() if now < since + self._grace
         )
+        return self._waited_for
 
     def next_end(self, now: float) -> float | None:
-        """Return after how long the next missing process is given up, None if none is."""
-        left = [since + self._grace - now for since in self._missing_since.values()]
-        return min((time for time in left if time > 0), default=None)
+        """Return after how long the next process is given up, None if none is waited for.
+
+        Of those that were waited for when last noted, also if their time ran out since.
+        """
+        ends = [self._missing_since[one] + self._grace for one in self._waited_for]
+        return max(0.0, min(ends) - now) if ends else None
