@@ -434,9 +434,9 @@ impl Engine {
         }
     }
 
-    /// Forget a stream in every slot; returns in how many it was known.
-    pub fn forget_stream(&mut self, stream: StreamId) -> u32 {
-        self.streams.forget(stream)
+    /// See [`StreamMemory::forget_closed`].
+    pub fn forget_closed_stream(&mut self, stream: StreamId) {
+        self.streams.forget_closed(stream);
     }
 
     fn table_mut(&mut self, id: u64) -> Result<&mut Table, Refusal> {

@@ -148,13 +148,11 @@ impl StreamMemory {
         }
     }
 
-    /// Forget a stream altogether, once no copy of its pushes can be on its way any more;
-    /// returns how many slots knew it.
-    pub fn forget(&mut self, stream: StreamId) -> u32 {
+    /// Forget that a stream was closed, once no copy of its pushes can be on its way any more.
+    /// Slots that were not told of its end keep what they know: all replicas of a slot must
+    /// remember the same.
+    pub fn forget_closed(&mut self, stream: StreamId) {
         self.closed.remove(&stream);
-        let windows = self.windows.remove(&stream).unwrap_or_default();
-        let known = windows.iter().filter(|window| window.is_known());
-        known.count() as u32
     }
 
     /// Forget everything about one slot.
@@ -257,8 +255,6 @@ mod tests {
         memory.windows_mut(STREAM)[1].record(0, 0);
         assert_eq!(memory.of_slot(0).count(), 0);
         assert_eq!(memory.of_slot(1).count(), 1);
-        assert_eq!(memory.forget(STREAM), 1);
-        assert_eq!(memory.of_slot(1).count(), 0);
     }
 
     #[test]

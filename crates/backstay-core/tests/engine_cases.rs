@@ -237,11 +237,7 @@ fn an_exported_slot_comes_back_the_same() {
             .unwrap();
         assert_eq!(copy.export_slot(table_id("t"), slot).unwrap().0, keys);
     }
-    engine.forget_stream(StreamId {
-        job: 1,
-        pass: 0,
-        task: 0,
-    });
+    end(&mut engine, 1);
     for slot in 0..SLOTS {
         assert_eq!(engine.digest(slot), copy.digest(slot));
     }

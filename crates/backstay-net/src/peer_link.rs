@@ -72,7 +72,12 @@ pub(crate) async fn keep_links(
     loop {
         tokio::select! {
             () = stop_signal(&mut stopping) => break,
-            _ = clock.tick() => shared.replicator.tick(),
+            _ = clock.tick() => {
+                if shared.replicator.tick() {
+                    let shared = Arc::clone(&shared);
+                    tokio::spawn(async move { shared.replicator.work() });
+                }
+            }
             changed = wanted.changed() => {
                 if changed.is_err() {
                     break;
@@ -124,7 +129,7 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
                     connection,
                 };
                 let why = tokio::select! {
-                    why = send(&shared, node, writer) => why,
+                    why = send(&shared, node, connection, writer) => why,
                     why = receive(&shared, node, connection, reader) => why,
                 };
                 debug!(node, address, why, "the connection to a backup is over");
@@ -205,10 +210,13 @@ async fn shake_hands(
 }
 
 /// Send what the state machine has for a node; returns why that is over.
-async fn send(shared: &Shared, node: NodeId, mut writer: Writer) -> String {
+async fn send(shared: &Shared, node: NodeId, connection: u64, mut writer: Writer) -> String {
     let bell = shared.replicator.bell(node);
     loop {
-        for message in shared.replicator.take_outgoing(node) {
+        let Some(messages) = shared.replicator.take_outgoing(node, connection) else {
+            return "replaced by a newer one".into();
+        };
+        for message in messages {
             let encoded = peer::encode(&message);
             add(&shared.counters.peer_bytes_sent, encoded.bytes() as u64);
             let sent = write_encoded(&mut writer, &encoded);

@@ -171,10 +171,12 @@ impl Replicator {
 
     /// The node's lease in the coordination store is alive for so long from now.
     pub fn extend_lease(&self, remaining: Duration) {
-        self.with(|replica, now, _| {
-            let micros = remaining.as_micros() as Micros;
-            replica.set_lease(if micros == 0 { 0 } else { now + micros });
-        });
+        // The time is taken here: waiting for the lock must not lengthen the lease.
+        let until = match remaining.as_micros() as Micros {
+            0 => 0,
+            micros => self.now() + micros,
+        };
+        self.with(|replica, _, _| replica.set_lease(until));
     }
 
     /// Take on a push that [`Store::prepare`] has checked.
@@ -298,17 +300,16 @@ impl Replicator {
         }
         if let Some((lsn, id)) = prepared {
             self.times.stage.record(begun.elapsed());
-            match answers.last() {
-                Some(Message::Refused { reason, .. }) => {
-                    push_event!(
-                        id,
-                        "push not staged for its master",
-                        lsn,
-                        master = from,
-                        ?reason
-                    );
-                }
-                _ => push_event!(id, "push staged for its master", lsn, master = from),
+            if let Some(Message::Refused { reason, .. }) = answers.last() {
+                push_event!(
+                    id,
+                    "push not staged for its master",
+                    lsn,
+                    master = from,
+                    ?reason
+                );
+            } else {
+                push_event!(id, "push staged for its master", lsn, master = from);
             }
         }
         true
@@ -421,9 +422,11 @@ impl Replicator {
     }
 
     /// Messages for a backup, in order.
-    pub(crate) fn take_outgoing(&self, node: NodeId) -> Vec<Message> {
+    /// `None` if the connection was replaced: they are for the newer one.
+    pub(crate) fn take_outgoing(&self, node: NodeId, connection: u64) -> Option<Vec<Message>> {
         let mut state = self.state.lock();
-        state.replica.take_messages(node, Way::ToBackup).into()
+        let current = state.is_current(node, Way::ToBackup, connection);
+        current.then(|| state.replica.take_messages(node, Way::ToBackup).into())
     }
 
     /// What rings when there are messages for a backup.
@@ -436,9 +439,13 @@ impl Replicator {
         self.links.subscribe()
     }
 
-    /// Time passes.
-    pub(crate) fn tick(&self) {
-        self.with(Replica::tick);
+    /// Time passes; whether there is work now. Applying pushes must not hold up the next tick.
+    pub(crate) fn tick(&self) -> bool {
+        let mut state = self.state.lock();
+        let now = self.now();
+        state.replica.tick(now, &*self.store);
+        self.publish(&state.replica);
+        !state.replica.lanes().is_empty()
     }
 
     /// Wait until the report's number is above `known`, or for `timeout`, and return both.

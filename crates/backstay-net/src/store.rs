@@ -237,7 +237,7 @@ impl Store {
             }
             closed.pop_front();
             for stripe in &self.stripes {
-                stripe.write().forget_stream(old);
+                stripe.write().forget_closed_stream(old);
             }
         }
     }

@@ -89,3 +89,16 @@ pub fn read(engine: &Engine, key: u64) -> f32 {
     assert!(row.iter().all(|&value| value == row[0]));
     row[0]
 }
+
+/// End a stream: what the slots remember of its pushes goes.
+pub fn end(engine: &mut Engine, stream: u64) {
+    let id = TransactionId {
+        stream: StreamId {
+            job: stream,
+            pass: 0,
+            task: 0,
+        },
+        sequence: u64::MAX,
+    };
+    apply(engine, &Arc::new(Transaction::close(id, 0..SLOTS))).unwrap();
+}

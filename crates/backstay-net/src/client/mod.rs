@@ -255,8 +255,11 @@ impl Client {
 
     /// Settle what is under way, tell the servers to forget the stream, disconnect.
     pub async fn close(&self, deadline: Deadline) -> Result<(), ClientError> {
+        // In this order: a push that left behind the end of its stream would count as settled
+        // without being applied.
+        let was_closed = self.pushes.end(&self.closed).await;
         let flushed = self.flush().await;
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if was_closed {
             return flushed;
         }
         self.unwatch();

@@ -6,7 +6,7 @@
 //! so much.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use backstay_core::gradient;
@@ -79,6 +79,12 @@ impl PushQueue {
         (in_flight.len() >= self.max_in_flight || ahead >= WINDOW / 2).then(|| Arc::clone(push))
     }
 
+    /// From now on no push gets a number any more; whether that was so before.
+    pub(super) async fn end(&self, closed: &AtomicBool) -> bool {
+        let _order = self.order.lock().await;
+        closed.swap(true, Ordering::AcqRel)
+    }
+
     pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
         let pushes: Vec<_> = self.in_flight.lock().values().cloned().collect();
         for push in pushes {
@@ -129,6 +135,8 @@ impl Client {
         self.check_limits(request, &routing, &parts, deadline)
             .await?;
         let _order = self.take_turn(deadline).await?;
+        // It may have been closed while this one waited.
+        self.check_open()?;
         let sequence = self.pushes.next_sequence.load(Ordering::Acquire);
         let push = Arc::new(Push {
             sequence,

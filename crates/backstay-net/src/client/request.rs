@@ -219,12 +219,8 @@ impl Request {
                 self.missed(client, reason, !refused);
                 Ok(None)
             }
-            Err(error) => {
-                if matches!(error, ClientError::Refused { .. }) {
-                    self.doubt = false;
-                }
-                Err(error)
-            }
+            // A refusal says nothing of the tries before it: what they left in doubt stays so.
+            Err(error) => Err(error),
         }
     }
 

@@ -34,12 +34,10 @@ fn the_end_of_a_connection_that_was_replaced_changes_nothing() {
     let old = replicator.link_up(7);
     let new = replicator.link_up(7);
     replicator.link_down(7, old);
-    assert_eq!(
-        replicator.take_outgoing(7).len(),
-        1,
-        "the greeting is still to be sent"
-    );
-    replicator.link_up(7);
-    replicator.link_down(7, new + 1);
-    assert_eq!(replicator.take_outgoing(7).len(), 0);
+    assert!(replicator.take_outgoing(7, old).is_none());
+    let greeting = replicator.take_outgoing(7, new).unwrap();
+    assert_eq!(greeting.len(), 1);
+    let third = replicator.link_up(7);
+    replicator.link_down(7, third);
+    assert_eq!(replicator.take_outgoing(7, third).unwrap().len(), 0);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use backstay_core::error::Refusal;
-use backstay_core::transaction::Transaction;
+use backstay_core::transaction::{Change, Transaction};
 
 use super::Store;
 
@@ -43,6 +43,9 @@ impl Store {
     }
 
     pub(super) fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
+        if transaction.change == Change::Close {
+            return Ok(0);
+        }
         let keys = transaction.batch.keys();
         let mut wanted = 0;
         for (stripe, runs) in self.stripes_of(transaction.runs()) {
