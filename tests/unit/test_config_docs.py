@@ -58,7 +58,14 @@ def test_every_setting_that_may_be_shown_has_an_option() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [serve_cli.serve, ctl_cli.main, ctl_cli.status, ctl_cli.events, ctl_cli.tables, local_cli.local],
+    [
+        serve_cli.serve,
+        ctl_cli.main,
+        ctl_cli.status,
+        ctl_cli.events,
+        ctl_cli.tables,
+        local_cli.local,
+    ],
 )
 def test_every_other_option_is_on_the_page_of_commands(command: click.Command) -> None:
     settings = {"--" + item.name.replace("_", "-") for item in dataclasses.fields(ServerConfig)}
