@@ -223,9 +223,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "recovery": Group(
         contestants={
-            "backstay": backstay(
-                "recovery", lambda sizes: ["--rows", str(sizes.recovery_rows)]
-            )
+            "backstay": backstay("recovery", lambda sizes: ["--rows", str(sizes.recovery_rows)])
         },
         ratios=(Ratio("recovery_over_normal", "backstay", "", "copying_over_normal"),),
         raw=(

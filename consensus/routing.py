@@ -109,22 +109,6 @@ class RoutingTable:
         if int(self.birth_of_slot.max()) > self.version:
             raise InvalidRequest("routing table: a slot's birth is after the table's version")
 
-    @classmethod
-    def of_masters(
-        cls, version: int, nodes: Sequence[NodeRecord], master_of_slot: NDArray[np.integer]
-    ) -> RoutingTable:
-        """Return a table of one copy of each slot, none of which ever changed."""
-        masters = np.asarray(master_of_slot)
-        ones = np.ones(len(masters), dtype=np.uint64)
-        return cls(
-            version=version,
-            nodes=tuple(nodes),
-            replicas=1,
-            replicas_of_slot=tuple([SlotReplicas(master) for master in masters.tolist()]),
-            term_of_slot=ones,
-            birth_of_slot=ones,
-        )
-
     @property
     def slot_count(self) -> int:
         """Number of slots: a power of two, fixed when the cluster is created."""
@@ -148,18 +132,6 @@ class RoutingTable:
     def __hash__(self) -> int:
         """Agree with ``__eq__``."""
         return hash((self.version, self.nodes, self.replicas_of_slot))
-
-    def owned_by(self, node_id: str) -> NDArray[np.bool_]:
-        """Return bool [slot_count]: whether that node is master of the slot.
-
-        Raises:
-            InvalidRequest: There is no such node.
-        """
-        for index, node in enumerate(self.nodes):
-            if node.node_id == node_id:
-                owned: NDArray[np.bool_] = self.master_of_slot == index
-                return owned
-        raise InvalidRequest(f"routing table: no node {node_id!r}")
 
     def slots_per_node(self) -> dict[str, int]:
         """Return the number of slots each node is master of."""

@@ -20,7 +20,15 @@ from backstay.consensus.keys import Keys
 from backstay.consensus.node_records import MemberStatus
 from backstay.consensus.records import ClusterConfig, ControllerRecord, MemberRecord, RoutingTable
 from backstay.consensus.store import CoordinationStore
-from backstay.errors import BackstayError, StoreUnavailable
+from backstay.errors import (
+    BackstayError,
+    InvalidRequest,
+    LeaseLost,
+    StoreAuthError,
+    StoreDataLost,
+    StoreError,
+    StoreUnavailable,
+)
 from backstay.pserver.controller import decide
 from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.data_plane import DataPlane
@@ -38,9 +46,10 @@ from backstay.pserver.table_creation import TableCreation, TableKeeper
 from backstay.pserver.table_registry import TableRegistry
 from backstay.pserver.tasks import end_tasks
 
-__all__ = ["ClusterMember", "Identity"]
+__all__ = ["ClusterMember", "Identity", "keep_on"]
 
 RETRY_PAUSE_S = 0.1
+REFUSED_PAUSE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -176,8 +185,8 @@ class ClusterMember:
     async def _work(self, lease: int) -> None:
         """What goes with a lease: reporting, and being a candidate for controller."""
         tasks = [
-            asyncio.ensure_future(self._reporter.run(lease)),
-            asyncio.ensure_future(self._controller.run(lease)),
+            asyncio.ensure_future(keep_on(lambda: self._reporter.run(lease), "reporting")),
+            asyncio.ensure_future(keep_on(lambda: self._controller.run(lease), "the controller")),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -264,6 +273,25 @@ class ClusterMember:
         elif before and not reason:
             log.info("the coordination store answers again")
         self._mirror.set_trouble(reason)
+
+
+async def keep_on(work: Callable[[], Awaitable[None]], what: str) -> None:
+    """Do what writes to the store, again and again if that refuses a write; never returns.
+
+    A store that is full, or a record that is too large for it, must not end a node: the next
+    controller would meet the same, and with the last node the rows are gone.
+
+    Raises:
+        StoreError: The lease is lost, or nothing that the store says can be relied on.
+    """
+    while True:
+        try:
+            await work()
+        except (LeaseLost, StoreAuthError, StoreDataLost):
+            raise
+        except (StoreError, InvalidRequest) as error:
+            log.error("%s: the store refuses a write, trying again: %s", what, error)
+            await asyncio.sleep(REFUSED_PAUSE_S)
 
 
 def _first_record(identity: Identity) -> MemberRecord:

@@ -34,7 +34,13 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import Election, FencingToken
 from backstay.errors import InvalidRequest, StoreUnavailable
-from backstay.pserver.controller import ClusterRecords, Decision, shard_changes
+from backstay.pserver.controller import (
+    Absences,
+    ClusterRecords,
+    Decision,
+    living,
+    shard_changes,
+)
 from backstay.pserver.departures import now_text
 from backstay.pserver.logs import fields
 from backstay.pserver.metrics.figures import ControlFigures
@@ -98,11 +104,10 @@ class ControllerHost:
         self._watch = watch
         self._config = config
         self._own = own
-        self._return_grace_s = return_grace_ms / 1000
+        self._absences = Absences(return_grace_ms / 1000)
         self._decide = decide
         self._figures = figures
         self._loop = asyncio.get_running_loop()
-        self._missing_since: dict[int, float] = {}
         self._written = 0
         self._routing_to_show: RoutingTable | None = None
         self._show = asyncio.Event()
@@ -130,7 +135,10 @@ class ControllerHost:
         decided: ClusterSnapshot | None = None
         while True:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._mirror.newer_than(revision), self._next_deadline())
+                await asyncio.wait_for(
+                    self._mirror.newer_than(revision),
+                    self._absences.next_end(self._loop.time()),
+                )
             snapshot = await self._settled(decided)
             revision = snapshot.revision
             if snapshot.routing_revision < self._written:
@@ -182,6 +190,11 @@ class ControllerHost:
         records = self._records(snapshot, routing)
         if not records.members:
             return
+        # As they are in the snapshot: the mirror goes on while the thread decides.
+        revision_of = {
+            instance: self._mirror.revision_of(self._keys.report(instance))
+            for instance in records.reports
+        }
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision = await asyncio.to_thread(self._decide, records)
         operations: list[Operation] = []
@@ -189,8 +202,10 @@ class ControllerHost:
         if decision.routing is not None:
             operations.append(Put(self._keys.routing, decision.routing.to_json()))
             conditions.append(mod_revision_is(self._keys.routing, routing_revision))
-            reports = (self._keys.report(instance) for instance in decision.relies_on)
-            conditions += [mod_revision_is(key, self._mirror.revision_of(key)) for key in reports]
+            conditions += [
+                mod_revision_is(self._keys.report(instance), revision_of[instance])
+                for instance in decision.relies_on
+            ]
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
@@ -221,33 +236,15 @@ class ControllerHost:
 
     def _records(self, snapshot: ClusterSnapshot, routing: RoutingTable | None) -> ClusterRecords:
         """Return what there is to decide from, and note who is missing for how long."""
-        now_s = self._loop.time()
-        alive = {member.instance for member in snapshot.members.values()}
-        listed = {node.instance for node in routing.nodes} if routing is not None else set()
-        missing = listed - alive - snapshot.deaths.keys()
-        self._missing_since = {one: self._missing_since.get(one, now_s) for one in missing}
+        gone = frozenset(snapshot.deaths)
         return ClusterRecords(
             config=self._config,
-            members={
-                node_id: member
-                for node_id, member in snapshot.members.items()
-                if member.instance not in snapshot.deaths
-            },
+            members=living(snapshot.members, gone),
             routing=routing,
             reports=snapshot.reports,
-            gone=frozenset(snapshot.deaths),
-            waiting=frozenset(
-                one
-                for one, since_s in self._missing_since.items()
-                if now_s < since_s + self._return_grace_s
-            ),
+            gone=gone,
+            waiting=self._absences.note(self._loop.time(), routing, snapshot.members, gone),
         )
-
-    def _next_deadline(self) -> float | None:
-        """Return in how many seconds a missing process is given up, None if none is waited for."""
-        now_s = self._loop.time()
-        left = [since_s + self._return_grace_s - now_s for since_s in self._missing_since.values()]
-        return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _tell(self, decision: Decision) -> None:
         for event in decision.events:

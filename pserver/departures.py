@@ -16,7 +16,7 @@ from backstay.consensus.keys import Keys
 from backstay.consensus.membership import DeathRecord
 from backstay.consensus.records import MemberRecord
 from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, mod_revision_is
-from backstay.errors import InvalidRequest, StoreUnavailable
+from backstay.errors import InvalidRequest, StoreError
 from backstay.pserver.evidence import all_refuse, can_judge
 from backstay.pserver.logs import fields
 from backstay.pserver.tasks import end_tasks, spawn
@@ -121,7 +121,7 @@ class Departures:
                     # What else it held goes too: the office of the controller, its report.
                     await self._store.lease_revoke(found.lease)
                     return True
-            except StoreUnavailable as error:
+            except StoreError as error:
                 log.warning("%s is gone, but the store does not know: %s", member.node_id, error)
                 await asyncio.sleep(RETRY_PAUSE_S)
             except InvalidRequest as error:

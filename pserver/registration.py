@@ -34,7 +34,6 @@ from backstay.errors import (
     ConfigError,
     InvalidRequest,
     LeaseLost,
-    StoreAuthError,
     StoreDataLost,
     StoreError,
     StoreUnavailable,
@@ -144,6 +143,7 @@ class Registration:
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 self._keepalive = keepalive
+                self._alive(keepalive.alive_until)
                 return
 
     async def hold(self, work: Callable[[int], Awaitable[None]]) -> None:
@@ -153,7 +153,7 @@ class Registration:
             work: Runs as long as the lease; it must not return.
 
         Raises:
-            ConfigError, TakenForDead, StoreError: As for ``register``, when the lease was lost.
+            ConfigError, TakenForDead: As for ``register``, when the lease was lost.
         """
         while True:
             if self._keepalive is None and not await self._register_again():
@@ -177,7 +177,7 @@ class Registration:
             for outcome in outcomes:
                 if isinstance(outcome, LeaseLost):
                     log.warning("the lease is lost, registering again: %s", outcome)
-                elif isinstance(outcome, StoreDataLost | StoreAuthError):
+                elif isinstance(outcome, StoreError):
                     await self._wait_out(outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
@@ -186,7 +186,7 @@ class Registration:
         """Register after the lease was lost; False if the store cannot be relied on now."""
         try:
             await self.register()
-        except (StoreDataLost, StoreAuthError) as error:
+        except StoreError as error:
             await self._wait_out(error)
             return False
         return True
@@ -233,6 +233,10 @@ class Registration:
         self._changed = asyncio.Event()
 
     def _alive(self, until: float) -> None:
+        if self._keepalive is None:
+            # A lease by which nothing is registered allows nothing: the slots of the one before
+            # may be another's by now.
+            return
         remaining_ms = int((until - self._loop.time()) * 1000)
         if remaining_ms <= 0:
             return

@@ -72,8 +72,7 @@ class Trainer:
                 rows = self.client.pull(self.table, batch)
                 self.client.push(self.table, batch, (rows - 1.0) * np.float32(GRADIENT_SCALE))
                 self.ended.append(time.monotonic())
-        except Exception as error:
-            # Told by stop(), on the thread that waits.
+        except Exception as error:  # noqa: BLE001 (stop raises it in the thread that waits)
             self.failure = error
 
 

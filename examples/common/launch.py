@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from backstay.pserver.local_cluster import LocalCluster
@@ -136,7 +139,8 @@ def run_trainers(
     checked = time.monotonic()
     try:
         for number in range(trainers):
-            running[number] = _Trainer(number, command, environment, lines)
+            with stops_held_back():
+                running[number] = _Trainer(number, command, environment, lines)
         while running:
             # Also while the trainers have a lot to say: they outlive a server.
             if time.monotonic() - checked >= CHECK_SECONDS:
@@ -155,6 +159,31 @@ def run_trainers(
     finally:
         for trainer in running.values():
             trainer.stop()
+
+
+@contextmanager
+def stops_held_back() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C wait for the end of the block.
+
+    A handler that raises while a process is being started would leave one behind that nobody
+    knows. Handlers, unlike a mask of signals, are not passed on to it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, _: FrameType | None) -> None:
+        held.append(number)
+
+    before = {number: signal.signal(number, hold) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for stop in held:
+            signal.raise_signal(stop)
 
 
 def check_servers(cluster: LocalCluster, *, but: str | None = None) -> None:

@@ -6,8 +6,17 @@ that compares the election key and the routing record with what was read. Import
 ``backstay.consensus`` and numpy.
 """
 
+from backstay.pserver.controller.absence import Absences, living
 from backstay.pserver.controller.decide import decide
 from backstay.pserver.controller.inputs import ClusterRecords, Decision
 from backstay.pserver.controller.views import ShardChanges, shard_changes
 
-__all__ = ["ClusterRecords", "Decision", "ShardChanges", "decide", "shard_changes"]
+__all__ = [
+    "Absences",
+    "ClusterRecords",
+    "Decision",
+    "ShardChanges",
+    "decide",
+    "living",
+    "shard_changes",
+]

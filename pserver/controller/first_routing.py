@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from backstay.consensus.records import NodeRecord, RoutingTable, SlotReplicas
-from backstay.pserver.placement import shuffled_slots
+from backstay.pserver.controller.slot_order import shuffled_slots
 
 __all__ = ["FIRST_VERSION", "first_routing", "place_replicas"]
 

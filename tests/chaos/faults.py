@@ -81,7 +81,12 @@ class Fault:
     Attributes:
         kind: The name it is counted under.
         kills: Whether a node loses its memory.
+        needs_network: It needs namespaces, as the run then makes them.
+        needs_etcd: It needs the store in processes of its own.
+        needs_members: How many members of the store it needs.
         hold_s: How long it lasts.
+        what: Whom it hit, for the report; known once it has struck.
+        struck_ns: When it struck, if that was before ``strike`` returned; else 0.
     """
 
     kind = ""
@@ -94,7 +99,6 @@ class Fault:
         """Draw the measures."""
         self.hold_s = arena.draw.uniform(1.0, 3.0)
         self.what = ""
-        # When it struck, if that was before ``strike`` returned.
         self.struck_ns = 0
 
     def strike(self, arena: Arena) -> None:

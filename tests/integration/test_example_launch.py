@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from backstay.pserver.local_cluster import LocalCluster
-from examples.common.launch import ProcessFailed, run_trainers
+from examples.common.launch import ProcessFailed, run_trainers, stops_held_back
 
 REPORTS = """
 import json, os
@@ -73,3 +74,27 @@ def test_a_dead_server_ends_the_run() -> None:
         cluster.kill(1)
         with pytest.raises(ProcessFailed, match=r"server ps-1 .*has died"):
             run(cluster, "import time; time.sleep(1000)")
+
+
+def test_a_stop_waits_until_a_started_process_is_known() -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    known = []
+
+    def start() -> None:
+        with stops_held_back():
+            signal.raise_signal(signal.SIGTERM)
+            known.append("process")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with pytest.raises(Stopped):
+            start()
+        assert known == ["process"]
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

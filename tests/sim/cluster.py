@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
+
 from backstay import _native
 from backstay.consensus.records import NO_MASTER, RoutingTable
-
-from tests.sim.events import MS, S, EventQueue, Micros
+from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
 from tests.sim.network import Network
@@ -190,9 +190,7 @@ class Cluster:
                 digest = process.native.digest(slot)
                 known, other = seen.setdefault(at, (digest, process.node_id))
                 if known != digest:
-                    self.fail(
-                        f"I4: {other} and {process.node_id} differ in slot {slot} at {at}"
-                    )
+                    self.fail(f"I4: {other} and {process.node_id} differ in slot {slot} at {at}")
 
     def _unsettled(self) -> str:
         """Return what is missing until the cluster is well again, empty if nothing."""
@@ -275,7 +273,7 @@ def simulate(seed: int, *, trace: bool = False) -> Outcome:
         cluster.run()
     except Failure as broken:
         failure = str(broken)
-    except Exception as broken:  # noqa: BLE001 - whatever breaks, the seed is what matters
+    except Exception as broken:
         if trace:
             raise
         failure = f"{type(broken).__name__}: {broken}"

@@ -22,8 +22,7 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.consensus.store_state import StoreState
-from backstay.pserver.controller import ClusterRecords, decide
-
+from backstay.pserver.controller import Absences, ClusterRecords, Decision, decide, living
 from tests.sim.events import MS
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Candidate:
         self._token = 0
         self._busy = False
         self._again = False
-        self._missing_since: dict[int, int] = {}
+        self._absences = Absences(self._process.cluster.options.return_grace)
 
     def lease_gained(self) -> None:
         """Stand for election."""
@@ -148,42 +147,10 @@ class Candidate:
         self._agent.store.transact(self._process, Txn((absent(OFFICE),), (put,)), elected)
 
     def _act(self, read: _Read) -> None:
-        cluster = self._process.cluster
-        now = self._process.clock.now()
-        alive = {member.instance for member in read.members.values()}
-        listed = {node.instance for node in read.routing.nodes} if read.routing else set()
-        missing = listed - alive - read.deaths
-        self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
-        waiting = frozenset(
-            one
-            for one, since in self._missing_since.items()
-            if now < since + cluster.options.return_grace
-        )
-        if waiting:
-            self._agent.queue.after(
-                cluster.options.return_grace, partial(self._process.handle, self.look)
-            )
-        members = {
-            name: member
-            for name, member in read.members.items()
-            if member.instance not in read.deaths
-        }
-        if not members:
+        decision = self._decision(read)
+        if decision is None:
             self._done()
             return
-        config = ClusterConfig(
-            "sim", cluster.options.slots, cluster.options.replicas, cluster.options.nodes, "0"
-        )
-        decision = decide(
-            ClusterRecords(
-                config=config,
-                members=members,
-                routing=read.routing,
-                reports=read.reports,
-                gone=read.deaths,
-                waiting=waiting,
-            )
-        )
         operations: list[Operation] = []
         conditions: list[Compare] = [create_revision_is(OFFICE, self._token)]
         if decision.routing is not None:
@@ -194,13 +161,38 @@ class Candidate:
                 conditions.append(mod_revision_is(key, read.report_revisions[key]))
         if decision.health.to_json() != read.status:
             operations.append(Put(STATUS, decision.health.to_json()))
-        if not operations:
+        if operations:
+            self._write(decision, Txn(tuple(conditions), tuple(operations)))
+        else:
             self._done()
-            return
-        routing = decision.routing
+
+    def _decision(self, read: _Read) -> Decision | None:
+        """Decide, and come back when somebody who is waited for is to be given up."""
+        options = self._process.cluster.options
+        now = self._process.clock.now()
+        waiting = self._absences.note(now, read.routing, read.members, read.deaths)
+        if waiting:
+            self._agent.queue.after(options.return_grace, partial(self._process.handle, self.look))
+        members = living(read.members, read.deaths)
+        if not members:
+            return None
+        config = ClusterConfig("sim", options.slots, options.replicas, options.nodes, "0")
+        return decide(
+            ClusterRecords(
+                config=config,
+                members=members,
+                routing=read.routing,
+                reports=read.reports,
+                gone=read.deaths,
+                waiting=waiting,
+            )
+        )
+
+    def _write(self, decision: Decision, txn: Txn) -> None:
+        cluster, routing = self._process.cluster, decision.routing
 
         def ask(state: StoreState) -> TxnResult:
-            result = state.transact(Txn(tuple(conditions), tuple(operations)))
+            result = state.transact(txn)
             if result.succeeded and routing is not None:
                 cluster.routing_written(routing, [event.reason for event in decision.events])
             return result

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from backstay._native import SimMessage, SimNode
-
 from tests.sim.agent import Agent
 from tests.sim.events import MS, Clock
 from tests.sim.network import Stream
@@ -102,9 +101,7 @@ class Pserver:
             if link_here is not None and link_here.is_up:
                 link_here.there.cut()
                 broken = partial(master.on_broken, self.instance, link_here, refused=False)
-                self.cluster.network.send(
-                    self.place, master.place, partial(master.handle, broken)
-                )
+                self.cluster.network.send(self.place, master.place, partial(master.handle, broken))
 
     def _tick(self) -> None:
         if not self.is_alive:

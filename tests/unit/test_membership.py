@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from backstay.pserver.handover import all_in_sync, slots_to_hand_over
 from backstay.pserver.inspection import roles_of_nodes
 from backstay.pserver.peer_probe import peers_to_watch
 from backstay.pserver.reporting import NativeReport
+from tests.unit.member_records import member
 
 KEYS = Keys("demo")
 NODES = tuple(
@@ -51,23 +51,6 @@ ROUTING = RoutingTable(
     term_of_slot=np.ones(4, dtype=np.uint64),
     birth_of_slot=np.ones(4, dtype=np.uint64),
 )
-
-
-def member(index: int, **changes: object) -> MemberRecord:
-    record = MemberRecord(
-        node_id=f"ps-{index}",
-        instance=11 + index,
-        incarnation=1,
-        status="serving",
-        start_time="2026-11-21T00:00:00+00:00",
-        sync=True,
-        data_address=f"127.0.0.1:{7100 + index}",
-        control_address=f"127.0.0.1:{7000 + index}",
-        host="here",
-        lease=5,
-        version="1",
-    )
-    return replace(record, **changes)  # type: ignore[arg-type]
 
 
 def found(revision: int, **values: str) -> RangeResult:

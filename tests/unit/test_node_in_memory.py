@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,37 +19,24 @@ from backstay.consensus.records import (
     ClusterHealthRecord,
     ControllerRecord,
     MemberRecord,
+    NodeReport,
     RoutingTable,
 )
-from backstay.consensus.store import CoordinationStore
-from backstay.errors import ConfigError, StoreDataLost, TakenForDead
-from backstay.pserver.controller import decide
+from backstay.consensus.store import CoordinationStore, KeyValue
+from backstay.errors import ConfigError, LeaseLost, StoreDataLost, StoreError, TakenForDead
+from backstay.pserver.cluster_member import keep_on
+from backstay.pserver.controller import ClusterRecords, Decision, decide
 from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.departures import Departures
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.registration import Predecessor, Registration
+from tests.unit.member_records import member
 
 KEYS = Keys("demo")
 CONFIG = ClusterConfig("demo", 8, 2, 2, "ab")
 TTL_MS = 400
 LIMIT_S = 10.0
-
-
-def member(index: int, instance: int | None = None) -> MemberRecord:
-    return MemberRecord(
-        node_id=f"ps-{index}",
-        instance=11 + index if instance is None else instance,
-        incarnation=1,
-        status="serving",
-        start_time="2026-11-21T00:00:00+00:00",
-        sync=True,
-        data_address=f"127.0.0.1:{7100 + index}",
-        control_address=f"127.0.0.1:{7000 + index}",
-        host="here",
-        lease=0,
-        version="1",
-    )
 
 
 def run(scenario: Callable[[MemoryBackend], Awaitable[None]]) -> None:
@@ -196,7 +184,15 @@ def test_nothing_is_registered_in_a_store_that_is_another_one() -> None:
 class Office:
     """A candidate for controller, on its own connection to the store."""
 
-    def __init__(self, backend: MemoryBackend, node_id: str) -> None:
+    def __init__(
+        self,
+        backend: MemoryBackend,
+        node_id: str,
+        *,
+        decide: Callable[[ClusterRecords], Decision] = decide,
+        return_grace_ms: int = 0,
+    ) -> None:
+        self._decide, self._return_grace_ms = decide, return_grace_ms
         self.store = MemoryStore(backend)
         self.mirror = ClusterMirror(KEYS)
         self.watch = RecordWatch(self.store, KEYS, self.mirror)
@@ -212,8 +208,8 @@ class Office:
             self.watch,
             CONFIG,
             self._own,
-            return_grace_ms=0,
-            decide=decide,
+            return_grace_ms=self._return_grace_ms,
+            decide=self._decide,
             figures=ControlFigures(),
         )
         await self.watch.__aenter__()
@@ -348,5 +344,122 @@ def test_a_decision_survives_an_outage_of_the_store() -> None:
                 return await routing_version(store) > 1
 
             await until(is_decided)
+
+    run(scenario)
+
+
+def test_a_lease_without_a_registration_allows_nothing() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store = await new_cluster(backend)
+        first = registration(store, member(0))
+        await first.register()
+        said: list[int] = []
+        second = registration(store, member(0, instance=99), judge=alive, on_alive=said.append)
+        with pytest.raises(ConfigError, match="is taken"):
+            await second.register()
+        assert said == []
+        for one in (first, second):
+            one.close()
+
+    run(scenario)
+
+
+def test_a_report_that_changes_while_it_is_decided_on_is_not_relied_on() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store = await new_cluster(backend)
+        for index in (0, 1):
+            await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
+        loop = asyncio.get_running_loop()
+        tried: list[int] = []
+
+        async def withdraw() -> None:
+            revision = await store.put(KEYS.report(11), NodeReport(11, 1, (12,)).to_json())
+            while office.mirror.revision_of(KEYS.report(11)) < revision:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+        def slow(records: ClusterRecords) -> Decision:
+            decision = decide(records)
+            if records.routing is None or records.routing.version > 1 or 11 not in records.reports:
+                return decision
+            tried.append(records.reports[11].routing_version)
+            routing = replace(records.routing, version=2)
+            if len(tried) == 1:
+                asyncio.run_coroutine_threadsafe(withdraw(), loop).result(LIMIT_S)
+                return replace(decision, routing=routing, relies_on=(11,))
+            return Decision(None, decision.health)
+
+        office = Office(backend, "ps-0", decide=slow)
+        async with office:
+
+            async def is_made() -> bool:
+                return await routing_version(store) == 1
+
+            await until(is_made)
+            await store.put(KEYS.report(11), NodeReport(11, 1).to_json())
+
+            async def is_decided_again() -> bool:
+                return len(tried) > 1
+
+            await until(is_decided_again)
+            assert await routing_version(store) == 1
+
+    run(scenario)
+
+
+def test_a_wait_that_ends_during_a_decision_ends() -> None:
+    grace_s = 0.3
+
+    async def scenario(backend: MemoryBackend) -> None:
+        store = await new_cluster(backend)
+        for index in (0, 1):
+            await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
+
+        def slow(records: ClusterRecords) -> Decision:
+            if records.waiting and records.routing and min(records.routing.master_of_slot) < 0:
+                # The time of the one that is waited for runs out meanwhile; there is nothing to
+                # write, so nothing comes back by which the controller would look again.
+                time.sleep(1.5 * grace_s)
+            return decide(records)
+
+        async with Office(backend, "ps-0", decide=slow, return_grace_ms=int(grace_s * 1000)):
+
+            async def is_made() -> bool:
+                return await routing_version(store) == 1
+
+            await until(is_made)
+            await store.delete(KEYS.member("ps-1"))
+            await until(lambda: at_least(store, 2))
+            # ps-0 alone holds all; now it goes, too, and another one comes.
+            await store.put(KEYS.member("ps-2"), member(2).to_json())
+            await store.delete(KEYS.member("ps-0"))
+
+            async def is_given_up() -> bool:
+                return RoutingTable.from_json((await _routing(store)).value).generation > 0
+
+            await until(is_given_up)
+
+    run(scenario)
+
+
+async def at_least(store: CoordinationStore, version: int) -> bool:
+    return await routing_version(store) >= version
+
+
+async def _routing(store: CoordinationStore) -> KeyValue:
+    found = await store.get(KEYS.routing)
+    assert found is not None
+    return found
+
+
+def test_a_store_that_refuses_a_write_ends_no_node() -> None:
+    async def scenario(_backend: MemoryBackend) -> None:
+        outcomes: list[Exception] = [StoreError("etcd is full"), LeaseLost("over")]
+
+        async def work() -> None:
+            raise outcomes.pop(0)
+
+        with pytest.raises(LeaseLost):
+            await keep_on(work, "a test")
+        assert outcomes == []
 
     run(scenario)

@@ -138,10 +138,7 @@ def test_a_routing_table_answers_who_owns_what() -> None:
     table = routing()
     assert table.slot_count == 4
     assert table.master_of_slot.tolist() == [0, 1, NO_MASTER, 0]
-    assert table.owned_by("ps-0").tolist() == [True, False, False, True]
     assert table.slots_per_node() == {"ps-0": 2, "ps-1": 1, "ps-2": 0}
-    with pytest.raises(InvalidRequest, match="no node 'ps-3'"):
-        table.owned_by("ps-3")
 
 
 def test_equal_content_is_equal() -> None:
@@ -151,14 +148,6 @@ def test_equal_content_is_equal() -> None:
     assert routing() != routing(replicas_of_slot=(*SETS[:3], SlotReplicas(1)))
     assert routing() != routing(gone=())
     assert routing() != "routing"
-
-
-def test_a_table_of_masters_only() -> None:
-    masters = np.array([0, 1, 1, 0], dtype=np.uint16)
-    table = RoutingTable.of_masters(3, NODES[:2], masters)
-    assert table.replicas == 1
-    assert table.replicas_of_slot[1] == SlotReplicas(1)
-    assert table.master_of_slot.tolist() == masters.tolist()
 
 
 def test_the_stored_form_is_the_one_that_the_data_server_reads() -> None:

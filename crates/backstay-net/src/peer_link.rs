@@ -243,7 +243,7 @@ async fn receive(shared: &Shared, node: NodeId, connection: u64, mut reader: Rea
                 Ok(PeerFrame::Message(message)) => {
                     shared.replicator.receive(node, connection, message);
                 }
-                Ok(PeerFrame::Introduction(_)) => {}
+                Ok(PeerFrame::Introduction(_)) => return "an introduction as an answer".into(),
                 Err(refusal) => return refusal.to_string(),
             },
             Opcode::GoAway => return "the backup stops".into(),

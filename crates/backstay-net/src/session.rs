@@ -180,7 +180,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                         return;
                     }
                 }
-                Ok(PeerFrame::Introduction(_)) => {}
+                Ok(PeerFrame::Introduction(_)) => {
+                    let refusal = Refusal::Protocol("a second introduction".into());
+                    return self.close_broken(peer, &refusal.into()).await;
+                }
                 Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
             }
             for answer in answers.drain(..) {

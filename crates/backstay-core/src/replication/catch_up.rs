@@ -54,6 +54,9 @@ impl Replica {
 
     /// Begin copies of slots that are wanted, a few at a time.
     pub(super) fn copy_next(&mut self, rows: &impl Rows) {
+        if !self.copying {
+            return;
+        }
         let mut wanted: Vec<(NodeId, u32)> = Vec::new();
         for slot in 0..self.routing.slots() {
             let set = self.routing.replicas(slot);

@@ -32,6 +32,8 @@ pub struct Replica {
     pub(super) required: BTreeSet<NodeId>,
     /// Whether any slot has no backup to wait for.
     pub(super) solo: bool,
+    /// Whether any slot is to be copied to another node.
+    pub(super) copying: bool,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
     pub(super) next_heartbeat: Micros,
     report: (u64, Report),
@@ -55,6 +57,7 @@ impl Replica {
             lease_until: 0,
             required: BTreeSet::new(),
             solo: false,
+            copying: false,
             work: BTreeMap::new(),
             next_heartbeat: 0,
             report: (0, Report::default()),
@@ -98,6 +101,7 @@ impl Replica {
             }
         }
         self.drop_unknown_copies(skipped);
+        self.forget_departed(now);
         self.recount();
         self.release_waiting();
         if !gained.is_empty() {
@@ -165,10 +169,23 @@ impl Replica {
         gained
     }
 
+    /// Nodes that have left the routing, once nothing that was promised to them counts any more.
+    fn forget_departed(&mut self, now: Micros) {
+        let routing = &self.routing;
+        self.peers.retain(|node, peer| {
+            let member = routing
+                .members
+                .iter()
+                .any(|member| member.instance == *node);
+            member || peer.up || peer.promises_given.values().any(|&until| until > now)
+        });
+    }
+
     /// Find out anew who is waited for.
     pub(super) fn recount(&mut self) {
         self.required.clear();
         self.solo = false;
+        self.copying = false;
         for number in 0..self.slots.len() as u32 {
             let set = self.routing.replicas(number);
             if self.slots[number as usize].master != self.me {
@@ -188,6 +205,7 @@ impl Replica {
             }
             self.required.extend(&slot.required);
             self.solo |= slot.required.is_empty();
+            self.copying |= !set.catching_up.is_empty();
         }
         for node in &self.required {
             self.peers.entry(*node).or_default();
@@ -301,8 +319,8 @@ impl Replica {
         self.refresh_report(now);
     }
 
-    /// A message came. `way` is the connection it came on: from a backup on the one that this
-    /// node opened ([`Way::ToBackup`]), or from a master on its own.
+    /// A message came: from a backup on the connection that this node opened, or from a master
+    /// on its own.
     pub fn receive(&mut self, now: Micros, rows: &impl Rows, from: NodeId, message: Message) {
         match message {
             Message::Heartbeat {

@@ -1,0 +1,264 @@
+//! The engine, one situation at a time.
+
+// What fails in a helper is a failed test; exact numbers are the point.
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
+mod engine_support;
+
+use std::sync::Arc;
+
+use backstay_core::engine::{Engine, Standing};
+use backstay_core::error::Refusal;
+use backstay_core::hash::table_id;
+use backstay_core::spec::TableSpec;
+use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::transaction::Transaction;
+use engine_support::*;
+
+#[test]
+fn a_retry_is_skipped_where_it_is_applied_and_completes_the_rest() {
+    let mut engine = engine(&counter());
+    let transaction = push(1, 0, 0, &by_slot((0..20).collect()), -1.0);
+    let mut places = Vec::new();
+    let first = &transaction.runs()[..2];
+    engine.admit(&transaction, first, &mut places).unwrap();
+    assert_eq!(engine.stage(&transaction, &places, 1), None);
+    engine.commit(&transaction, &places).unwrap();
+    let report = apply(&mut engine, &transaction).unwrap();
+    assert_eq!((report.staged, report.skipped), (2, 2));
+    assert!((0..20).all(|key| read(&engine, key) == 1.0));
+}
+
+#[test]
+fn a_commit_applies_what_stands_before_it() {
+    let mut engine = engine(&counter());
+    let pushes: Vec<_> = (0..3).map(|n| push(1, n, 0, &[5], -1.0)).collect();
+    let mut places = Vec::new();
+    for (tag, push) in pushes.iter().enumerate() {
+        places.push(stage(&mut engine, push, tag as u64).unwrap().1);
+    }
+    engine.commit(&pushes[1], &places[1]).unwrap();
+    assert_eq!(read(&engine, 5), 2.0);
+    // Late: it has been applied.
+    engine.commit(&pushes[0], &places[0]).unwrap();
+    assert_eq!(read(&engine, 5), 2.0);
+    engine.commit(&pushes[2], &places[2]).unwrap();
+    assert_eq!(read(&engine, 5), 3.0);
+}
+
+#[test]
+fn a_rollback_takes_along_what_was_staged_behind_it() {
+    let mut engine = engine(&counter());
+    let pushes: Vec<_> = (0..3).map(|n| push(1, n, 0, &[5], -1.0)).collect();
+    let mut places = Vec::new();
+    for push in &pushes {
+        places.push(stage(&mut engine, push, 1).unwrap().1);
+    }
+    let slot = space().slot_of(5);
+    engine.discard_from(slot, places[1][0].position);
+    assert_eq!(engine.place(slot), (0, 1));
+    // What was undone is not applied, nor is it in the way.
+    for (push, places) in pushes.iter().zip(&places) {
+        engine.commit(push, places).unwrap();
+    }
+    assert_eq!((read(&engine, 5), engine.position(slot)), (1.0, 1));
+    // Rolled back is not applied: the retry goes through.
+    apply(&mut engine, &pushes[2]).unwrap();
+    assert_eq!(read(&engine, 5), 2.0);
+}
+
+#[test]
+fn a_place_that_is_not_the_next_one_is_refused_and_changes_nothing() {
+    let mut engine = engine(&counter());
+    let transaction = push(1, 0, 0, &by_slot((0..20).collect()), -1.0);
+    let (_, mut places) = stage(&mut engine, &transaction, 1).unwrap();
+    let other = push(1, 1, 0, &by_slot((0..20).collect()), -1.0);
+    for place in &mut places {
+        place.position = 2;
+    }
+    places[3].position = 3;
+    assert_eq!(engine.stage(&other, &places, 2), Some(places[3]));
+    assert!((0..SLOTS).all(|slot| engine.place(slot) == (0, 1)));
+    places[3].position = 2;
+    assert_eq!(engine.stage(&other, &places, 2), None);
+}
+
+/// What a new master sends again must never be missing in between: it may be acknowledged.
+#[test]
+fn what_is_staged_again_stays_and_what_is_ordered_differently_gives_way() {
+    let mut engine = engine(&counter());
+    let pushes: Vec<_> = (0..4).map(|n| push(1, n, 0, &[5], -1.0)).collect();
+    let mut places = Vec::new();
+    for push in &pushes[..3] {
+        places.push(stage(&mut engine, push, 1).unwrap().1);
+    }
+    let slot = space().slot_of(5);
+    let ids = |engine: &Engine| -> Vec<u64> {
+        let staged = engine.staged(slot);
+        staged.map(|one| one.transaction.id.sequence).collect()
+    };
+    engine.commit(&pushes[0], &places[0]).unwrap();
+    // Again, from the beginning: applied, here, here.
+    for (push, places) in pushes.iter().zip(&places) {
+        assert_eq!(engine.stage(push, places, 2), None);
+        assert_eq!(ids(&engine), [1, 2]);
+    }
+    assert!(engine.staged(slot).all(|one| one.tag == 2));
+    // Another order from the second place on.
+    assert_eq!(engine.stage(&pushes[3], &places[1], 3), None);
+    assert_eq!(ids(&engine), [3]);
+    // The commit of what gave way takes nothing along.
+    engine.commit(&pushes[2], &places[2]).unwrap();
+    engine.commit(&pushes[1], &places[1]).unwrap();
+    assert_eq!(engine.place(slot), (1, 2));
+    engine.commit(&pushes[3], &places[1]).unwrap();
+    assert_eq!((read(&engine, 5), engine.place(slot)), (2.0, (2, 2)));
+}
+
+#[test]
+fn a_close_takes_its_place_in_the_order() {
+    let mut engine = engine(&counter());
+    let first = push(1, 0, 0, &by_slot((0..20).collect()), -1.0);
+    let (_, places) = stage(&mut engine, &first, 1).unwrap();
+    let id = TransactionId {
+        stream: first.id.stream,
+        sequence: u64::MAX,
+    };
+    let close = Arc::new(Transaction::close(id, 0..SLOTS));
+    let (report, closing) = stage(&mut engine, &close, 2).unwrap();
+    assert_eq!(report.staged, SLOTS);
+    engine.commit(&close, &closing).unwrap();
+    assert!((0..20).all(|key| read(&engine, key) == 1.0));
+    engine.commit(&first, &places).unwrap();
+    assert!((0..20).all(|key| read(&engine, key) == 1.0));
+    // Late copies, of the push and of the close.
+    for late in [&first, &close] {
+        let report = apply(&mut engine, late).unwrap();
+        assert_eq!((report.staged, report.skipped), (0, SLOTS));
+    }
+    assert!((0..SLOTS).all(|slot| engine.place(slot) == (2, 2)));
+}
+
+#[test]
+fn a_copied_slot_goes_on_as_the_original() {
+    let spec = spec(r#"{"adam":{"learning_rate":0.1}}"#);
+    let mut engine = engine(&spec);
+    let mut copy = self::engine(&spec);
+    apply(&mut copy, &push(9, 0, 0, &by_slot((0..60).collect()), 5.0)).unwrap();
+    for sequence in 0..5 {
+        let keys = by_slot((0..100).map(|key| key * (sequence + 1)).collect());
+        apply(&mut engine, &push(1, sequence, 0, &keys, sequence as f32)).unwrap();
+    }
+    let close = TransactionId {
+        stream: StreamId {
+            job: 2,
+            pass: 0,
+            task: 0,
+        },
+        sequence: u64::MAX,
+    };
+    apply(&mut engine, &Arc::new(Transaction::close(close, 0..SLOTS))).unwrap();
+    for slot in 0..SLOTS {
+        copy.clear_slot(slot);
+        assert_eq!(copy.place(slot), (0, 0));
+        let original = engine.copy_slot(slot);
+        for (table, rows) in &original.tables {
+            let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+            copy.add_rows(*table, slot, rows).unwrap();
+        }
+        copy.set_memory(slot, &original.memory);
+        assert_eq!(copy.memory(slot), engine.memory(slot));
+        assert_eq!(copy.digest(slot), engine.digest(slot));
+    }
+    let next = push(1, 4, 0, &by_slot((0..100).collect()), 1.0);
+    let late = push(2, 7, 0, &by_slot((0..100).collect()), 1.0);
+    for engine in [&mut engine, &mut copy] {
+        assert_eq!(apply(engine, &next).unwrap().staged, 0);
+        assert_eq!(apply(engine, &late).unwrap().staged, 0);
+        apply(engine, &push(1, 5, 0, &by_slot((0..100).collect()), 1.0)).unwrap();
+    }
+    assert!((0..SLOTS).all(|slot| copy.digest(slot) == engine.digest(slot)));
+}
+
+#[test]
+fn a_slot_served_elsewhere_refuses_the_whole_part() {
+    let mut engine = engine(&counter());
+    engine.set_version(7);
+    engine.set_standing(2, Standing::Elsewhere);
+    let keys = by_slot((0..20).collect());
+    let refused = apply(&mut engine, &push(1, 0, 0, &keys, -1.0));
+    assert_eq!(
+        refused,
+        Err(Refusal::NotMaster {
+            slot: 2,
+            version: 7
+        })
+    );
+    assert_eq!(engine.tables().next().unwrap().rows(), 0);
+    let mut out = vec![0.0; keys.len() * DIM];
+    assert!(engine.read(table_id("t"), &keys, &mut out).is_err());
+    engine.set_standing(2, Standing::Waiting);
+    let refused = apply(&mut engine, &push(1, 0, 0, &keys, -1.0));
+    assert!(matches!(refused, Err(Refusal::NotReady(_))));
+    let read = engine.read(table_id("t"), &keys, &mut out);
+    assert!(matches!(read, Err(Refusal::NotReady(_))));
+}
+
+#[test]
+fn a_pull_creates_no_row() {
+    let json = r#"{"name":"t","kind":{"sparse":{"dim":3}},"initializer":{"uniform":{"low":-1.0,"high":1.0}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+    let spec = Arc::new(TableSpec::from_json(json).unwrap());
+    let mut engine = engine(&spec);
+    let mut before = [0.0; DIM];
+    engine.read(table_id("t"), &[9], &mut before).unwrap();
+    assert!(before.iter().all(|value| *value != 0.0));
+    assert_eq!(engine.tables().next().unwrap().rows(), 0);
+    // The row made by the push starts from the very values that were read.
+    apply(&mut engine, &push(1, 0, 0, &[9], 0.0)).unwrap();
+    let mut after = [0.0; DIM];
+    engine.read(table_id("t"), &[9], &mut after).unwrap();
+    assert_eq!(before, after);
+    assert_eq!(engine.tables().next().unwrap().rows(), 1);
+}
+
+#[test]
+fn an_exported_slot_comes_back_the_same() {
+    let spec = spec(r#"{"adam":{"learning_rate":0.1}}"#);
+    let mut engine = engine(&spec);
+    for sequence in 0..5 {
+        let keys = by_slot((0..100).map(|key| key * (sequence + 1)).collect());
+        apply(&mut engine, &push(1, sequence, 0, &keys, sequence as f32)).unwrap();
+    }
+    let mut copy = self::engine(&spec);
+    for slot in 0..SLOTS {
+        let (keys, weights, state) = engine.export_slot(table_id("t"), slot).unwrap();
+        assert!(keys.is_sorted());
+        copy.import_slot(table_id("t"), slot, (&keys, &weights, &state))
+            .unwrap();
+        assert_eq!(copy.export_slot(table_id("t"), slot).unwrap().0, keys);
+    }
+    engine.forget_stream(StreamId {
+        job: 1,
+        pass: 0,
+        task: 0,
+    });
+    for slot in 0..SLOTS {
+        assert_eq!(engine.digest(slot), copy.digest(slot));
+    }
+    let hostile = copy.import_slot(table_id("t"), 0, (&[1, 1, 1], &[0.0; 9], &[0.0]));
+    assert!(hostile.is_err());
+}
+
+#[test]
+fn the_digest_sees_every_word_and_the_stream_memory() {
+    let spec = counter();
+    let slot = space().slot_of(5);
+    let digest = |value: f32, sequence: u64| {
+        let mut engine = engine(&spec);
+        apply(&mut engine, &push(1, sequence, 0, &[5], value)).unwrap();
+        engine.digest(slot)
+    };
+    assert_eq!(digest(1.0, 0), digest(1.0, 0));
+    assert_ne!(digest(1.0, 0), digest(1.000_000_1, 0));
+    assert_ne!(digest(1.0, 0), digest(1.0, 1));
+}
