@@ -4,6 +4,9 @@
 //! every retry, and the place in its master's order (lsn) where there is one. They are written
 //! at level debug under a target of their own, so that they can be had without the rest.
 
+use backstay_core::replication::{Message, NodeId};
+use backstay_core::stream::TransactionId;
+
 /// Log a step of a push; its fields are looked at only where the line is written.
 macro_rules! push_event {
     ($id:expr, $message:literal $(, $($fields:tt)+)?) => {
@@ -20,3 +23,17 @@ macro_rules! push_event {
 }
 
 pub(crate) use push_event;
+
+/// Log what this node, as a backup, answers to its master about a push.
+pub(crate) fn backup_answers(
+    id: TransactionId,
+    lsn: u64,
+    master: NodeId,
+    answer: Option<&Message>,
+) {
+    if let Some(Message::Refused { reason, .. }) = answer {
+        push_event!(id, "push not staged for its master", lsn, master, ?reason);
+    } else {
+        push_event!(id, "push staged for its master", lsn, master);
+    }
+}

@@ -21,8 +21,8 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::{oneshot, watch, Notify};
 use tracing::{debug, info, warn};
 
-use crate::events::push_event;
-use crate::stats::{self, Histogram};
+use crate::events::{self, push_event};
+use crate::stats::{self, ReplicationTimes};
 use crate::store::Store;
 
 /// How a push went.
@@ -68,19 +68,6 @@ impl State {
     fn is_current(&self, node: NodeId, way: Way, connection: u64) -> bool {
         self.current.get(&(node, way)) == Some(&connection)
     }
-}
-
-/// What takes how long.
-#[derive(Debug, Default)]
-pub struct ReplicationTimes {
-    /// From a push's coming until it is applied here, all backups having staged it.
-    pub commit: Histogram,
-    /// From a push's coming until it was rolled back.
-    pub rollback: Histogram,
-    /// Staging a push of another master.
-    pub stage: Histogram,
-    /// From a routing table that makes this node master of more slots until it serves them all.
-    pub promotion: Histogram,
 }
 
 /// See the module's documentation.
@@ -300,17 +287,7 @@ impl Replicator {
         }
         if let Some((lsn, id)) = prepared {
             self.times.stage.record(begun.elapsed());
-            if let Some(Message::Refused { reason, .. }) = answers.last() {
-                push_event!(
-                    id,
-                    "push not staged for its master",
-                    lsn,
-                    master = from,
-                    ?reason
-                );
-            } else {
-                push_event!(id, "push staged for its master", lsn, master = from);
-            }
+            events::backup_answers(id, lsn, from, answers.last());
         }
         true
     }
@@ -342,12 +319,7 @@ impl Replicator {
                 // Checked when it was staged; tables are never dropped.
                 warn!(%refusal, "a decided push could not be applied");
             }
-            push_event!(
-                transaction.id,
-                "push applied",
-                master = lane,
-                slots = places.len()
-            );
+            push_event!(transaction.id, "push applied", master = lane);
         }
     }
 
@@ -477,22 +449,7 @@ impl Replicator {
             let state = self.state.lock();
             (state.replica.counters, state.replica.pending())
         };
-        stats::Replication {
-            pending: pending as u64,
-            prepared: counters.prepared,
-            committed: counters.committed,
-            rolled_back: counters.rolled_back,
-            staged_for_others: counters.staged_for_others,
-            refused_to_others: counters.refused_to_others,
-            promotions: counters.promotions,
-            unfit_promotions: counters.unfit_promotions,
-            slots_copied: counters.slots_copied,
-            slots_installed: counters.slots_installed,
-            commit: self.times.commit.snapshot(),
-            rollback: self.times.rollback.snapshot(),
-            stage: self.times.stage.snapshot(),
-            promotion: self.times.promotion.snapshot(),
-        }
+        stats::Replication::of(&counters, pending as u64, &self.times)
     }
 
     /// (term, whose order it follows, whether a copy of it is under way here) of a slot.

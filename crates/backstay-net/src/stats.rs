@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use backstay_core::engine::Standing;
 use backstay_core::error::{code, Refusal};
-use backstay_core::replication::Rows;
+use backstay_core::replication::{ReplicaCounters, Rows};
 use serde::Serialize;
 
 use crate::replicator::Replicator;
@@ -114,6 +114,27 @@ pub struct Replication {
     pub promotion: HistogramSnapshot,
 }
 
+impl Replication {
+    pub(crate) fn of(counters: &ReplicaCounters, pending: u64, times: &ReplicationTimes) -> Self {
+        Self {
+            pending,
+            prepared: counters.prepared,
+            committed: counters.committed,
+            rolled_back: counters.rolled_back,
+            staged_for_others: counters.staged_for_others,
+            refused_to_others: counters.refused_to_others,
+            promotions: counters.promotions,
+            unfit_promotions: counters.unfit_promotions,
+            slots_copied: counters.slots_copied,
+            slots_installed: counters.slots_installed,
+            commit: times.commit.snapshot(),
+            rollback: times.rollback.snapshot(),
+            stage: times.stage.snapshot(),
+            promotion: times.promotion.snapshot(),
+        }
+    }
+}
+
 pub(crate) fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
@@ -197,4 +218,17 @@ impl Histogram {
             sum_micros: read(&self.sum_micros),
         }
     }
+}
+
+/// What takes how long.
+#[derive(Debug, Default)]
+pub struct ReplicationTimes {
+    /// From a push's coming until it is applied here, all backups having staged it.
+    pub commit: Histogram,
+    /// From a push's coming until it was rolled back.
+    pub rollback: Histogram,
+    /// Staging a push of another master.
+    pub stage: Histogram,
+    /// From a routing table that makes this node master of more slots until it serves them all.
+    pub promotion: Histogram,
 }
