@@ -32,7 +32,7 @@ _OPTIONS = (
     *rpc.CHANNEL_OPTIONS,
     # Two servers on one port would each get some of the calls; the second must fail instead.
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
 )
 
 

@@ -50,7 +50,7 @@ pub enum ClientError {
         address: String,
     },
     /// Rows that this client relied on are gone.
-    #[error("{reason}. Restore a checkpoint or start the job anew")]
+    #[error("{reason}. Start the job anew, and keep more copies (replicas) next time")]
     StateLost {
         /// Which, and how it is known.
         reason: String,
