@@ -84,14 +84,13 @@ class Pserver:
         if not self.is_alive or not self.is_paused:
             return
         self.is_paused = False
+        self.cluster.probe(self)
         inbox, self._inbox = self._inbox, []
         for what in inbox:
             self.handle(what)
 
     def die(self) -> None:
         """SIGKILL: the kernel closes its connections, and its memory is gone."""
-        if self.native.counters()["unfit_promotions"]:
-            self.cluster.fail("a process was made master of a slot it was not in sync with")
         self.is_alive = False
         for link in self.links.values():
             link.is_up = False

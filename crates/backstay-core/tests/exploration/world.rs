@@ -1,6 +1,10 @@
 //! A whole cluster as one value: nodes, connections, the store's records and the clients, with
 //! every step that can happen next.
 
+mod checks;
+mod doing;
+mod steps;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -40,6 +44,7 @@ pub struct Set {
 
 /// What may happen, and how often, in a search.
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools)] // Switches, each on its own.
 pub struct Budget {
     pub crashes: u32,
     pub breaks: u32,
@@ -51,7 +56,8 @@ pub struct Budget {
     pub groundless: bool,
     /// Whether the controller knows at once that a crashed process is gone.
     pub sure: bool,
-    /// Whether backups apply what is decided at once.
+    /// Whether backups apply what is decided at once, masters apply and answer in one step, and
+    /// reports come to the store at once.
     pub eager: bool,
     /// Whether a break leaves what was under way to be read later.
     pub late: bool,
@@ -177,7 +183,9 @@ fn table(version: u64, nodes: usize, sets: &[Set], gone: &[NodeId]) -> Arc<Routi
            "sets":[{}],"set_of_slot":{:?},"term_of_slot":[{}],"birth_of_slot":[{}]}}"#,
         sets.len(),
         list(&|set| {
-            let master = set.master.map_or(-1, |master| master as i64);
+            let master = set
+                .master
+                .map_or(-1, |master| i64::try_from(master).unwrap());
             format!("[{master},{:?},{:?}]", set.in_sync, set.catching_up)
         }),
         (0..sets.len()).collect::<Vec<_>>(),
@@ -309,149 +317,6 @@ impl World {
         self.tables.last().unwrap()
     }
 
-    /// Everything that can happen next.
-    pub fn steps(&self) -> Vec<Step> {
-        let mut steps = Vec::new();
-        let alive = |node: usize| self.nodes[node].is_some();
-        for (at, node) in self.nodes.iter().enumerate() {
-            let Some(node) = node else { continue };
-            for lane in node.replica.lanes() {
-                steps.push(Step::Do(at, lane));
-            }
-            let wanted = node.replica.wanted_links();
-            for (to, link) in self.links[at].iter().enumerate() {
-                if let Some((_, item)) = link.there.front().filter(|_| alive(to)) {
-                    steps.push(Step::There(at, to));
-                    let new = link
-                        .there
-                        .iter()
-                        .any(|(_, item)| matches!(item, Item::Hello));
-                    if new && !matches!(item, Item::Hello) && !link.heard {
-                        steps.push(Step::DropOld(at, to));
-                    }
-                }
-                if link.up && !link.back.is_empty() {
-                    steps.push(Step::Back(at, to));
-                }
-                if !link.up && wanted.contains(&instance(to)) && alive(to) {
-                    steps.push(Step::Connect(at, to));
-                }
-                if link.up && self.budget.breaks > 0 {
-                    steps.push(Step::Break(at, to));
-                }
-            }
-            let known = node.replica.routing().version;
-            for (_, table) in &self.tables {
-                if table.version > known {
-                    steps.push(Step::Route(at, table.version));
-                }
-            }
-            let report = node.replica.report().1;
-            if self.reports[at].as_ref() != Some(report) && self.budget.changes > 0 {
-                steps.push(Step::Report(at));
-            }
-            if self.budget.crashes > 0 {
-                steps.push(Step::Crash(at));
-            }
-        }
-        for (at, push) in self.pushes.iter().enumerate() {
-            let busy: Vec<u32> = push
-                .waits
-                .iter()
-                .flat_map(|(_, slots)| slots.clone())
-                .collect();
-            if push.attempts < u64::from(self.budget.sends) {
-                for to in 0..self.nodes.len() {
-                    if alive(to) && !self.missing(at, to, &busy).is_empty() {
-                        steps.push(Step::Send(at, to));
-                    }
-                }
-                if !push.waits.is_empty() {
-                    steps.push(Step::GiveUp(at));
-                }
-            }
-        }
-        if self.budget.changes > 0 {
-            self.changes(&mut steps);
-        }
-        if self.budget.time > 0 {
-            steps.push(Step::Time);
-        }
-        steps
-    }
-
-    /// What a client would send of a push to a node: the slots it masters by some routing that
-    /// the client may have, without those acknowledged or under way.
-    fn missing(&self, push: usize, to: usize, busy: &[u32]) -> Vec<u32> {
-        let open = |slot: &&u32| {
-            let known = self.nodes[to]
-                .as_ref()
-                .is_some_and(|node| node.rows.standing(**slot) != Standing::Elsewhere);
-            !self.pushes[push].acknowledged.contains(*slot) && !busy.contains(slot) && known
-        };
-        self.touches[push].iter().filter(open).copied().collect()
-    }
-
-    fn changes(&self, steps: &mut Vec<Step>) {
-        let (sets, table) = self.newest();
-        for (slot, set) in sets.iter().enumerate() {
-            let Some(master) = set.master else { continue };
-            let dead = |node: usize| self.nodes[node].is_none();
-            for &backup in &set.in_sync {
-                if !dead(backup) {
-                    steps.push(Step::Promote(slot, backup, false));
-                    if !dead(master) {
-                        steps.push(Step::Promote(slot, backup, true));
-                    }
-                }
-                let report = self.reports[master].as_ref();
-                let reported = report.is_some_and(|report| {
-                    report.routing_version == table.version
-                        && report.silent.contains(&instance(backup))
-                });
-                if reported || dead(backup) || self.budget.groundless {
-                    steps.push(Step::TakeOut(slot, backup));
-                }
-            }
-            for &node in &set.catching_up {
-                let report = self.reports[master].as_ref();
-                let entry = (slot as u32, set.term, instance(node));
-                let reported = report.is_some_and(|report| {
-                    report.routing_version == table.version && report.caught_up.contains(&entry)
-                });
-                if reported && !dead(node) {
-                    steps.push(Step::TakeIn(slot, node));
-                }
-            }
-            for node in 0..self.nodes.len() {
-                let held = master == node
-                    || set.in_sync.contains(&node)
-                    || set.catching_up.contains(&node);
-                if !held && !dead(node) {
-                    steps.push(Step::Add(slot, node));
-                }
-            }
-        }
-    }
-
-    /// Write a new routing table.
-    fn change(&mut self, slot: usize, change: impl FnOnce(&mut Set)) {
-        let (mut sets, old) = self.newest().clone();
-        let before = sets[slot].clone();
-        change(&mut sets[slot]);
-        let set = &mut sets[slot];
-        if (set.master, &set.in_sync) != (before.master, &before.in_sync) {
-            set.term += 1;
-        }
-        let gone: Vec<NodeId> = (0..self.nodes.len())
-            .filter(|&node| self.budget.sure && self.nodes[node].is_none())
-            .map(instance)
-            .collect();
-        let new = table(old.version + 1, self.nodes.len(), &sets, &gone);
-        self.tables.push((sets, new));
-        self.budget.changes -= 1;
-    }
-
     /// Let something happen.
     pub fn apply(&mut self, step: Step) {
         match step {
@@ -489,17 +354,7 @@ impl World {
                 self.budget.breaks -= 1;
                 self.sever(from, to, false);
             }
-            Step::Crash(at) => {
-                self.budget.crashes -= 1;
-                self.nodes[at] = None;
-                self.reports[at] = None;
-                for other in 0..self.nodes.len() {
-                    self.links[at][other] = Arc::default();
-                    if self.links[other][at].up {
-                        self.sever(other, at, true);
-                    }
-                }
-            }
+            Step::Crash(at) => self.crash(at),
             Step::Promote(slot, backup, keep) => self.change(slot, |set| {
                 let old = set.master.replace(backup).unwrap();
                 set.in_sync.retain(|&node| node != backup);
@@ -527,14 +382,28 @@ impl World {
             }
             Step::Send(push, to) => self.send(push, to),
             Step::GiveUp(push) => self.pushes[push].waits.clear(),
-            Step::Time => {
-                self.budget.time -= 1;
-                self.now += STEP;
-                for at in 0..self.nodes.len() {
-                    if self.nodes[at].is_some() {
-                        self.on(at, |node, now| node.replica.tick(now, &node.rows));
-                    }
-                }
+            Step::Time => self.pass_time(),
+        }
+    }
+
+    fn crash(&mut self, at: usize) {
+        self.budget.crashes -= 1;
+        self.nodes[at] = None;
+        self.reports[at] = None;
+        for other in 0..self.nodes.len() {
+            self.links[at][other] = Arc::default();
+            if self.links[other][at].up {
+                self.sever(other, at, true);
+            }
+        }
+    }
+
+    fn pass_time(&mut self) {
+        self.budget.time -= 1;
+        self.now += STEP;
+        for at in 0..self.nodes.len() {
+            if self.nodes[at].is_some() {
+                self.on(at, |node, now| node.replica.tick(now, &node.rows));
             }
         }
     }
@@ -567,208 +436,8 @@ impl World {
             }
         }
         node.refresh(slots);
-    }
-
-    fn deliver(&mut self, from: usize, to: usize) {
-        let eager = self.budget.eager;
-        let link = Arc::make_mut(&mut self.links[from][to]);
-        match link.there.pop_front().unwrap().1 {
-            Item::Hello => {
-                link.heard = link.up;
-                self.on(to, |node, _| node.replica.master_connected(instance(from)));
-            }
-            Item::Message(message) => self.on(to, |node, now| {
-                node.replica
-                    .receive(now, &node.rows, instance(from), message);
-                while eager && node.replica.lanes().contains(&instance(from)) {
-                    if let Some(Work::Commit {
-                        transaction,
-                        places,
-                    }) = node.replica.next_work(instance(from))
-                    {
-                        node.rows.commit(&transaction, &places).unwrap();
-                    }
-                }
-            }),
+        if self.budget.eager && self.budget.changes > 0 {
+            self.reports[at] = Some(node.replica.report().1.clone());
         }
-    }
-
-    fn sever(&mut self, from: usize, to: usize, refused: bool) {
-        let link = Arc::make_mut(&mut self.links[from][to]);
-        link.up = false;
-        link.heard = false;
-        link.back.clear();
-        if !self.budget.late || refused {
-            link.there.clear();
-        }
-        self.on(from, |node, now| {
-            node.replica
-                .link_down(now, &node.rows, instance(to), refused);
-        });
-    }
-
-    fn work(&mut self, at: usize, lane: NodeId) {
-        let mut answer = None;
-        self.on(at, |node, now| {
-            match node.replica.next_work(lane).unwrap() {
-                Work::Commit {
-                    transaction,
-                    places,
-                } => node.rows.commit(&transaction, &places).unwrap(),
-                Work::Answer { token, outcome } => answer = Some((token, outcome.is_ok())),
-                Work::Settled { lsn } => node.replica.settled(now, &node.rows, lsn),
-            }
-        });
-        if let Some((token, done)) = answer {
-            self.answered(token, done);
-        }
-    }
-
-    fn answered(&mut self, token: u64, done: bool) {
-        let push = &mut self.pushes[(token % PUSHES as u64) as usize];
-        if let Some(at) = push.waits.iter().position(|(waited, _)| *waited == token) {
-            let (_, slots) = push.waits.remove(at);
-            if done {
-                push.acknowledged.extend(slots);
-            }
-        }
-    }
-
-    fn send(&mut self, push: usize, to: usize) {
-        let busy = self.pushes[push].waits.iter();
-        let busy: Vec<u32> = busy.flat_map(|(_, slots)| slots.clone()).collect();
-        let slots = self.missing(push, to, &busy);
-        let count = self.slots;
-        let keys: Vec<u64> = slots.iter().map(|&slot| key(count, push, slot)).collect();
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
-        };
-        let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
-        let transaction =
-            Transaction::new(space(count), id(push), 0, table_id("t"), change, batch).unwrap();
-        let transaction = Arc::new(transaction);
-        let one = &mut self.pushes[push];
-        one.attempts += 1;
-        let token = one.attempts * PUSHES as u64 + push as u64;
-        one.waits.push((token, slots));
-        let mut outcome = Ok(None);
-        self.on(to, |node, now| {
-            outcome = node.replica.push(now, &node.rows, token, &transaction);
-        });
-        match outcome {
-            Ok(None) => {}
-            Ok(Some(_)) => self.answered(token, true),
-            Err(Refusal::NotReady(reason)) => {
-                assert!(!reason.contains("moved on"), "{reason}");
-                self.answered(token, false);
-            }
-            Err(Refusal::NotMaster { .. } | Refusal::InFlight) => self.answered(token, false),
-            Err(other) => panic!("push {push} at {to}: {other}"),
-        }
-    }
-
-    /// What must hold in every state; an error says what does not.
-    pub fn check(&self) -> Result<(), String> {
-        for slot in 0..self.slots {
-            self.check_acknowledged(slot)?;
-            self.check_equal(slot)?;
-        }
-        for (at, node) in self.nodes.iter().enumerate() {
-            let Some(node) = node else { continue };
-            if node.replica.counters.unfit_promotions > 0 {
-                return Err(format!("node {at} was made master without being in sync"));
-            }
-            self.check_once(at, node)?;
-            self.check_reads(at, node)?;
-        }
-        Ok(())
-    }
-
-    /// I1: what is acknowledged is in every in-sync replica.
-    fn check_acknowledged(&self, slot: u32) -> Result<(), String> {
-        let set = &self.newest().0[slot as usize];
-        let mut holders = set.in_sync.clone();
-        holders.extend(set.master);
-        for (push, one) in self.pushes.iter().enumerate() {
-            if !one.acknowledged.contains(&slot) {
-                continue;
-            }
-            for &holder in &holders {
-                let node = self.nodes[holder].as_ref();
-                if node.is_some_and(|node| !node.holds(id(push), slot)) {
-                    return Err(format!(
-                        "push {push} was acknowledged in slot {slot}, and node {holder}, which is in sync, lacks it"
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// I2: each push changes each of its rows once.
-    fn check_once(&self, at: usize, node: &Node) -> Result<(), String> {
-        let engine = node.rows.0.borrow();
-        let table = engine.table(table_id("t")).unwrap();
-        for (push, slots) in self.touches.iter().enumerate() {
-            for &slot in slots {
-                if node.replica.slot_state(slot).2 {
-                    continue; // A copy that is under way.
-                }
-                let mut value = [0.0];
-                table.read(&[key(self.slots, push, slot)], &mut value);
-                let applied = f32::from(u8::from(Node::applied(&engine, id(push), slot)));
-                if value[0] != applied {
-                    return Err(format!(
-                        "push {push} counts {} times in slot {slot} of node {at}, remembered {applied} times",
-                        value[0]
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// I4: at the same position the same bytes.
-    fn check_equal(&self, slot: u32) -> Result<(), String> {
-        let mut seen: Vec<(usize, u64, u64)> = Vec::new();
-        for (at, node) in self.nodes.iter().enumerate() {
-            let Some(node) = node else { continue };
-            if node.replica.slot_state(slot).2 {
-                continue;
-            }
-            let engine = node.rows.0.borrow();
-            let (position, digest) = (engine.position(slot), engine.digest(slot));
-            for &(other, known, known_digest) in &seen {
-                if known == position && known_digest != digest {
-                    return Err(format!(
-                        "slot {slot} differs between nodes {other} and {at} at position {position}"
-                    ));
-                }
-            }
-            seen.push((at, position, digest));
-        }
-        Ok(())
-    }
-
-    /// I3, I5: who may answer reads has applied everything that was acknowledged.
-    fn check_reads(&self, at: usize, node: &Node) -> Result<(), String> {
-        if self.now >= node.replica.serving_until() {
-            return Ok(());
-        }
-        let engine = node.rows.0.borrow();
-        for slot in 0..self.slots {
-            if engine.standing(slot) != Standing::Serving {
-                continue;
-            }
-            for (push, one) in self.pushes.iter().enumerate() {
-                let told = one.acknowledged.contains(&slot);
-                if told && !Node::applied(&engine, id(push), slot) {
-                    return Err(format!(
-                        "node {at} may answer reads of slot {slot} without push {push}, which was acknowledged"
-                    ));
-                }
-            }
-        }
-        Ok(())
     }
 }

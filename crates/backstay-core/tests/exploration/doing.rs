@@ -1,0 +1,110 @@
+//! How messages arrive, connections break, work is done and clients send.
+
+use super::*;
+
+impl World {
+    pub(super) fn deliver(&mut self, from: usize, to: usize) {
+        let eager = self.budget.eager;
+        let link = Arc::make_mut(&mut self.links[from][to]);
+        match link.there.pop_front().unwrap().1 {
+            Item::Hello => {
+                link.heard = link.up;
+                self.on(to, |node, _| node.replica.master_connected(instance(from)));
+            }
+            Item::Message(message) => self.on(to, |node, now| {
+                node.replica
+                    .receive(now, &node.rows, instance(from), message);
+                while eager && node.replica.lanes().contains(&instance(from)) {
+                    if let Some(Work::Commit {
+                        transaction,
+                        places,
+                    }) = node.replica.next_work(instance(from))
+                    {
+                        node.rows.commit(&transaction, &places).unwrap();
+                    }
+                }
+            }),
+        }
+    }
+
+    pub(super) fn sever(&mut self, from: usize, to: usize, refused: bool) {
+        let link = Arc::make_mut(&mut self.links[from][to]);
+        link.up = false;
+        link.heard = false;
+        link.back.clear();
+        if !self.budget.late || refused {
+            link.there.clear();
+        }
+        self.on(from, |node, now| {
+            node.replica
+                .link_down(now, &node.rows, instance(to), refused);
+        });
+    }
+
+    pub(super) fn work(&mut self, at: usize, lane: NodeId) {
+        let (mut answer, eager) = (None, self.budget.eager);
+        self.on(at, |node, now| loop {
+            match node.replica.next_work(lane) {
+                Some(Work::Commit {
+                    transaction,
+                    places,
+                }) => node.rows.commit(&transaction, &places).unwrap(),
+                Some(Work::Answer { token, outcome }) => {
+                    answer = Some((token, outcome.is_ok()));
+                    break;
+                }
+                Some(Work::Settled { lsn }) => node.replica.settled(now, &node.rows, lsn),
+                None => break,
+            }
+            if !eager {
+                break;
+            }
+        });
+        if let Some((token, done)) = answer {
+            self.answered(token, done);
+        }
+    }
+
+    pub(super) fn answered(&mut self, token: u64, done: bool) {
+        let push = &mut self.pushes[(token % PUSHES as u64) as usize];
+        if let Some(at) = push.waits.iter().position(|(waited, _)| *waited == token) {
+            let (_, slots) = push.waits.remove(at);
+            if done {
+                push.acknowledged.extend(slots);
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, push: usize, to: usize) {
+        let busy = self.pushes[push].waits.iter();
+        let busy: Vec<u32> = busy.flat_map(|(_, slots)| slots.clone()).collect();
+        let slots = self.missing(push, to, &busy);
+        let count = self.slots;
+        let keys: Vec<u64> = slots.iter().map(|&slot| key(count, push, slot)).collect();
+        let change = Change::Update {
+            learning_rate_scale: 1.0,
+        };
+        let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
+        let transaction =
+            Transaction::new(space(count), id(push), 0, table_id("t"), change, batch).unwrap();
+        let transaction = Arc::new(transaction);
+        let one = &mut self.pushes[push];
+        one.attempts += 1;
+        let token = one.attempts * PUSHES as u64 + push as u64;
+        one.waits.push((token, slots));
+        let mut outcome = Ok(None);
+        self.on(to, |node, now| {
+            outcome = node.replica.push(now, &node.rows, token, &transaction);
+        });
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(_)) => self.answered(token, true),
+            Err(Refusal::NotReady(reason)) => {
+                assert!(!reason.contains("moved on"), "{reason}");
+                self.answered(token, false);
+            }
+            Err(Refusal::NotMaster { .. } | Refusal::InFlight) => self.answered(token, false),
+            Err(other) => panic!("push {push} at {to}: {other}"),
+        }
+    }
+}
