@@ -13,7 +13,6 @@ from backstay.consensus.node_records import MemberRecord
 from backstay.consensus.records import CaughtUp, NodeReport
 from backstay.consensus.store import Delete, Lease, Put, Txn, TxnResult, mod_revision_is
 from backstay.consensus.store_state import StoreState
-
 from tests.sim.controller import Candidate
 from tests.sim.events import MS
 
@@ -125,9 +124,7 @@ class Agent:
             self.process.native.set_lease(sent + ttl - ttl // LEASE_MARGIN_DIVISOR)
             self._later(ttl // 4, partial(self._keep_alive, lease))
 
-        self._request(
-            lambda state: state.keepalive(lease), done, partial(self._keep_alive, lease)
-        )
+        self._request(lambda state: state.keepalive(lease), done, partial(self._keep_alive, lease))
 
     # Watching
 
@@ -208,9 +205,7 @@ class Agent:
             if item is None or MemberRecord.from_json(item.value).instance != instance:
                 return 1
             death = Put(f"deaths/{instance}", other.node_id)
-            state.transact(
-                Txn((mod_revision_is(key, item.mod_revision),), (Delete(key), death))
-            )
+            state.transact(Txn((mod_revision_is(key, item.mod_revision),), (Delete(key), death)))
             state.revoke(item.lease)
             return 1
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from random import Random
 
 import numpy as np
+
 from backstay import _native
 from backstay.consensus.records import NO_MASTER, RoutingTable
-
-from tests.sim.events import MS, S, EventQueue, Micros
+from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
 from tests.sim.network import Network
@@ -22,6 +22,7 @@ from tests.sim.trainer import Trainer
 __all__ = ["Cluster", "Failure", "Options", "Outcome", "simulate"]
 
 CHECK_EVERY = 100 * MS
+PROBE_EVERY = 4 * MS
 TABLE = {
     "name": "counts",
     "kind": {"sparse": {"dim": 1}},
@@ -103,7 +104,11 @@ class Cluster:
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
         self.trainers = [Trainer(self, number) for number in range(self.options.trainers)]
+        self.keys_of: dict[int, list[int]] = {}
+        for key in self.keys:
+            self.keys_of.setdefault(self.slot_of[key], []).append(key)
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
+        self.queue.after(PROBE_EVERY, self._probe_now_and_then)
 
     def fail(self, why: str) -> None:
         """Give the verdict: a rule was broken."""
@@ -156,10 +161,33 @@ class Cluster:
         held = routing.replicas_of_slot[slot].synced
         return [self.processes[routing.nodes[number].instance] for number in held]
 
+    def _check_fit(self) -> None:
+        """I6: no process was made master of a slot that it was not in sync with."""
+        for process in self.processes.values():
+            if process.native.counters()["unfit_promotions"]:
+                self.fail(f"I6: {process.node_id} was made master without being in sync")
+
     def _check_now_and_then(self) -> None:
+        self._check_fit()
         self._check_in_sync()
         self._check_digests()
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
+
+    def _probe_now_and_then(self) -> None:
+        for process in self.processes.values():
+            if process.is_alive and not process.is_paused:
+                self.probe(process)
+        if not self.trainers[0].stopping:
+            self.queue.after(PROBE_EVERY, self._probe_now_and_then)
+
+    def probe(self, process: Pserver) -> None:
+        """I3, I5: whoever answers a read at this moment knows all that was acknowledged."""
+        slot = self.queue.random.randrange(self.options.slots)
+        keys = self.keys_of.get(slot, [])
+        code, values = process.native.read(process.clock.now(), self.table, keys)
+        if code == 0:
+            counts = [round(value) for value in values]
+            self.history.was_read(process.node_id, keys, counts, self.history.expect(keys))
 
     def _check_in_sync(self) -> None:
         """I1: every in-sync replica holds what was acknowledged, applied or staged."""
@@ -190,9 +218,7 @@ class Cluster:
                 digest = process.native.digest(slot)
                 known, other = seen.setdefault(at, (digest, process.node_id))
                 if known != digest:
-                    self.fail(
-                        f"I4: {other} and {process.node_id} differ in slot {slot} at {at}"
-                    )
+                    self.fail(f"I4: {other} and {process.node_id} differ in slot {slot} at {at}")
 
     def _unsettled(self) -> str:
         """Return what is missing until the cluster is well again, empty if nothing."""
@@ -254,7 +280,7 @@ class Cluster:
         self._check_digests()
         routing = self.routings[-1]
         for slot in range(self.options.slots):
-            keys = [key for key in self.keys if self.slot_of[key] == slot]
+            keys = self.keys_of.get(slot, [])
             digests = set()
             for process in self._synced(routing, slot):
                 counts = [round(one) for one in process.native.peek(self.table, keys)]
@@ -262,9 +288,7 @@ class Cluster:
                 digests.add(process.native.digest(slot))
             if len(digests) != 1:
                 self.fail(f"I4: the replicas of slot {slot} differ at rest")
-        for process in self.processes.values():
-            if process.native.counters()["unfit_promotions"]:
-                self.fail(f"I6: {process.node_id} was made master without being in sync")
+        self._check_fit()
 
 
 def simulate(seed: int, *, trace: bool = False) -> Outcome:
@@ -275,7 +299,7 @@ def simulate(seed: int, *, trace: bool = False) -> Outcome:
         cluster.run()
     except Failure as broken:
         failure = str(broken)
-    except Exception as broken:  # noqa: BLE001 - whatever breaks, the seed is what matters
+    except Exception as broken:
         if trace:
             raise
         failure = f"{type(broken).__name__}: {broken}"

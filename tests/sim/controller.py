@@ -23,7 +23,6 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_state import StoreState
 from backstay.pserver.controller import ClusterRecords, decide
-
 from tests.sim.events import MS
 
 if TYPE_CHECKING:

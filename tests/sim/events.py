@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TypeAlias
 
-__all__ = ["MS", "S", "Clock", "EventQueue", "Micros"]
+__all__ = ["MS", "Clock", "EventQueue", "Micros", "S"]
 
 Micros: TypeAlias = int
 MS: Micros = 1_000
@@ -45,7 +45,7 @@ class EventQueue:
     def log(self, who: str, text: Callable[[], str]) -> None:
         """Tell what happens, if somebody wants to read it."""
         if self.trace:
-            print(f"{self.now / 1000:10.3f} ms  {who:<10} {text()}")  # noqa: T201
+            print(f"{self.now / 1000:10.3f} ms  {who:<10} {text()}")
 
     def between(self, low: Micros, high: Micros) -> Micros:
         """Draw a time: short ones often, long ones now and then."""

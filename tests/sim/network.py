@@ -99,4 +99,3 @@ class Stream:
             self._next += 1
             if deliver is not None:
                 deliver()
-

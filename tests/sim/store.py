@@ -8,7 +8,6 @@ from typing import TypeVar
 from backstay.consensus.store import Txn, TxnResult
 from backstay.consensus.store_state import StoreState
 from backstay.errors import LeaseLost
-
 from tests.sim.events import MS, EventQueue
 from tests.sim.network import STORE, Endpoint, Network
 

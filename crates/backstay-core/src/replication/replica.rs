@@ -275,11 +275,12 @@ impl Replica {
             };
         }
         if fresh {
-            // It begins empty, which is all that its master has, too.
-            slot.source = if set.in_sync.contains(&me) {
-                set.master
-            } else {
-                0
+            // It begins empty, which is all that its master has, too. One that has no master any
+            // more began and lost it in tables that this node has not seen.
+            slot.source = match set.master {
+                _ if !set.in_sync.contains(&me) => 0,
+                0 => me,
+                master => master,
             };
         }
         slot.term = term;

@@ -51,7 +51,8 @@ pub struct Budget {
     pub groundless: bool,
     /// Whether the controller knows at once that a crashed process is gone.
     pub sure: bool,
-    /// Whether backups apply what is decided at once.
+    /// Whether backups apply what is decided at once, masters apply and answer in one step, and
+    /// reports come to the store at once.
     pub eager: bool,
     /// Whether a break leaves what was under way to be read later.
     pub late: bool,
@@ -567,6 +568,9 @@ impl World {
             }
         }
         node.refresh(slots);
+        if self.budget.eager && self.budget.changes > 0 {
+            self.reports[at] = Some(node.replica.report().1.clone());
+        }
     }
 
     fn deliver(&mut self, from: usize, to: usize) {
@@ -608,15 +612,22 @@ impl World {
     }
 
     fn work(&mut self, at: usize, lane: NodeId) {
-        let mut answer = None;
-        self.on(at, |node, now| {
-            match node.replica.next_work(lane).unwrap() {
-                Work::Commit {
+        let (mut answer, eager) = (None, self.budget.eager);
+        self.on(at, |node, now| loop {
+            match node.replica.next_work(lane) {
+                Some(Work::Commit {
                     transaction,
                     places,
-                } => node.rows.commit(&transaction, &places).unwrap(),
-                Work::Answer { token, outcome } => answer = Some((token, outcome.is_ok())),
-                Work::Settled { lsn } => node.replica.settled(now, &node.rows, lsn),
+                }) => node.rows.commit(&transaction, &places).unwrap(),
+                Some(Work::Answer { token, outcome }) => {
+                    answer = Some((token, outcome.is_ok()));
+                    break;
+                }
+                Some(Work::Settled { lsn }) => node.replica.settled(now, &node.rows, lsn),
+                None => break,
+            }
+            if !eager {
+                break;
             }
         });
         if let Some((token, done)) = answer {
