@@ -1,0 +1,273 @@
+//! Messages between servers: what is laid out is read back the same, and nothing else is read.
+
+// What fails in a helper is a failed test.
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+
+use std::sync::Arc;
+
+use backstay_core::engine::SlotMemory;
+use backstay_core::error::Refusal;
+use backstay_core::hash::SlotSpace;
+use backstay_core::replication::message::{Message, Refuse, SettledSlot};
+use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
+use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
+use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame};
+use backstay_core::wire::HEADER_BYTES;
+
+const SLOTS: u32 = 8;
+const DIM: usize = 3;
+
+fn space() -> SlotSpace {
+    SlotSpace::new(SLOTS).unwrap()
+}
+
+/// The meta part and the body, as a receiver gets them.
+fn bytes(encoded: &Encoded) -> (Vec<u8>, Vec<u8>) {
+    let meta_bytes = u32::from_le_bytes(encoded.head[16..20].try_into().unwrap()) as usize;
+    let meta = encoded.head[HEADER_BYTES..HEADER_BYTES + meta_bytes].to_vec();
+    let mut body = encoded.head[HEADER_BYTES + meta_bytes..].to_vec();
+    if let Some((transaction, ranges)) = &encoded.push {
+        for range in ranges {
+            body.extend(bytemuck::cast_slice::<u64, u8>(
+                &transaction.batch.keys()[range.clone()],
+            ));
+        }
+        for range in ranges {
+            let values = &transaction.batch.values()[range.start * DIM..range.end * DIM];
+            body.extend(bytemuck::cast_slice::<f32, u8>(values));
+        }
+    }
+    body.extend(&encoded.tail);
+    let announced = u64::from_le_bytes(encoded.head[24..32].try_into().unwrap());
+    assert_eq!(announced, body.len() as u64);
+    (meta, body)
+}
+
+fn read(meta: &[u8], body: &[u8]) -> Result<PeerFrame, Refusal> {
+    let mut words = vec![0u64; body.len().div_ceil(8)];
+    bytemuck::cast_slice_mut(&mut words)[..body.len()].copy_from_slice(body);
+    decode(space(), meta, words, body.len())
+}
+
+fn stream(job: u64) -> StreamId {
+    StreamId {
+        job,
+        pass: 2,
+        task: 3,
+    }
+}
+
+fn settled(slot: u32) -> SettledSlot {
+    SettledSlot {
+        slot,
+        term: 4,
+        version: 5,
+        birth: 6,
+        decided: 7,
+        end: 8,
+    }
+}
+
+/// A push of keys in all slots, and the places of every second one.
+fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
+    let mut keys: Vec<u64> = (0..40).collect();
+    keys.sort_by_key(|&key| space().slot_of(key));
+    let values: Vec<f32> = (0..keys.len() * DIM).map(|n| n as f32).collect();
+    let id = TransactionId {
+        stream: stream(1),
+        sequence: 9,
+    };
+    let change = Change::Update {
+        learning_rate_scale: 0.5,
+    };
+    let batch = Batch::new(&keys, &values);
+    let push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
+    let place = |(n, run): (usize, &_)| StagedRun {
+        term: 2,
+        position: 100 + n as u64,
+        run: *run,
+    };
+    let places = push.runs().iter().enumerate().step_by(2).map(place);
+    let places = places.collect();
+    (Arc::new(push), places)
+}
+
+fn messages() -> Vec<Message> {
+    let memory = SlotMemory {
+        position: 11,
+        streams: vec![(
+            stream(1),
+            StreamWindow {
+                floor: 3,
+                applied: 5 << 70 | 1,
+            },
+        )],
+        closed: vec![stream(2), stream(3)],
+    };
+    let rows = (vec![1, 2, 3], vec![0.5; 3 * DIM], vec![0.25; 3]);
+    vec![
+        Message::Heartbeat {
+            sent_at: 1,
+            version: 2,
+            decided: 3,
+        },
+        Message::Commit { decided: 4 },
+        Message::Rollback {
+            lsns: vec![5, 6, 9],
+        },
+        Message::Settle {
+            number: 1,
+            lsn: 2,
+            slots: vec![settled(0), settled(7)],
+        },
+        Message::CopyBegin { slot: settled(3) },
+        Message::CopyRows {
+            slot: 3,
+            table: 77,
+            rows,
+        },
+        Message::CopyEnd {
+            number: 2,
+            slot: settled(3),
+            memory,
+        },
+        Message::Promise {
+            sent_at: 1,
+            version: 2,
+        },
+        Message::Accepted { number: 3 },
+        Message::Refused {
+            number: 4,
+            reason: Refuse::OldTerm,
+        },
+        Message::Refused {
+            number: 4,
+            reason: Refuse::Gap,
+        },
+        Message::Refused {
+            number: 4,
+            reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
+        },
+    ]
+}
+
+#[test]
+fn what_is_laid_out_is_read_back() {
+    for message in messages() {
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(back) = read(&meta, &body).unwrap() else {
+            panic!("{message:?} came back as an introduction");
+        };
+        assert_eq!(format!("{back:?}"), format!("{message:?}"));
+    }
+    let (meta, body) = bytes(&Introduction { instance: 42 }.encode());
+    let back = read(&meta, &body).unwrap();
+    assert!(matches!(
+        back,
+        PeerFrame::Introduction(Introduction { instance: 42 })
+    ));
+}
+
+#[test]
+fn a_prepare_carries_the_keys_of_its_places() {
+    let (transaction, places) = push();
+    let message = Message::Prepare {
+        number: 1,
+        lsn: 2,
+        decided: 1,
+        places: places.clone(),
+        transaction: Arc::clone(&transaction),
+    };
+    let (meta, body) = bytes(&encode(&message));
+    let PeerFrame::Message(Message::Prepare {
+        places: back,
+        transaction: got,
+        ..
+    }) = read(&meta, &body).unwrap()
+    else {
+        panic!("no prepare came back");
+    };
+    assert_eq!((got.id, got.floor, got.table), (transaction.id, 8, 77));
+    assert_eq!(got.change, transaction.change);
+    for (place, sent) in back.iter().zip(&places) {
+        assert_eq!((place.term, place.position), (sent.term, sent.position));
+        assert_eq!(place.run.slot, sent.run.slot);
+        let keys = |t: &Transaction, p: &StagedRun| {
+            t.batch.keys()[p.run.start as usize..p.run.end as usize].to_vec()
+        };
+        assert_eq!(keys(&got, place), keys(&transaction, sent));
+        let values = |t: &Transaction, p: &StagedRun| {
+            t.batch.values()[p.run.start as usize * DIM..p.run.end as usize * DIM].to_vec()
+        };
+        assert_eq!(values(&got, place), values(&transaction, sent));
+    }
+    assert_eq!(back.len(), places.len());
+}
+
+#[test]
+fn the_end_of_a_stream_carries_its_slots() {
+    let id = TransactionId {
+        stream: stream(5),
+        sequence: u64::MAX,
+    };
+    let close = Arc::new(Transaction::close(id, [1, 4]));
+    let place = |run: &_| StagedRun {
+        term: 1,
+        position: 3,
+        run: *run,
+    };
+    let places: Vec<StagedRun> = close.runs().iter().map(place).collect();
+    let message = Message::Prepare {
+        number: 1,
+        lsn: 2,
+        decided: 0,
+        places: places.clone(),
+        transaction: close,
+    };
+    let (meta, body) = bytes(&encode(&message));
+    let back = read(&meta, &body).unwrap();
+    let PeerFrame::Message(Message::Prepare {
+        places: back,
+        transaction,
+        ..
+    }) = back
+    else {
+        panic!("no prepare came back");
+    };
+    assert_eq!((transaction.change, transaction.id), (Change::Close, id));
+    assert_eq!(back, places);
+}
+
+/// A frame that is cut, or whose places do not fit its keys, is refused and never a panic.
+#[test]
+fn damaged_frames_are_refused() {
+    let (transaction, places) = push();
+    let prepare = Message::Prepare {
+        number: 1,
+        lsn: 2,
+        decided: 1,
+        places,
+        transaction,
+    };
+    for message in messages().into_iter().chain([prepare.clone()]) {
+        let (meta, body) = bytes(&encode(&message));
+        for cut in 0..meta.len() {
+            assert!(
+                read(&meta[..cut], &body).is_err(),
+                "{message:?} cut at {cut}"
+            );
+        }
+        if !matches!(message, Message::Refused { .. }) {
+            for cut in (0..body.len()).step_by(8) {
+                assert!(
+                    read(&meta, &body[..cut]).is_err(),
+                    "{message:?} body cut at {cut}"
+                );
+            }
+        }
+    }
+    let (meta, mut body) = bytes(&encode(&prepare));
+    let foreign = (0..).find(|&key: &u64| space().slot_of(key) == SLOTS - 1);
+    body[..8].copy_from_slice(&foreign.unwrap().to_le_bytes());
+    assert!(read(&meta, &body).is_err());
+}
