@@ -366,10 +366,15 @@ def is_alive(pid: int) -> bool:
 def test_verify_compares_the_replicas_of_every_slot(
     cluster: LocalCluster, command: Command
 ) -> None:
-    done = command("pserverctl", "--endpoint", cluster.endpoints[0], "verify", "--json")
+    alone = command("pserverctl", "--endpoint", cluster.endpoints[0], "verify")
+    assert alone.stdout == "0 slots have equal copies, 64 only one copy\n"
+    settings = {"slot_count": 64, "replicas": 2}
+    with LocalCluster(servers=2, settings=settings) as two:
+        with Client(two.endpoints) as client:
+            table = client.create_table(TableSpec.sparse("emb", 4))
+            client.push(table, np.arange(100), np.ones((100, 4), dtype=np.float32))
+        done = command("pserverctl", "--endpoint", two.endpoints[0], "verify", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["good"] is True
     assert (report["equal"], report["single"], report["different"]) == (64, 0, [])
-    shown = command("pserverctl", "--endpoint", cluster.endpoints[0], "verify")
-    assert shown.stdout == "64 slots have equal copies, 0 only one copy\n"
