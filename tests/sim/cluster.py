@@ -174,20 +174,26 @@ class Cluster:
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
 
     def _probe_now_and_then(self) -> None:
-        for process in self.processes.values():
-            if process.is_alive and not process.is_paused:
-                self.probe(process)
+        slot = self.queue.random.randrange(self.options.slots)
+        running = [one for one in self.processes.values() if one.is_alive and not one.is_paused]
+        answering = [one.node_id for one in running if self.probe(one, slot)]
+        # A slot that was declared lost may live on, cut off from the store, with its backups.
+        alone = self.options.replicas == 1
+        if len(answering) > 1 and (alone or slot not in self.history.lost_slots):
+            self.fail(f"I3: {answering} answer reads of slot {slot} at the same time")
         if not self.trainers[0].stopping:
             self.queue.after(PROBE_EVERY, self._probe_now_and_then)
 
-    def probe(self, process: Pserver) -> None:
+    def probe(self, process: Pserver, slot: int) -> bool:
         """I3, I5: whoever answers a read at this moment knows all that was acknowledged."""
-        slot = self.queue.random.randrange(self.options.slots)
         keys = self.keys_of.get(slot, [])
+        if not keys:
+            return False
         code, values = process.native.read(process.clock.now(), self.table, keys)
         if code == 0:
             counts = [round(value) for value in values]
             self.history.was_read(process.node_id, keys, counts, self.history.expect(keys))
+        return code == 0
 
     def _check_in_sync(self) -> None:
         """I1: every in-sync replica holds what was acknowledged, applied or staged."""

@@ -84,7 +84,8 @@ class Pserver:
         if not self.is_alive or not self.is_paused:
             return
         self.is_paused = False
-        self.cluster.probe(self)
+        for slot in range(self.cluster.options.slots):
+            self.cluster.probe(self, slot)
         inbox, self._inbox = self._inbox, []
         for what in inbox:
             self.handle(what)
