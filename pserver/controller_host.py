@@ -60,6 +60,8 @@ EVENTS_MAX = 1000
 EVENTS_PER_WRITE = 40
 DEATHS_MAX = 64
 SHARDS_PER_WRITE = 100
+# The least pause between two looks at processes whose time to come back is over.
+LOOK_AGAIN_S = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -135,10 +137,7 @@ class ControllerHost:
         decided: ClusterSnapshot | None = None
         while True:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(
-                    self._mirror.newer_than(revision),
-                    self._absences.next_end(self._loop.time()),
-                )
+                await asyncio.wait_for(self._mirror.newer_than(revision), self._patience_s())
             snapshot = await self._settled(decided)
             revision = snapshot.revision
             if snapshot.routing_revision < self._written:
@@ -175,6 +174,12 @@ class ControllerHost:
         events = await self._store.range(self._keys.events)
         self._events = deque(item.key for item in events.items)
         self._written = 0
+
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for a change before looking again at who is missing."""
+        end_s = self._absences.next_end(self._loop.time())
+        # Where nothing can be decided now, the end stays in the past: no busy loop then.
+        return None if end_s is None else max(end_s, LOOK_AGAIN_S)
 
     async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
         routing, routing_revision = snapshot.routing, snapshot.routing_revision
