@@ -1,0 +1,124 @@
+"""Two data servers in this process, one the backup of the other: the end of a client's stream."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from backstay._native import DataClient, DataServer, table_id
+from backstay.consensus.records import NodeRecord, RoutingTable, SlotReplicas
+from backstay.errors import BackstayError
+from backstay.tables import SGD, TableSpec, Zeros
+
+SLOTS = 64
+KEYS = 64
+DEADLINE_MS = 5_000
+TABLE = table_id("t")
+
+
+@contextmanager
+def master_and_backup(*, memory_limit_bytes: int = 0) -> Iterator[list[DataServer]]:
+    """The first server is master of all slots, the second its backup; both know all of it."""
+    servers = [
+        DataServer(
+            listen="127.0.0.1:0",
+            cluster_id="c",
+            node_id=f"ps-{number}",
+            instance=number + 1,
+            slot_count=SLOTS,
+            memory_limit_bytes=memory_limit_bytes,
+        )
+        for number in range(2)
+    ]
+    ones = np.ones(SLOTS, dtype=np.uint64)
+    routing = RoutingTable(
+        version=1,
+        nodes=tuple(
+            NodeRecord(f"ps-{number}", "127.0.0.1:1", server.address, number + 1)
+            for number, server in enumerate(servers)
+        ),
+        replicas=2,
+        replicas_of_slot=tuple(SlotReplicas(0, (1,)) for _ in range(SLOTS)),
+        term_of_slot=ones,
+        birth_of_slot=ones.copy(),
+        generation=0,
+        gone=(),
+    )
+    table = TableSpec.sparse("t", 1, optimizer=SGD(1.0), initializer=Zeros())
+    try:
+        for server in servers:
+            server.create_table(table.to_json())
+            server.set_routing_json(routing.to_json())
+            server.extend_lease(600_000)
+        yield servers
+    finally:
+        for server in servers:
+            server.stop(1_000)
+
+
+def client_of(servers: list[DataServer], job: int) -> DataClient:
+    client = DataClient(cluster_id="c", client_name="test", stream_job=job)
+    known = [(f"ps-{number}", one.address, number + 1) for number, one in enumerate(servers)]
+    client.set_routing(1, known, np.zeros(SLOTS, dtype=np.uint32))
+    client.connect(DEADLINE_MS)
+    return client
+
+
+def push(client: DataClient, first: int) -> None:
+    plan = client.plan(np.arange(first, first + KEYS, dtype=np.uint64))
+    values = np.full(KEYS, -1, dtype=np.float32)
+    client.push(TABLE, 1, plan, values, "update", 1.0, True, DEADLINE_MS)
+
+
+def rows(client: DataClient, first: int) -> list[float]:
+    out = np.full(KEYS, np.nan, dtype=np.float32)
+    keys = np.arange(first, first + KEYS, dtype=np.uint64)
+    client.pull(TABLE, 1, client.plan(keys), out, DEADLINE_MS)
+    return out.tolist()
+
+
+def test_a_stream_ends_under_a_memory_limit() -> None:
+    with master_and_backup(memory_limit_bytes=1 << 30) as servers:
+        client = client_of(servers, 1)
+        push(client, 0)
+        client.close(DEADLINE_MS)
+        done = json.loads(servers[0].stats_json())["replication"]
+        refused = json.loads(servers[1].stats_json())["replication"]["refused_to_others"]
+    # The push, and the end of its stream.
+    assert (done["prepared"], done["rolled_back"], refused) == (2, 0, 0)
+
+
+def test_what_is_acknowledged_while_the_client_closes_is_applied(
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
+    """A push that left behind the end of its stream would count as settled, unapplied."""
+    with master_and_backup() as servers:
+        reader = client_of(servers, 1_000_000)
+        for trial in range(60):
+            client, first = client_of(servers, trial + 1), trial * KEYS
+            acknowledged = [0, 0, 0]
+
+            def work(who: int, client: DataClient, first: int, count: list[int]) -> None:
+                while True:
+                    try:
+                        push(client, first)
+                    except BackstayError:
+                        return
+                    count[who] += 1
+
+            threads = [
+                threading.Thread(target=work, args=(who, client, first, acknowledged))
+                for who in range(len(acknowledged))
+            ]
+            for thread in threads:
+                thread.start()
+            eventually(lambda: sum(acknowledged) > 2)  # noqa: B023
+            client.close(DEADLINE_MS)
+            for thread in threads:
+                thread.join()
+            assert rows(reader, first) == [float(sum(acknowledged))] * KEYS
+        reader.close(DEADLINE_MS)
