@@ -67,6 +67,8 @@ pub(crate) async fn keep_links(
 ) {
     let mut links: BTreeMap<(NodeId, String), AbortHandle> = BTreeMap::new();
     let mut wanted = shared.replicator.links();
+    // A routing that came before this task began counts as a change, too.
+    wanted.mark_changed();
     let mut clock = tokio::time::interval(TICK);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
