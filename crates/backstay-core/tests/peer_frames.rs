@@ -267,7 +267,7 @@ fn damaged_frames_are_refused() {
         }
     }
     let (meta, mut body) = bytes(&encode(&prepare));
-    let foreign = (0..).find(|&key: &u64| space().slot_of(key) == SLOTS - 1);
+    let foreign = (0..1000u64).find(|&key| space().slot_of(key) == SLOTS - 1);
     body[..8].copy_from_slice(&foreign.unwrap().to_le_bytes());
     assert!(read(&meta, &body).is_err());
 }
