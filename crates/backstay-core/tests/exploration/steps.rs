@@ -92,7 +92,7 @@ impl World {
             let Some(master) = set.master else { continue };
             let dead = |node: usize| self.nodes[node].is_none();
             for &backup in &set.in_sync {
-                if !dead(backup) {
+                if !dead(backup) && (dead(master) || !self.budget.forced) {
                     steps.push(Step::Promote(slot, backup, false));
                     if !dead(master) {
                         steps.push(Step::Promote(slot, backup, true));
@@ -115,6 +115,9 @@ impl World {
                 });
                 if reported && !dead(node) {
                     steps.push(Step::TakeIn(slot, node));
+                }
+                if self.budget.groundless {
+                    steps.push(Step::Drop(slot, node));
                 }
             }
             for node in 0..self.nodes.len() {

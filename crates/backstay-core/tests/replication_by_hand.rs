@@ -1,0 +1,160 @@
+//! Single histories of a small cluster, step by step: each goes wrong if one rule is left out.
+
+// What fails in a helper is a failed test; exact numbers are the point.
+#![allow(clippy::unwrap_used, clippy::float_cmp)]
+#![allow(clippy::disallowed_methods, clippy::arc_with_non_send_sync)]
+
+#[path = "exploration/world.rs"]
+// The search uses more of it.
+#[allow(dead_code)]
+mod world;
+
+use world::{Budget, Set, Step, World, STEP};
+
+const ENOUGH: Budget = Budget {
+    crashes: 9,
+    breaks: 9,
+    changes: 9,
+    sends: 9,
+    time: 9,
+    groundless: true,
+    forced: false,
+    sure: true,
+    eager: true,
+    late: false,
+};
+
+fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Vec<Set> {
+    vec![Set {
+        master: Some(master),
+        in_sync: in_sync.to_vec(),
+        catching_up: catching_up.to_vec(),
+        term: 1,
+        birth: 1,
+    }]
+}
+
+/// Let this happen, which must be possible; every rule holds after every step.
+fn then(world: &mut World, steps: &[Step]) {
+    for step in steps {
+        let possible = world.steps();
+        assert!(possible.contains(step), "{step:?} is not in {possible:?}");
+        world.apply(*step);
+        world.check().unwrap();
+    }
+}
+
+/// As often as it is possible.
+fn repeat(world: &mut World, step: Step) {
+    while world.steps().contains(&step) {
+        then(world, &[step]);
+    }
+}
+
+/// A master that was ousted without knowing it comes back on a new connection. Its successor,
+/// which it takes for its backup, must not obey: both would acknowledge pushes.
+#[test]
+fn an_ousted_master_is_not_obeyed() {
+    let mut world = World::new(2, set(0, &[1], &[]), [&[0], &[0]], ENOUGH);
+    then(
+        &mut world,
+        &[
+            Step::Break(0, 1),
+            Step::Promote(0, 1, false),
+            Step::Route(1, 2),
+        ],
+    );
+    repeat(&mut world, Step::Do(1, 2));
+    // What it promised the old master runs out.
+    then(
+        &mut world,
+        &[Step::Time, Step::Time, Step::Time, Step::Send(0, 1)],
+    );
+    assert!(world.steps().contains(&Step::Do(1, 2)), "it takes pushes");
+    repeat(&mut world, Step::Do(1, 2));
+    then(&mut world, &[Step::Connect(0, 1)]);
+    repeat(&mut world, Step::There(0, 1));
+    repeat(&mut world, Step::Back(0, 1));
+    then(&mut world, &[Step::Send(1, 0)]);
+    repeat(&mut world, Step::There(0, 1));
+    repeat(&mut world, Step::Back(0, 1));
+    repeat(&mut world, Step::Do(0, 1));
+}
+
+/// A node left a slot and came back in tables of which its master saw only the last: what it
+/// had caught up with is gone.
+#[test]
+fn a_copy_begins_anew_after_a_table_was_missed() {
+    let mut world = World::new(2, set(0, &[], &[1]), [&[0], &[0]], ENOUGH).send_all();
+    world.settle_down();
+    then(
+        &mut world,
+        &[
+            Step::Drop(0, 1),
+            Step::Add(0, 1),
+            Step::Route(1, 2),
+            Step::Route(1, 3),
+            Step::Route(0, 3),
+        ],
+    );
+    assert!(!world.steps().contains(&Step::TakeIn(0, 1)));
+    world.settle_down();
+    then(
+        &mut world,
+        &[Step::TakeIn(0, 1), Step::Promote(0, 1, false)],
+    );
+}
+
+/// A node refuses what came behind its copy, because it goes by a newer table than the master:
+/// the push is decided without it, and its copy lacks it.
+#[test]
+fn a_copy_begins_anew_after_something_behind_it_was_refused() {
+    let mut world = World::new(3, set(0, &[2], &[]), [&[0], &[]], ENOUGH);
+    then(
+        &mut world,
+        &[
+            Step::Add(0, 1),
+            Step::Route(1, 2),
+            Step::Route(0, 2),
+            Step::Connect(0, 1),
+        ],
+    );
+    // The copy comes; that it has come is under way.
+    repeat(&mut world, Step::There(0, 1));
+    then(
+        &mut world,
+        &[
+            Step::Send(0, 0),
+            Step::TakeOut(0, 2),
+            Step::Route(1, 3),
+            Step::There(0, 1),
+        ],
+    );
+    repeat(&mut world, Step::Back(0, 1));
+    then(&mut world, &[Step::There(0, 2), Step::Back(0, 2)]);
+    repeat(&mut world, Step::Do(0, 1));
+    then(&mut world, &[Step::Route(0, 3)]);
+    world.settle_down();
+    then(
+        &mut world,
+        &[Step::TakeIn(0, 1), Step::Promote(0, 1, false)],
+    );
+}
+
+/// A master without backups may be replaced when its lease is over: then it does nothing more.
+#[test]
+fn a_sole_master_stops_with_its_lease() {
+    let mut world = World::new(1, set(0, &[], &[]), [&[0], &[0]], ENOUGH);
+    world.lease(0, STEP);
+    then(&mut world, &[Step::Send(0, 0), Step::Do(0, 1)]);
+    assert!(world.answers_reads(0, 0));
+    then(&mut world, &[Step::Time, Step::Send(1, 0)]);
+    assert!(!world.answers_reads(0, 0));
+    assert!(
+        !world.steps().contains(&Step::Do(0, 1)),
+        "the push is refused"
+    );
+    world.lease(0, STEP);
+    then(&mut world, &[Step::Send(1, 0), Step::Do(0, 1)]);
+    assert!(world.answers_reads(0, 0));
+}
