@@ -321,6 +321,7 @@ def _open_data_server(config: ServerConfig, instance: int) -> DataServer:
             tls_peer_ca_pem=pems.ca if pems.cert is not None else None,
             promise_ms=config.promise_ms,
             prepare_timeout_ms=config.prepare_timeout_ms,
+            copy_bytes_per_s=config.copy_bytes_per_s,
         )
     except OSError as error:
         raise ListenError(f"listen_data: {error.strerror or error}") from error

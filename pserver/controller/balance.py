@@ -13,7 +13,7 @@ import numpy as np
 
 from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
-from backstay.pserver.controller.repair import distinct_hosts, surplus_of
+from backstay.pserver.controller.repair import distinct_hosts, heir_of, surplus_of
 
 __all__ = ["HANDOVERS_MAX", "MOVES_MAX", "balance_masters", "move_copies", "relieve_stopping"]
 
@@ -40,7 +40,7 @@ def relieve_stopping(draft: Draft) -> None:
         if held.master in leaving and slot not in draft.changed:
             heirs = [number for number in held.in_sync if draft.serving[number]]
             if heirs:
-                heir = min(heirs, key=lambda number: draft.masters[number])
+                heir = heir_of(draft, heirs)
                 hand_over(draft, slot, heir, f"{draft.name(held.master)} does not serve any more")
 
 
@@ -109,7 +109,7 @@ def balance_masters(draft: Draft) -> None:
     for slot, held in enumerate(draft.held):
         if held.master in links:
             for backup in held.in_sync:
-                if backup in links:
+                if backup in links and draft.reaches(backup, held.holders):
                     links[held.master].setdefault(backup, []).append(slot)
     left = HANDOVERS_MAX
     # What is reached from a process without finding an end has no end for those with fewer.
@@ -122,7 +122,7 @@ def balance_masters(draft: Draft) -> None:
         chain = _chain(links, counts, start, exhausted)
         for giver, taker in pairwise(chain):
             slot = links[giver][taker][0]
-            _relink(links, draft.held[slot], slot, taker)
+            _relink(draft, links, slot, taker)
             hand_over(draft, slot, taker, "masters are spread evenly")
             left -= 1
         if chain:
@@ -155,15 +155,15 @@ def _chain(
     return []
 
 
-def _relink(
-    links: dict[int, dict[int, list[int]]], held: SlotReplicas, slot: int, heir: int
-) -> None:
+def _relink(draft: Draft, links: dict[int, dict[int, list[int]]], slot: int, heir: int) -> None:
     """Keep the links true when a slot gets another master."""
-    for backup in held.in_sync:
-        if backup in links:
+    held = draft.held[slot]
+    able = [n for n in held.synced if n in links and draft.reaches(n, held.holders)]
+    for backup in able:
+        if backup != held.master:
             links[held.master][backup].remove(slot)
-    for backup in held.synced:
-        if backup in links and backup != heir:
+    for backup in able:
+        if backup != heir:
             links[heir].setdefault(backup, []).append(slot)
 
 
@@ -205,11 +205,15 @@ def _begin(draft: Draft, slot: int, target: int, load: np.ndarray) -> bool:
     held = draft.held[slot]
     if held.catching_up or target in held.holders or draft.copying[target] >= CATCHING_UP_MAX:
         return False
+    if not draft.reaches(target, [held.master]):
+        return False
     more = (*held.synced, target)
     victim = surplus_of(draft, more, load)
     if victim == target:
         return False
     after = [number for number in more if number != victim]
+    if not draft.reaches(target, after):
+        return False
     gain = distinct_hosts(draft, after) - distinct_hosts(draft, held.synced)
     if gain < 0 or (gain == 0 and load[victim] - load[target] < 2):
         return False

@@ -9,6 +9,7 @@ they were, so that no change can forget its term.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -45,7 +46,7 @@ class Draft:
         alive: By number, whether the lease is alive and nobody knows the process dead.
         serving: By number, whether it is alive and serves: only such take something new.
         waiting: By number, whether it may still come back with its memory.
-        gone: By number, whether it is dead for sure.
+        gone: By number, whether its memory is gone: it is dead, or another has its node id.
         held: For each slot the processes that hold it, by number.
         masters: By number, the slots it is master of.
         copies: By number, the slots it holds.
@@ -58,7 +59,7 @@ class Draft:
         self.before = before
         self.wanted = records.config.replicas
         members = {key: records.members[key] for key in sorted(records.members)}
-        known_dead = records.gone | set(before.gone)
+        self._dead = known_dead = records.gone | set(before.gone)
         living = {
             member.instance: member
             for member in members.values()
@@ -102,9 +103,8 @@ class Draft:
         self.held: list[SlotReplicas] = list(before.replicas_of_slot)
         self.changed: dict[int, None] = {}
         self.lost: list[int] = []
-        # By master: those from which it gets no answer.
-        self.shunned: dict[int, set[int]] = {}
         self._count()
+        self._apart = self._who_is_apart(records)
         self._notes: dict[tuple[EventKind, int, str], list[int]] = defaultdict(list)
 
     def slots_with(self, numbers: set[int]) -> list[int]:
@@ -114,6 +114,19 @@ class Draft:
             for master, in_sync, catching_up in self.before.sets
         ]
         return np.flatnonzero(np.array(concerned)[self.before.set_of_slot]).tolist()
+
+    def reaches(self, process: int, others: Iterable[int]) -> bool:
+        """Return whether nobody has reported that it and one of the others do not hear each other.
+
+        A slot of such a pair keeps no copy in sync, so placements avoid it. Also a report that
+        has not caught up with the last table counts here: else a copy that was taken from a
+        silent node would be given back to it at once.
+        """
+        return self._apart[process].isdisjoint(others)
+
+    def apart_from(self, process: int) -> set[int]:
+        """Return those of which it is not true."""
+        return self._apart[process]
 
     def put(self, slot: int, held: SlotReplicas) -> None:
         """Change who holds a slot."""
@@ -161,10 +174,12 @@ class Draft:
         for slot in self.lost:
             births[slot] = version
         nodes, held = self._numbered_anew()
+        # Nobody waits for what these promised. One whose id another process has taken may live
+        # on for a moment, cut off from the store.
         newly_gone = sorted(
             node.instance
-            for node, gone in zip(self.processes, self.gone, strict=True)
-            if gone and node.instance not in self.before.gone
+            for node in self.processes
+            if node.instance in self._dead and node.instance not in self.before.gone
         )
         gone = (*self.before.gone, *newly_gone)[-GONE_MAX:]
         if (
@@ -185,6 +200,19 @@ class Draft:
             gone=gone,
         )
         return table, self._events(version)
+
+    def _who_is_apart(self, records: ClusterRecords) -> list[set[int]]:
+        apart: list[set[int]] = [set() for _ in self.processes]
+        for instance, report in records.reports.items():
+            reporter = self.index_of.get(instance)
+            if reporter is None or not self.alive[reporter] or report.instance != instance:
+                continue
+            for other in report.silent:
+                number = self.index_of.get(other, reporter)
+                if number != reporter:
+                    apart[reporter].add(number)
+                    apart[number].add(reporter)
+        return apart
 
     def _count(self) -> None:
         count = len(self.processes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
 
-__all__ = ["add_missing", "distinct_hosts", "drop_surplus", "surplus_of"]
+__all__ = ["add_missing", "distinct_hosts", "drop_surplus", "heir_of", "surplus_of"]
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -75,17 +75,41 @@ def drop_surplus(draft: Draft) -> None:
 def surplus_of(draft: Draft, holders: tuple[int, ...], load: NDArray[np.int64]) -> int:
     """Return which of the holders of a slot is to go if one of them is.
 
-    One on a host that has another one of them; else one that does not serve; else the one
-    that holds most slots; the master, which comes first, only if it holds more than others.
+    One that does not hear another one of them; else one on a host that has another one of them;
+    else one that does not serve; else the one that holds most slots; the master, which comes
+    first, only if it holds more than others.
     """
     hosts = [int(draft.hosts[number]) for number in holders]
 
-    def weight(at: int) -> tuple[bool, bool, int, int]:
+    def weight(at: int) -> tuple[bool, bool, bool, int, int]:
         number = holders[at]
-        return (hosts.count(hosts[at]) > 1, not draft.serving[number], int(load[number]), at > 0)
+        apart = not draft.reaches(number, holders)
+        return (
+            apart,
+            hosts.count(hosts[at]) > 1,
+            not draft.serving[number],
+            int(load[number]),
+            at > 0,
+        )
 
     # max() takes the first of equals, that is, the one that has been there longer.
     return holders[max(range(len(holders)), key=weight)]
+
+
+def heir_of(draft: Draft, in_sync: Sequence[int]) -> int:
+    """Return which of the in-sync backups of a slot is to be its master.
+
+    One that serves and hears the others; of those the one that is master of fewest slots.
+    """
+
+    def weight(number: int) -> tuple[bool, bool, int]:
+        return (
+            not draft.serving[number],
+            not draft.reaches(number, in_sync),
+            draft.masters[number],
+        )
+
+    return min(in_sync, key=weight)
 
 
 def distinct_hosts(draft: Draft, holders: Iterable[int]) -> int:
@@ -99,7 +123,7 @@ def _drop(draft: Draft, slot: int, number: int) -> None:
     in_sync = tuple([one for one in held.in_sync if one != number])
     if number == master:
         # The backup has everything that was acknowledged: it may take over at once.
-        master = min(in_sync, key=lambda one: (not draft.serving[one], draft.masters[one]))
+        master = heir_of(draft, in_sync)
         in_sync = tuple([one for one in in_sync if one != master])
         draft.note(
             "handed_over",
@@ -127,11 +151,15 @@ def _target(draft: Draft, held: SlotReplicas) -> int | None:
     free = np.array(draft.serving)
     free[list(held.holders)] = False
     # A master that gets no answer from a process cannot copy anything to it.
-    free[list(draft.shunned.get(held.master, ()))] = False
+    free[list(draft.apart_from(held.master))] = False
     if not free.any():
         return None
     elsewhere = free & ~np.isin(draft.hosts, draft.hosts[list(held.holders)])
     candidates = elsewhere if elsewhere.any() else free
+    together = candidates.copy()
+    for holder in held.holders:
+        together[list(draft.apart_from(holder))] = False
+    candidates = together if together.any() else candidates
     load = np.where(candidates, draft.copies, _NEVER)
     load[candidates & (draft.copying >= CATCHING_UP_MAX)] = _NEVER - 1
     return int(np.argmin(load))

@@ -49,7 +49,6 @@ def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
     A silent backup has to catch up. One that was catching up loses its place: its master may
     have asked for it to be taken in, and waits for it until a table says otherwise.
     """
-    draft.shunned[reporter] = silent
     for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
         held = draft.held[slot]
         out = tuple([number for number in held.in_sync if number in silent])

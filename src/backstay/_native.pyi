@@ -82,6 +82,7 @@ class DataServer:
         memory_limit_bytes: int = 0,
         promise_ms: int = 400,
         prepare_timeout_ms: int = 1000,
+        copy_bytes_per_s: int = 67_108_864,
     ) -> DataServer: ...
     @property
     def address(self) -> str:
@@ -301,6 +302,7 @@ class SimNode:
         prepare_timeout_us: int = 1_000_000,
         max_pending: int = 256,
         copies_at_once: int = 4,
+        copy_bytes_per_s: int = 2**64 - 1,
     ) -> SimNode: ...
     def create_table(self, spec_json: str) -> None:
         """Create a table, or do nothing if it exists with the same settings."""

@@ -236,6 +236,13 @@ class ServerConfig(StoreConfig, SecurityConfig):
         minimum=50,
         maximum=60_000,
     )
+    copy_bytes_per_s: int = setting(
+        67_108_864,
+        "Bytes of rows that a master copies to new replicas in a second, at most: copies leave "
+        "room for pushes.",
+        minimum=65_536,
+        maximum=2**40,
+    )
     memory_limit_bytes: int = setting(
         0, "Memory for rows; pushes that need more are refused. 0: no limit.", minimum=0
     )

@@ -23,6 +23,7 @@ __all__ = ["Cluster", "Failure", "Options", "Outcome", "simulate"]
 
 CHECK_EVERY = 100 * MS
 PROBE_EVERY = 4 * MS
+UNLIMITED = 2**64 - 1
 TABLE = {
     "name": "counts",
     "kind": {"sparse": {"dim": 1}},
@@ -47,6 +48,7 @@ class Options:
     slow_watch: Micros
     slow_thought: Micros
     duplicates: float
+    copy_bytes_per_s: int
     promise: Micros = 150 * MS
     heartbeat: Micros = 45 * MS
     prepare_timeout: Micros = 150 * MS
@@ -68,6 +70,8 @@ class Options:
             slow_watch=random.choice((2 * MS, 20 * MS, 300 * MS)),
             slow_thought=random.choice((1 * MS, 1 * MS, 50 * MS)),
             duplicates=random.choice((0.0, 0.1)),
+            # A slot is some fifty bytes.
+            copy_bytes_per_s=random.choice((UNLIMITED, UNLIMITED, 2_000)),
         )
 
 

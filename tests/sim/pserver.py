@@ -19,6 +19,7 @@ __all__ = ["Link", "Pserver"]
 
 TICK = 25 * MS
 RECONNECT = 40 * MS
+CONNECT_TIMEOUT = 120 * MS
 
 
 class Link:
@@ -48,6 +49,7 @@ class Pserver:
             promise_us=options.promise,
             heartbeat_us=options.heartbeat,
             prepare_timeout_us=options.prepare_timeout,
+            copy_bytes_per_s=options.copy_bytes_per_s,
         )
         self.native.create_table(cluster.table_json)
         self.is_alive = True
@@ -172,8 +174,16 @@ class Pserver:
         if not self.is_alive or other is None:
             return
         there = network.is_open(self.place, other.place)
-        if self.is_paused or not (there and network.is_open(other.place, self.place)):
+        if self.is_paused:
             self.queue.after(RECONNECT, partial(self._dial, peer))
+            return
+        if not (there and network.is_open(other.place, self.place)):
+
+            def unreachable() -> None:
+                give_up()
+                self.native.link_down(self.clock.now(), peer, False)
+
+            self.queue.after(CONNECT_TIMEOUT, partial(self.handle, unreachable))
             return
         if not other.is_alive:
             self.handle(lambda: self.native.link_down(self.clock.now(), peer, True))

@@ -275,6 +275,10 @@ impl Replicator {
             }
             _ => None,
         };
+        let copied = match &message {
+            Message::CopyEnd { slot, .. } => Some(slot.slot),
+            _ => None,
+        };
         {
             let mut state = self.state.lock();
             if !state.is_current(from, Way::ToMaster, connection) {
@@ -284,6 +288,14 @@ impl Replicator {
             state.replica.receive(now, &*self.store, from, message);
             answers.extend(state.replica.take_messages(from, Way::ToMaster));
             self.publish(&state.replica);
+        }
+        if let (Some(slot), Some(Message::Refused { reason, .. })) = (copied, answers.last()) {
+            warn!(
+                slot,
+                master = from,
+                ?reason,
+                "a copy of a slot could not be taken in"
+            );
         }
         if let Some((lsn, id)) = prepared {
             self.times.stage.record(begun.elapsed());

@@ -82,7 +82,8 @@ impl SimNode {
 impl SimNode {
     #[new]
     #[pyo3(signature = (instance, slot_count, *, promise_us=400_000, heartbeat_us=100_000,
-        prepare_timeout_us=1_000_000, max_pending=256, copies_at_once=4))]
+        prepare_timeout_us=1_000_000, max_pending=256, copies_at_once=4,
+        copy_bytes_per_s=u64::MAX))]
     #[allow(clippy::too_many_arguments)] // Keywords only.
     fn new(
         py: Python<'_>,
@@ -93,6 +94,7 @@ impl SimNode {
         prepare_timeout_us: u64,
         max_pending: usize,
         copies_at_once: usize,
+        copy_bytes_per_s: u64,
     ) -> PyResult<Self> {
         let space = slot_space(py, slot_count)?;
         let options = ReplicaOptions {
@@ -101,6 +103,7 @@ impl SimNode {
             prepare_timeout: prepare_timeout_us,
             max_pending,
             copies_at_once,
+            copy_bytes_per_s,
         };
         let node = Node {
             replica: Replica::new(instance, slot_count, options),

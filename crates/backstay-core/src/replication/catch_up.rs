@@ -4,7 +4,7 @@
 //! there, nothing commits without that node; once it has answered everything that was sent
 //! before that moment, it lacks nothing, and the controller is asked to take it in.
 
-use super::message::{Message, SettledSlot};
+use super::message::{Message, Refuse, SettledSlot};
 use super::peer::{Awaited, Copy};
 use super::replica::Replica;
 use super::rows::Rows;
@@ -68,7 +68,11 @@ impl Replica {
             let peer = self.peers.entry(node).or_default();
             let under_way = peer.copies.values().filter(|copy| **copy == Copy::Sent);
             let wanted = matches!(peer.copies.get(&slot), None | Some(Copy::Wanted));
-            if peer.up && wanted && under_way.count() < self.options.copies_at_once {
+            if self.pace.is_spent() {
+                return;
+            }
+            let ready = peer.up && peer.rests_until.is_none();
+            if ready && wanted && under_way.count() < self.options.copies_at_once {
                 self.copy(rows, node, slot);
             }
         }
@@ -93,6 +97,7 @@ impl Replica {
         peer.copies.insert(number, Copy::Sent);
         peer.to_backup.push_back(Message::CopyBegin { slot: head });
         for (table, rows) in copy.tables {
+            self.pace.spend(bytes_of(&rows));
             for rows in pieces(rows) {
                 peer.to_backup.push_back(Message::CopyRows {
                     slot: number,
@@ -156,7 +161,7 @@ impl Replica {
         self.follow_master(rows, from, head);
         rows.clear_slot(head.slot);
         self.slots[number].torn = true;
-        self.slots[number].copy_failed = false;
+        self.slots[number].copy_failed = None;
     }
 
     pub(super) fn add_copied(
@@ -167,12 +172,12 @@ impl Replica {
         table: u64,
         some: &PlainRows,
     ) {
-        let follows = |slot: &super::state::Slot| slot.source == from && slot.torn;
-        if self.slots.get(slot as usize).is_some_and(follows)
-            && rows.add_rows(slot, table, some).is_err()
-        {
+        let Some(known) = self.slots.get_mut(slot as usize) else {
+            return;
+        };
+        if known.source == from && known.torn && known.copy_failed.is_none() {
             // The end of the copy finds out, and is refused.
-            self.slots[slot as usize].copy_failed = true;
+            known.copy_failed = rows.add_rows(slot, table, some).err();
         }
     }
 
@@ -186,16 +191,27 @@ impl Replica {
     ) {
         let slot = self.slots.get_mut(head.slot as usize);
         let outcome = match slot {
-            Some(slot) if slot.source == from && slot.torn && !slot.copy_failed => {
-                rows.set_memory(head.slot, memory);
-                slot.torn = false;
-                self.counters.slots_installed += 1;
-                Ok(())
-            }
-            _ => Err(super::message::Refuse::Gap),
+            Some(slot) if slot.source == from && slot.torn => match slot.copy_failed.take() {
+                None => {
+                    rows.set_memory(head.slot, memory);
+                    slot.torn = false;
+                    self.counters.slots_installed += 1;
+                    Ok(())
+                }
+                Some(refusal) => {
+                    // What came of it is of no use, and takes room.
+                    rows.clear_slot(head.slot);
+                    Err(Refuse::Rows(refusal))
+                }
+            },
+            _ => Err(Refuse::Gap),
         };
         self.answer(from, number, outcome);
     }
+}
+
+fn bytes_of((keys, weights, state): &PlainRows) -> u64 {
+    (8 * keys.len() + 4 * (weights.len() + state.len())) as u64
 }
 
 /// Cut rows into messages of bounded size.

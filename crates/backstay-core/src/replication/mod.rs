@@ -26,6 +26,7 @@ mod catch_up;
 mod fingerprint;
 mod master;
 pub mod message;
+mod pace;
 mod peer;
 mod promise;
 pub mod replica;

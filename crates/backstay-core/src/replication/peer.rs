@@ -73,6 +73,8 @@ pub(super) struct Peer {
     pub(super) trouble_since: Option<Micros>,
     /// It lacks something in the middle: only a copy helps.
     pub(super) fallen_behind: bool,
+    /// It refused a copy: no new one before, lest it be offered the same again and again.
+    pub(super) rests_until: Option<Micros>,
     /// Slots that are being copied to it.
     pub(super) copies: BTreeMap<u32, Copy>,
 

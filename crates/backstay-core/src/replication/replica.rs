@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::message::{Message, Refuse};
+use super::pace::Pace;
 use super::peer::{Awaited, Copy, Peer};
 use super::routing::RoutingTable;
 use super::rows::Rows;
@@ -30,10 +31,14 @@ pub struct Replica {
     pub(super) lease_until: Micros,
     /// Peers without which nothing commits, of any slot.
     pub(super) required: BTreeSet<NodeId>,
+    /// Those, and the ones that are to catch up.
+    pub(super) backups: BTreeSet<NodeId>,
     /// Whether any slot has no backup to wait for.
     pub(super) solo: bool,
     /// Whether any slot is to be copied to another node.
     pub(super) copying: bool,
+    /// How much may be copied now.
+    pub(super) pace: Pace,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
     pub(super) next_heartbeat: Micros,
     report: (u64, Report),
@@ -56,8 +61,10 @@ impl Replica {
             decided: 0,
             lease_until: 0,
             required: BTreeSet::new(),
+            backups: BTreeSet::new(),
             solo: false,
             copying: false,
+            pace: Pace::new(options.copy_bytes_per_s),
             work: BTreeMap::new(),
             next_heartbeat: 0,
             report: (0, Report::default()),
@@ -185,6 +192,7 @@ impl Replica {
     /// Find out anew who is waited for.
     pub(super) fn recount(&mut self) {
         self.required.clear();
+        self.backups.clear();
         self.solo = false;
         self.copying = false;
         for number in 0..self.slots.len() as u32 {
@@ -205,6 +213,8 @@ impl Replica {
                 }
             }
             self.required.extend(&slot.required);
+            self.backups.extend(&slot.required);
+            self.backups.extend(&set.catching_up);
             self.solo |= slot.required.is_empty();
             self.copying |= !set.catching_up.is_empty();
         }
@@ -218,12 +228,15 @@ impl Replica {
     }
 
     /// Every node this one must keep a connection to.
+    ///
+    /// A node that was silent and is still a member is tried on, whether or not a slot needs it:
+    /// the controller gives it no copy from here until it is heard that it answers again.
     pub fn wanted_links(&self) -> BTreeSet<NodeId> {
-        let mut wanted = self.required.clone();
-        for slot in 0..self.routing.slots() {
-            let set = self.routing.replicas(slot);
-            if set.master == self.me {
-                wanted.extend(&set.catching_up);
+        let mut wanted = self.backups.clone();
+        for member in &self.routing.members {
+            let peer = self.peers.get(&member.instance);
+            if peer.is_some_and(|peer| peer.trouble_since.is_some()) {
+                wanted.insert(member.instance);
             }
         }
         wanted
@@ -250,10 +263,14 @@ impl Replica {
     /// The connection to a node broke or could not be opened. `refused`: its port refuses
     /// connections.
     pub fn link_down(&mut self, now: Micros, rows: &impl Rows, node: NodeId, refused: bool) {
+        // A connection that nobody needs any more ends without trouble.
+        let needed = self.backups.contains(&node);
         let peer = self.peers.entry(node).or_default();
         peer.up = false;
         peer.refused = refused;
-        peer.trouble_since.get_or_insert(now);
+        if needed {
+            peer.trouble_since.get_or_insert(now);
+        }
         peer.reset_way_there();
         for copy in peer.copies.values_mut() {
             *copy = match *copy {
@@ -308,11 +325,15 @@ impl Replica {
             let reason = format!("backup {:#x} did not answer in time", entry.waiting[0].0);
             self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
         }
-        for node in &self.required {
+        for node in &self.backups {
             let peer = self.peers.entry(*node).or_default();
             if peer.promised_until <= now {
                 peer.trouble_since.get_or_insert(now);
             }
+        }
+        self.pace.fill(now);
+        for peer in self.peers.values_mut() {
+            peer.rests_until = peer.rests_until.filter(|&until| until > now);
         }
         self.decide();
         self.serve_settled(now, rows);
@@ -389,9 +410,9 @@ impl Replica {
         let peer = self.peers.entry(from).or_default();
         match peer.answered(number) {
             Some(Awaited::Entry(lsn)) => self.refused_entry(rows, from, lsn, reason),
-            // It is begun again on the next occasion.
             Some(Awaited::Copy(slot)) => {
                 peer.copies.insert(slot, Copy::Wanted);
+                peer.rests_until = Some(now + self.options.prepare_timeout);
                 self.recount();
             }
             None => return,
@@ -447,7 +468,7 @@ impl Replica {
         let limit = self.options.prepare_timeout;
         for (&node, peer) in &self.peers {
             let silent = peer.trouble_since.is_some_and(|since| since + limit <= now);
-            if (silent || peer.fallen_behind) && self.required.contains(&node) {
+            if silent || peer.fallen_behind {
                 report.silent.insert(node);
             }
             if peer.refused {

@@ -22,6 +22,8 @@ pub struct ReplicaOptions {
     pub max_pending: usize,
     /// Slots that are copied to one node at once.
     pub copies_at_once: usize,
+    /// Bytes of copies that go out in a second, so that they leave room for pushes.
+    pub copy_bytes_per_s: u64,
 }
 
 impl Default for ReplicaOptions {
@@ -32,6 +34,7 @@ impl Default for ReplicaOptions {
             prepare_timeout: 1_000_000,
             max_pending: 256,
             copies_at_once: 4,
+            copy_bytes_per_s: u64::MAX,
         }
     }
 }
@@ -77,7 +80,7 @@ pub enum Work {
 pub struct Report {
     /// The routing version it refers to.
     pub routing_version: u64,
-    /// In-sync backups (or such that are to become it) that do not answer.
+    /// Nodes that this one copies to, or would, and that do not answer.
     pub silent: BTreeSet<NodeId>,
     /// (slot, its term, node): the node has all that was committed, take it in.
     pub caught_up: BTreeSet<(u32, u64, NodeId)>,
@@ -118,8 +121,8 @@ pub(super) struct Slot {
     pub(super) seen_version: u64,
     /// A copy has begun and not ended.
     pub(super) torn: bool,
-    /// Some of its rows could not be taken in.
-    pub(super) copy_failed: bool,
+    /// Why some of its rows could not be taken in.
+    pub(super) copy_failed: Option<Refusal>,
     /// As master: nothing commits without these.
     pub(super) required: Vec<NodeId>,
     /// As master: these get everything, too, but nobody waits for them.

@@ -57,9 +57,18 @@ impl Store {
         Ok(wanted)
     }
 
+    /// Refuse rows that do not fit the limit; nothing is promised to them.
+    pub(super) fn check_room(&self, wanted: u64) -> Result<(), Refusal> {
+        let taken = self.allocated_bytes() + self.reserved_bytes.load(Ordering::Acquire);
+        if wanted > 0 && taken + wanted > self.memory_limit_bytes {
+            return Err(self.no_room(wanted));
+        }
+        Ok(())
+    }
+
     pub(super) fn no_room(&self, wanted: u64) -> Refusal {
         Refusal::MemoryLimit(format!(
-            "the new rows of this push need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
+            "the new rows need {wanted} bytes; {} of {} (memory_limit_bytes) are in use: add servers or raise the limit",
             self.allocated_bytes(),
             self.memory_limit_bytes
         ))
