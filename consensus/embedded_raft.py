@@ -101,11 +101,16 @@ _MAY_BE_APPLIED = (FAIL_REASON.LEADER_CHANGED, FAIL_REASON.UNKNOWN_OUTCOME)
 class _Replica(SyncObjConsumer):  # type: ignore[misc] # PySyncObj has no types
     """The replicated object: PySyncObj calls ``run_command`` in the same order on every member."""
 
-    def __init__(self, lock: threading.Lock, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, lock: threading.Lock, clock: Callable[[], float], on_change: Callable[[], None]
+    ) -> None:
         super().__init__()
         self._lock = lock
+        self._clock = clock
         self._on_change = on_change
         self.state = StoreState(lease_slack_ms=TICK_MAX_MS)
+        # When something was last carried out here, by this member's clock.
+        self.carried_out_at = clock()
 
     @replicated  # type: ignore[untyped-decorator]
     def run_command(self, text: str) -> Outcome:
@@ -117,6 +122,7 @@ class _Replica(SyncObjConsumer):  # type: ignore[misc] # PySyncObj has no types
             except BackstayError as error:
                 outcome = Outcome(done=True, error=error)
             changed = self.state.revision != before
+            self.carried_out_at = self._clock()
         if changed:
             self._on_change()
         return outcome
@@ -128,6 +134,7 @@ class _Replica(SyncObjConsumer):  # type: ignore[misc] # PySyncObj has no types
     def _deserialize(self, data: dict[str, object]) -> None:
         with self._lock:
             self.state.restore(data)
+            self.carried_out_at = self._clock()
         self._on_change()
 
 
@@ -219,7 +226,7 @@ class RaftMember:
         self._data_dir = data_dir
         self._clock = clock
         self._lock = threading.Lock()
-        self._replica = _Replica(self._lock, on_change)
+        self._replica = _Replica(self._lock, clock, on_change)
         self._sync: Any = None
         self._thread = threading.Thread(target=self._run, name=f"raft-{own}", daemon=True)
         self._started = threading.Event()
@@ -361,7 +368,8 @@ class RaftMember:
             _LOG.info("%s leads the embedded store in term %d", self._own, term)
             self._led_term, self._tick_under_way = term, False
             self._ticked_at = now
-            self.submit(command("lead", term), self._note_tick(term))
+            silent_ms = max(0, int((now - self._replica.carried_out_at) * 1000))
+            self.submit(command("lead", term, silent_ms), self._note_tick(term))
             return
         if self._replica.state.next_lease_end_ms() is None:
             self._ticked_at = now

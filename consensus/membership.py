@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from backstay.consensus.json_fields import dump, parse_fields
 from backstay.consensus.keys import Keys
+from backstay.consensus.packing import unpack
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -255,8 +256,9 @@ class _Changes:
     def _read(self, item: KeyValue) -> None:
         keys, key = self._keys, item.key
         if key == keys.routing:
-            self._values["routing"] = RoutingTable.from_json(item.value)
-            self._values["routing_json"] = item.value
+            text = unpack(item.value)
+            self._values["routing"] = RoutingTable.from_json(text)
+            self._values["routing_json"] = text
             self._values["routing_revision"] = item.mod_revision
         elif key == keys.config:
             self._values["config"] = ClusterConfig.from_json(item.value)

@@ -53,8 +53,8 @@ def execute(state: StoreState, text: str) -> Any:
                 return state.keepalive(lease)
             case "revoke", [lease]:
                 return state.revoke(lease)
-            case "lead", [term]:
-                return state.take_lead(term)
+            case "lead", [term, silent_ms]:
+                return state.take_lead(term, silent_ms)
             case "tick", [term, elapsed_ms]:
                 return state.tick(term, elapsed_ms)
             case "barrier", []:

@@ -191,15 +191,28 @@ class StoreState:
             if end_ms <= self._now_ms:
                 self.revoke(lease)
 
-    def take_lead(self, term: int) -> None:
-        """Note a new leader: it drives the time from here on, and every lease is full again.
+    def take_lead(self, term: int, silent_ms: int) -> None:
+        """Note a new leader: it drives the time from here on.
 
-        How long the group was without a leader is unknown, and its clients could not renew.
+        Nobody could renew a lease without a leader. Each is left half its time at least, so that
+        its owner can, and all of it if the silence was longer than that; otherwise the silence
+        counts, so that a leader that hangs does not lengthen its own lease by its election.
+
+        Args:
+            term: The leader's.
+            silent_ms: How long surely nothing was carried out before.
         """
-        if term > self._lead_term:
-            self._lead_term = term
-            for live in self._leases.values():
+        if silent_ms < 0:
+            raise InvalidRequest(f"time cannot go back by {-silent_ms} ms")
+        if term <= self._lead_term:
+            return
+        self._lead_term = term
+        for live in self._leases.values():
+            half_ms = live.ttl_ms // 2
+            if silent_ms > half_ms:
                 live.end_ms = self._full_end(live.ttl_ms)
+            else:
+                live.end_ms = max(live.end_ms - silent_ms, self._full_end(half_ms))
 
     def tick(self, term: int, elapsed_ms: int) -> bool:
         """Let time pass on behalf of the leader of a term; false if another one has taken over."""

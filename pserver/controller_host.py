@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from backstay.consensus import ClusterMirror, ClusterSnapshot
 from backstay.consensus.keys import Keys
+from backstay.consensus.packing import pack
 from backstay.consensus.records import (
     ClusterConfig,
     ControllerRecord,
@@ -170,6 +171,7 @@ class ControllerHost:
 
     async def _take_over(self) -> None:
         """Read everything, so that the first decision is not one of yesterday's records."""
+        self._absences.forget()
         await self._watch.read_all()
         events = await self._store.range(self._keys.events)
         self._events = deque(item.key for item in events.items)
@@ -201,11 +203,11 @@ class ControllerHost:
             for instance in records.reports
         }
         # In a thread: with many slots it takes longer than this loop may stand still.
-        decision = await asyncio.to_thread(self._decide, records)
+        decision, routing_value = await asyncio.to_thread(self._decide_and_pack, records)
         operations: list[Operation] = []
         conditions = [token.still_mine()]
         if decision.routing is not None:
-            operations.append(Put(self._keys.routing, decision.routing.to_json()))
+            operations.append(Put(self._keys.routing, routing_value))
             conditions.append(mod_revision_is(self._keys.routing, routing_revision))
             conditions += [
                 mod_revision_is(self._keys.report(instance), revision_of[instance])
@@ -265,6 +267,11 @@ class ControllerHost:
             log.info(
                 "cluster status %s: %s", decision.health.cluster_status, decision.health.reason
             )
+
+    def _decide_and_pack(self, records: ClusterRecords) -> tuple[Decision, str]:
+        """Decide; returns the new routing as it is stored, too, or an empty text."""
+        decision = self._decide(records)
+        return decision, pack(decision.routing.to_json()) if decision.routing else ""
 
     def _event_writes(self, events: Sequence[Event], first: int) -> list[Operation]:
         operations: list[Operation] = []

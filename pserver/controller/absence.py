@@ -30,6 +30,11 @@ class Absences:
         self._missing_since: dict[int, float] = {}
         self._waited_for: frozenset[int] = frozenset()
 
+    def forget(self) -> None:
+        """Begin anew: what was noted in an earlier time of office says nothing about now."""
+        self._missing_since = {}
+        self._waited_for = frozenset()
+
     def note(
         self,
         now: float,

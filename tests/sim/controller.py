@@ -83,7 +83,7 @@ class Candidate:
         if not self._agent.lease:
             return
         office = self._agent.store.state.get(OFFICE)
-        if office is not None and office.create_revision != self._token and not self._token:
+        if office is not None and office.lease != self._agent.lease:
             return  # Another one rules; that it does no more will be heard of.
         if self._busy:
             self._again = True
@@ -109,7 +109,7 @@ class Candidate:
 
     def _read_all(self, state: StoreState) -> _Read | None:
         office = state.get(OFFICE)
-        mine = office is not None and office.create_revision == self._token
+        mine = office is not None and office.lease == self._agent.lease
         return _Read(state) if mine or office is None else None
 
     def _decide(self, read: _Read | None, known: bool) -> None:
@@ -123,7 +123,16 @@ class Candidate:
         if read.office is None:
             self._campaign()
             return
+        if read.office.create_revision != self._token:
+            # Its own campaign, whose answer got lost.
+            self._elected(read.office.create_revision)
         self._act(read)
+
+    def _elected(self, token: int) -> None:
+        self._token = token
+        self._absences.forget()
+        self._process.queue.counts["elections"] += 1
+        self._process.queue.log(self._process.node_id, lambda: "is the controller")
 
     def _campaign(self) -> None:
         lease = self._agent.lease
@@ -131,9 +140,7 @@ class Candidate:
 
         def elected(result: TxnResult | None, known: bool) -> None:
             if known and result is not None and result.succeeded:
-                self._token = result.revision
-                self._process.queue.counts["elections"] += 1
-                self._process.queue.log(self._process.node_id, lambda: "is the controller")
+                self._elected(result.revision)
                 self._again = True
                 self._done()
             elif known:

@@ -101,9 +101,7 @@ class Pserver:
         for master in self.cluster.processes.values():
             link_here = master.links.get(self.instance)
             if link_here is not None and link_here.is_up:
-                link_here.there.cut()
-                broken = partial(master.on_broken, self.instance, link_here, refused=False)
-                self.cluster.network.send(self.place, master.place, partial(master.handle, broken))
+                self.close(link_here, master)
 
     def _tick(self) -> None:
         if not self.is_alive:
@@ -152,7 +150,8 @@ class Pserver:
 
         def arrive() -> None:
             if to_backup and other.heard.get(self.instance) is not link:
-                return  # The backup has a newer connection from here.
+                other.close(link, self)  # Another one from here was heard after it.
+                return
             if not to_backup and other.links.get(self.instance) is not link:
                 return
             if not to_backup and not link.is_up:
@@ -203,6 +202,12 @@ class Pserver:
             self.native.link_up(self.clock.now(), peer)
 
         self.handle(begin)
+
+    def close(self, link: Link, master: Pserver) -> None:
+        """Close a connection from a master, as its backup."""
+        link.there.cut()
+        broken = partial(master.on_broken, self.instance, link, refused=False)
+        self.cluster.network.send(self.place, master.place, partial(master.handle, broken))
 
     def break_link(self, peer: int, *, late: bool) -> None:
         """Reset the connection to a backup; ``late``: what is on its way still arrives."""

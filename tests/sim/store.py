@@ -29,6 +29,7 @@ class SimStore:
         self._watchers: list[Callable[[], None]] = []
         self._seen = 0
         self._terms = 0
+        self._stopped_at = 0
         queue.after(STEP_MS * MS, self._advance)
 
     def _advance(self) -> None:
@@ -40,12 +41,14 @@ class SimStore:
     def stop(self) -> None:
         """Begin an outage: no answers, and no time passes for leases."""
         self.is_up = False
+        self._stopped_at = self._queue.now
 
     def start(self) -> None:
-        """End it: a new leader gives every lease its full time."""
+        """End it: a new leader counts the time without one."""
+        silent_ms = 0 if self.is_up else (self._queue.now - self._stopped_at) // MS
         self.is_up = True
         self._terms += 1
-        self.state.take_lead(self._terms)
+        self.state.take_lead(self._terms, silent_ms)
         self.changed()
 
     def watch(self, notify: Callable[[], None]) -> None:

@@ -43,17 +43,47 @@ def test_a_lease_lives_its_time_and_not_longer() -> None:
         state.advance(-1)
 
 
-def test_only_the_newest_leader_drives_the_time_and_begins_with_full_leases() -> None:
+def test_only_the_newest_leader_drives_the_time() -> None:
     state = StoreState()
     lease = state.grant(1000)
-    state.take_lead(3)
+    state.take_lead(3, 0)
     assert state.tick(3, 900)
-    state.take_lead(5)
+    state.take_lead(5, 0)
     # What the old leader had sent before it knew.
     assert not state.tick(3, 900)
-    state.take_lead(3)
-    assert state.tick(5, 999)
+    state.take_lead(3, 0)
+    assert state.tick(5, 499)
     assert state.keepalive(lease.id) == 1000
+    with pytest.raises(InvalidRequest, match="cannot go back"):
+        state.take_lead(6, -1)
+
+
+@pytest.mark.parametrize(
+    ("passed_ms", "silent_ms", "left_ms"),
+    [
+        (100, 0, 900),
+        # The time without a leader counts: one that hung and was replaced is not kept longer.
+        (100, 300, 600),
+        # Half of it is left, so that those who live can renew it.
+        (100, 450, 500),
+        (900, 100, 500),
+        # Nobody could renew for long: all of it.
+        (100, 501, 1000),
+        (900, 3_600_000, 1000),
+    ],
+)
+def test_a_new_leader_counts_the_silence_and_leaves_time_to_renew(
+    passed_ms: int, silent_ms: int, left_ms: int
+) -> None:
+    state = StoreState()
+    lease = state.grant(1000)
+    state.take_lead(1, 0)
+    assert state.tick(1, passed_ms)
+    state.take_lead(2, silent_ms)
+    assert state.tick(2, left_ms - 1)
+    assert state.lease_ids() == (lease.id,)
+    assert state.tick(2, 1)
+    assert state.lease_ids() == ()
 
 
 def test_a_put_that_names_a_lost_lease_does_nothing_of_its_transaction() -> None:
@@ -90,7 +120,7 @@ def test_what_is_restored_goes_on_the_same() -> None:
     lease = state.grant(1000)
     put(state, "k", "v", lease.id)
     state.advance(600)
-    state.take_lead(2)
+    state.take_lead(2, 0)
     other = StoreState()
     other.restore(json.loads(json.dumps(state.to_json())))
     assert other.to_json() == state.to_json()

@@ -164,6 +164,15 @@ impl Replica {
         Ok(())
     }
 
+    /// What was staged in a slot is gone: no decision about it may be carried out any more.
+    pub(super) fn forget_prepared(&mut self, slot: u32) {
+        for peer in self.peers.values_mut() {
+            for (_, places) in peer.prepared.values_mut().flatten() {
+                places.retain(|place| place.run.slot != slot);
+            }
+        }
+    }
+
     /// From now on the slot follows this master.
     pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SettledSlot) {
         if self.slots[one.slot as usize].master == self.me {
@@ -176,11 +185,7 @@ impl Replica {
         }
         if self.slots[one.slot as usize].source != from {
             // What is under way from the former master is ordered anew by this one.
-            for peer in self.peers.values_mut() {
-                for (_, places) in peer.prepared.values_mut().flatten() {
-                    places.retain(|place| place.run.slot != one.slot);
-                }
-            }
+            self.forget_prepared(one.slot);
         }
         let slot = &mut self.slots[one.slot as usize];
         if slot.birth != one.birth {

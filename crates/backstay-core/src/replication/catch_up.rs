@@ -160,6 +160,9 @@ impl Replica {
         }
         self.follow_master(rows, from, head);
         rows.clear_slot(head.slot);
+        // Its master may have undone some of it meanwhile and tells only those that it counts on;
+        // what is still under way comes again behind the copy.
+        self.forget_prepared(head.slot);
         self.slots[number].torn = true;
         self.slots[number].copy_failed = None;
     }
