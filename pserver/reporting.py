@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backstay.consensus.keys import Keys
 from backstay.consensus.records import CaughtUp, NodeReport
-from backstay.consensus.store import CoordinationStore
+from backstay.consensus.store import CoordinationStore, Get, Put, Txn, mod_revision_is
 from backstay.errors import LeaseLost, StoreUnavailable
 from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.metrics.figures import ControlFigures
@@ -99,6 +99,7 @@ class Reporter:
             LeaseLost: It is over.
         """
         written = NodeReport(self._instance, 0)
+        key, revision = self._keys.report(self._instance), 0
         if self._latest is not None:
             self._news.set()
         suspected: set[asyncio.Future[bool]] = set()
@@ -119,9 +120,21 @@ class Reporter:
                 not (report.silent or report.caught_up or written.silent or written.caught_up)
             ):
                 continue
+            # Only over what is known to be there: a write that was given up unseen may still come
+            # to the store, and must not replace a newer one.
+            txn = Txn(
+                (mod_revision_is(key, revision),),
+                (Put(key, report.to_json(), lease),),
+                (Get(key),),
+            )
             try:
-                await self._store.put(self._keys.report(self._instance), report.to_json(), lease)
-                written = report
+                result = await self._store.transaction(txn)
+                if result.succeeded:
+                    written, revision = report, result.revision
+                else:
+                    held = result.results[0]
+                    revision = 0 if held is None else held.mod_revision
+                    self._news.set()
             except StoreUnavailable as error:
                 log.warning("a report could not be written: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from backstay.consensus.node_records import MemberRecord
 from backstay.consensus.records import CaughtUp, NodeReport
-from backstay.consensus.store import Delete, Lease, Put, Txn, TxnResult, mod_revision_is
+from backstay.consensus.store import Delete, Get, Lease, Put, Txn, TxnResult, mod_revision_is
 from backstay.consensus.store_state import StoreState
 from tests.sim.controller import Candidate
 from tests.sim.events import MS
@@ -38,6 +38,7 @@ class Agent:
         self._routing_version = 0
         self._reporting = False
         self._written = NodeReport(process.instance, 0)
+        self._report_revision = 0
         self._report_again = False
         self._suspected: set[int] = set()
         self._looking = False
@@ -99,6 +100,7 @@ class Agent:
                 return
             self.lease = lease
             self._written = NodeReport(process.instance, 0)
+            self._report_revision = 0
             self.report_changed()
             self.candidate.lease_gained()
             self._keep_alive(lease)
@@ -173,21 +175,25 @@ class Agent:
         self._reporting = True
         lease = self.lease
 
-        def ask(state: StoreState) -> int:
-            key = f"reports/{self.process.instance}"
-            state.transact(Txn((), (Put(key, report.to_json(), lease),)))
-            return 1
+        # Only over what is known to be there, as the real one does: a write may come late.
+        key = f"reports/{self.process.instance}"
+        compare = mod_revision_is(key, self._report_revision)
+        txn = Txn((compare,), (Put(key, report.to_json(), lease),), (Get(key),))
 
-        def done(answer: int | None, known: bool) -> None:
+        def done(result: TxnResult | None, known: bool) -> None:
             self._reporting = False
-            if known and answer is not None:
-                self._written = report
+            if result is not None and result.succeeded:
+                self._written, self._report_revision = report, result.revision
+            elif result is not None:
+                held = result.results[0]
+                self._report_revision = held.mod_revision if held else 0
+                self._report_again = True
             if self._report_again or not known:
                 self._report_again = False
                 self._later(RETRY if not known else 0, self.report_changed)
 
         self.queue.log(self.process.node_id, lambda: f"reports {report.to_json()}")
-        self.store.request(self.process, ask, done)
+        self.store.transact(self.process, txn, done)
 
     def _suspect(self, instance: int) -> None:
         """Look at a process that refuses connections; if it is gone, say so."""
