@@ -113,7 +113,7 @@ class Workshop:
         python, complete = environment / "bin" / "python", environment / "complete"
         if complete.exists():
             return str(python)
-        base = next((found for found in map(shutil.which, PEER_PYTHONS) if found), None)
+        base = next((found for found in map(shutil.which, PEER_PYTHONS) if _runs(found)), None)
         if base is None:
             raise Unavailable(f"{peer} needs one of {', '.join(PEER_PYTHONS)} on PATH")
         print(f"installing {', '.join(PEERS[peer])} into {environment} (once)", file=sys.stderr)
@@ -131,6 +131,14 @@ class Workshop:
                 raise Unavailable(f"{peer} cannot be installed:\n{done.stderr[-1000:]}")
         complete.touch()
         return str(python)
+
+
+def _runs(python: str | None) -> bool:
+    """Whether an interpreter works: on PATH may stand one that only says how to choose another."""
+    return (
+        python is not None
+        and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+    )
 
 
 def describe_machine() -> str:

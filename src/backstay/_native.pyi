@@ -328,19 +328,16 @@ class SimNode:
     def receive(self, now: int, sender: int, message: SimMessage) -> None:
         """Take a message."""
 
-    def take_messages(self) -> list[tuple[int, bool, SimMessage]]:
-        """Return what is to be sent, in order.
+    def take_outcome(
+        self,
+    ) -> tuple[list[tuple[int, bool, SimMessage]], list[int], list[int], int]:
+        """Return what is to be done after a step.
 
         Returns:
-            Peer, whether it goes on the connection that this node opened to the peer as its
-            backup, and the message.
+            Messages to send, in order: peer, whether it goes on the connection that this node
+            opened to the peer as its backup, message. The lanes with work. The nodes to keep a
+            connection to. The number of the report, which grows when the report changes.
         """
-
-    def wanted_links(self) -> list[int]:
-        """Return the nodes to which this one must keep a connection."""
-
-    def lanes(self) -> list[int]:
-        """Return the lanes with work."""
 
     def work(self, now: int, lane: int) -> tuple[str, int, int, str] | None:
         """Do the next piece of work of a lane, if there is one.
@@ -378,8 +375,8 @@ class SimNode:
     def holds(self, stream: tuple[int, int, int], sequence: int, slot: int) -> bool:
         """Return whether a push is applied or staged in a slot."""
 
-    def report_json(self) -> tuple[int, str]:
-        """Return what this node wants of the controller, with a number that grows."""
+    def report_json(self) -> str:
+        """Return what this node wants of the controller."""
 
     def place(self, slot: int) -> tuple[int, int]:
         """Return the position of a slot, and the position with what is staged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -12,6 +13,11 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.sim.cluster import Outcome, simulate
+
+# Seeds between two lines on stderr.
+PROGRESS_EVERY = 1000
+# Objects between two looks for cycles: most of a run's objects live as long as it does.
+GARBAGE_THRESHOLD = 500_000
 
 
 def main() -> int:
@@ -25,7 +31,9 @@ def main() -> int:
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     began = time.monotonic()
     outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(arguments.processes) as pool:
+    with ProcessPoolExecutor(
+        arguments.processes, initializer=gc.set_threshold, initargs=(GARBAGE_THRESHOLD,)
+    ) as pool:
         alone = arguments.trace or len(seeds) == 1
         if alone:
             runs: Iterable[Outcome] = (simulate(seed, trace=arguments.trace) for seed in seeds)
@@ -33,6 +41,11 @@ def main() -> int:
             runs = pool.map(simulate, seeds, chunksize=10)
         for outcome in runs:
             outcomes.append(outcome)
+            if len(outcomes) % PROGRESS_EVERY == 0:
+                rate = len(outcomes) / (time.monotonic() - began)
+                print(
+                    f"{len(outcomes)} of {len(seeds)} seeds, {rate:.1f} a second", file=sys.stderr
+                )
             if outcome.failure:
                 print(f"seed {outcome.seed}: {outcome.failure}")
                 print(f"    make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1", flush=True)

@@ -113,20 +113,20 @@ class Pserver:
 
     def _after(self) -> None:
         """Carry out what the replica wants after it was called."""
-        for peer, to_backup, message in self.native.take_messages():
+        messages, lanes, links, number = self.native.take_outcome()
+        for peer, to_backup, message in messages:
             self._send(peer, to_backup, message)
-        for lane in self.native.lanes():
+        for lane in lanes:
             if lane not in self._busy_lanes:
                 self._busy_lanes.add(lane)
                 self.queue.after(
                     self.queue.between(5, self.work_delay),
                     partial(self.handle, partial(self._work, lane)),
                 )
-        for peer in self.native.wanted_links():
+        for peer in links:
             if peer not in self._dialling and not (peer in self.links and self.links[peer].is_up):
                 self._dialling.add(peer)
                 self.queue.after(self.queue.between(100, RECONNECT), partial(self._dial, peer))
-        number, _ = self.native.report_json()
         if number != self.report_number:
             self.report_number = number
             self.agent.report_changed()
@@ -259,5 +259,5 @@ class Pserver:
 
     def report(self) -> dict[str, object]:
         """Return the report of now."""
-        said: dict[str, object] = json.loads(self.native.report_json()[1])
+        said: dict[str, object] = json.loads(self.native.report_json())
         return said

@@ -15,6 +15,7 @@ mod peer_link;
 pub mod replicator;
 pub mod server;
 pub mod session;
+mod socket;
 pub mod stats;
 pub mod store;
 pub mod tls;

@@ -20,6 +20,7 @@ use tracing::{debug, info};
 
 use crate::frame_io::{write_encoded, write_frame, FrameReader, ReadError};
 use crate::server::{stop_signal, Shared};
+use crate::socket;
 use crate::stats::add;
 
 type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
@@ -167,7 +168,7 @@ async fn shake_hands(
 ) -> Result<(Reader, Writer), Broken> {
     let options = &shared.options;
     let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
+    socket::prepare(&stream)?;
     let (reader, mut writer): (Box<dyn AsyncRead + Send + Unpin>, Writer) = match &options.peer_tls
     {
         None => {

@@ -22,6 +22,7 @@ use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
 use crate::replicator::Replicator;
 use crate::session::Session;
+use crate::socket;
 use crate::stats::{add, Counters, SlotCounts, Snapshot};
 use crate::store::Store;
 
@@ -233,7 +234,7 @@ async fn serve_counted(
     open: u64,
     mut stopping: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    stream.set_nodelay(true)?;
+    socket::prepare(&stream)?;
     let peer = peer.to_string();
     let options = &shared.options;
     if open > options.max_connections {

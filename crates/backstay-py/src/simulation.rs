@@ -166,32 +166,21 @@ impl SimNode {
             .receive(now, &node.rows, sender, message.0.clone());
     }
 
-    /// Messages to send, in order: (peer, whether on the connection that this node opened to
-    /// the peer as its backup, message).
-    fn take_messages(&self) -> Vec<(u64, bool, SimMessage)> {
-        let node = &mut *self.node();
-        let addressed: Vec<(NodeId, Way)> = node.replica.with_messages().collect();
+    /// What is to be done after a step: messages to send, in order, each with its peer and
+    /// whether it goes on the connection that this node opened to the peer as its backup; the
+    /// lanes with work; the nodes to keep a connection to; the number of the report.
+    #[allow(clippy::type_complexity)] // Taken apart at once, in Python.
+    fn take_outcome(&self) -> (Vec<(u64, bool, SimMessage)>, Vec<u64>, Vec<u64>, u64) {
+        let replica = &mut self.node().replica;
+        let addressed: Vec<(NodeId, Way)> = replica.with_messages().collect();
         let mut taken = Vec::new();
         for (peer, way) in addressed {
-            let messages = node.replica.take_messages(peer, way);
+            let messages = replica.take_messages(peer, way).into_iter();
             let to_backup = way == Way::ToBackup;
-            taken.extend(
-                messages
-                    .into_iter()
-                    .map(|message| (peer, to_backup, SimMessage(message))),
-            );
+            taken.extend(messages.map(|message| (peer, to_backup, SimMessage(message))));
         }
-        taken
-    }
-
-    /// The nodes to which this one must keep a connection.
-    fn wanted_links(&self) -> Vec<u64> {
-        self.node().replica.wanted_links().into_iter().collect()
-    }
-
-    /// The lanes with work.
-    fn lanes(&self) -> Vec<u64> {
-        self.node().replica.lanes()
+        let links = replica.wanted_links().into_iter().collect();
+        (taken, replica.lanes(), links, replica.report().0)
     }
 
     /// Do the next piece of work of a lane, if there is one: (kind, token, code, reason), where
@@ -306,17 +295,17 @@ impl SimNode {
         Ok(staged || known.any(|(_, window)| window.is_settled(sequence)))
     }
 
-    /// What this node wants of the controller: a number that grows with each change, and JSON.
-    fn report_json(&self) -> (u64, String) {
+    /// What this node wants of the controller.
+    fn report_json(&self) -> String {
         let node = self.node();
-        let (number, report) = node.replica.report();
+        let (_, report) = node.replica.report();
         let json = serde_json::json!({
             "routing_version": report.routing_version,
             "silent": report.silent,
             "caught_up": report.caught_up,
             "refused": report.refused,
         });
-        (number, json.to_string())
+        json.to_string()
     }
 
     /// Position of a slot, and position with what is staged.

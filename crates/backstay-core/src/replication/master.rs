@@ -82,8 +82,8 @@ impl Replica {
                 let healthy = |peer: &super::peer::Peer| peer.up && !peer.fallen_behind;
                 if !self.peers.get(node).is_some_and(healthy) {
                     return not_ready(format!(
-                        "backup {node:#x} of slot {} is not connected; the controller is asked to take it out",
-                        place.run.slot
+                        "backup {} of slot {} is not connected; the controller is asked to take it out",
+                        self.routing.name(*node), place.run.slot
                     ));
                 }
             }
@@ -252,12 +252,16 @@ impl Replica {
                 if waited {
                     self.distrust(node);
                 }
-                Refusal::RolledBack(format!("backup {node:#x} has fallen behind"))
+                Refusal::RolledBack(format!(
+                    "backup {} has fallen behind",
+                    self.routing.name(node)
+                ))
             }
             Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) => refusal.clone(),
-            Refuse::Rows(refusal) => {
-                Refusal::RolledBack(format!("backup {node:#x} refused: {refusal}"))
-            }
+            Refuse::Rows(refusal) => Refusal::RolledBack(format!(
+                "backup {} refused: {refusal}",
+                self.routing.name(node)
+            )),
         };
         if waited && is_push {
             self.roll_back(rows, lsn, &why);

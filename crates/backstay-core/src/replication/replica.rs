@@ -284,7 +284,7 @@ impl Replica {
             entry.settles.is_empty() && entry.waiting.iter().any(|(waited, _)| *waited == node)
         };
         if let Some(entry) = self.pending.iter().find(waits) {
-            let reason = format!("the connection to backup {node:#x} broke");
+            let reason = format!("the connection to backup {} broke", self.routing.name(node));
             self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
         }
         self.decide();
@@ -322,7 +322,8 @@ impl Replica {
             entry.settles.is_empty() && !entry.waiting.is_empty() && entry.since + limit <= now
         };
         if let Some(entry) = self.pending.iter().find(stuck) {
-            let reason = format!("backup {:#x} did not answer in time", entry.waiting[0].0);
+            let name = self.routing.name(entry.waiting[0].0);
+            let reason = format!("backup {name} did not answer in time");
             self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
         }
         for node in &self.backups {

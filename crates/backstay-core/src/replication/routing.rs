@@ -133,6 +133,12 @@ impl RoutingTable {
         }
     }
 
+    /// A process's name, for people.
+    pub fn name(&self, instance: NodeId) -> String {
+        let member = self.members.iter().find(|one| one.instance == instance);
+        member.map_or_else(|| format!("{instance:#x}"), |one| one.node_id.clone())
+    }
+
     /// How many slots there are.
     pub fn slots(&self) -> u32 {
         self.set_of_slot.len() as u32

@@ -18,6 +18,7 @@ use super::error::ClientError;
 use super::ClientOptions;
 use crate::buffers::BufferPool;
 use crate::frame_io::{write_frame, Frame, FrameReader, ReadError};
+use crate::socket;
 
 type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
 type Writer = Box<dyn AsyncWrite + Send + Unpin>;
@@ -72,7 +73,7 @@ impl Connection {
         buffers: &Arc<BufferPool>,
     ) -> Result<Self, OpenError> {
         let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
+        socket::prepare(&stream)?;
         let (reader, mut writer): (Box<dyn AsyncRead + Send + Unpin>, Writer) = match &options.tls {
             None => {
                 let (reader, writer) = stream.into_split();
