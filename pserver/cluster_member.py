@@ -101,6 +101,7 @@ class ClusterMember:
             judge=self._judge,
             on_alive=self._extend_lease,
             on_trouble=self._note_trouble,
+            catch_up=self._catch_up,
         )
         self._reporter = Reporter(
             store, keys, identity.instance, plane, self._departures.suspect, figures
@@ -235,6 +236,16 @@ class ClusterMember:
         self._plane.extend_lease(remaining_ms)
         now_s = asyncio.get_running_loop().time()
         self._figures.lease_until_s = now_s + remaining_ms / 1000
+
+    async def _catch_up(self) -> None:
+        """Go by the newest records before a new lease allows to serve by old ones."""
+        if not self.is_registered:
+            return  # Nothing is served before the first routing table is here.
+        await self._read_all()
+        snapshot = self._mirror.snapshot()
+        self._keeper.apply_records(dict(snapshot.tables))
+        if snapshot.routing is not None:
+            self._plane.apply_routing(snapshot.routing_json)
 
     async def _read_all(self) -> None:
         while True:

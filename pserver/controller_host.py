@@ -198,10 +198,9 @@ class ControllerHost:
         if not records.members:
             return
         # As they are in the snapshot: the mirror goes on while the thread decides.
-        revision_of = {
-            instance: self._mirror.revision_of(self._keys.report(instance))
-            for instance in records.reports
-        }
+        keys = [self._keys.report(instance) for instance in records.reports]
+        keys += [self._keys.member(node.node_id) for node in routing.nodes] if routing else []
+        revision_of = {key: self._mirror.revision_of(key) for key in keys}
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision, routing_value = await asyncio.to_thread(self._decide_and_pack, records)
         operations: list[Operation] = []
@@ -209,10 +208,9 @@ class ControllerHost:
         if decision.routing is not None:
             operations.append(Put(self._keys.routing, routing_value))
             conditions.append(mod_revision_is(self._keys.routing, routing_revision))
-            conditions += [
-                mod_revision_is(self._keys.report(instance), revision_of[instance])
-                for instance in decision.relies_on
-            ]
+            relied_on = [self._keys.report(instance) for instance in decision.relies_on]
+            relied_on += [self._keys.member(node_id) for node_id in decision.given_up]
+            conditions += [mod_revision_is(key, revision_of[key]) for key in relied_on]
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)

@@ -84,6 +84,7 @@ class Registration:
         judge: Judge,
         on_alive: Callable[[int], None],
         on_trouble: Callable[[str], None],
+        catch_up: Callable[[], Awaitable[None]],
     ) -> None:
         """Prepare; call it while the event loop runs.
 
@@ -98,6 +99,8 @@ class Registration:
                 is lost.
             on_trouble: Called with the reason when the lease cannot be renewed, and with an
                 empty text when it is renewed again.
+            catch_up: Called with a new registration before it allows anything: its slots may
+                have been given to others while there was none.
         """
         self._store = store
         self._keys = keys
@@ -107,6 +110,7 @@ class Registration:
         self._judge = judge
         self._on_alive = on_alive
         self._on_trouble = on_trouble
+        self._catch_up = catch_up
         self._loop = asyncio.get_running_loop()
         self._revision = 0
         self._published: MemberRecord | None = None
@@ -142,6 +146,7 @@ class Registration:
                 log.warning("registering again: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
+                await self._catch_up()
                 self._keepalive = keepalive
                 self._alive(keepalive.alive_until)
                 return

@@ -84,7 +84,10 @@ def _continue(records: ClusterRecords, before: RoutingTable) -> Decision:
             balance_masters(draft)
     routing, events = draft.finish()
     health = health_of(records, routing or before)
-    return Decision(routing, health, events, relies_on if routing else ())
+    if routing is None:
+        return Decision(None, health, events)
+    given_up = tuple(sorted(draft.name(number) for number in draft.given_up))
+    return Decision(routing, health, events, relies_on, given_up)
 
 
 def _all_in_sync(draft: Draft) -> bool:

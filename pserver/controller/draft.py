@@ -53,6 +53,7 @@ class Draft:
         copying: By number, the slots it is catching up in.
         hosts: By number, a number for its host.
         lost: Slots that were lost in this decision.
+        given_up: By number, who had them and may still live.
     """
 
     def __init__(self, records: ClusterRecords, before: RoutingTable) -> None:
@@ -103,6 +104,7 @@ class Draft:
         self.held: list[SlotReplicas] = list(before.replicas_of_slot)
         self.changed: dict[int, None] = {}
         self.lost: list[int] = []
+        self.given_up: set[int] = set()
         self._count()
         self._apart = self._who_is_apart(records)
         self._notes: dict[tuple[EventKind, int, str], list[int]] = defaultdict(list)

@@ -12,7 +12,11 @@ from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import Draft
 from backstay.pserver.controller.repair import heir_of
 
-__all__ = ["fail_over", "note_members"]
+__all__ = ["GIVEN_UP_MAX", "fail_over", "note_members"]
+
+# Processes that one decision may give up: the transaction that writes it compares the revision
+# of each one's registration, and etcd takes 128 comparisons.
+GIVEN_UP_MAX = 32
 
 
 def note_members(draft: Draft) -> None:
@@ -85,6 +89,10 @@ def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas) -> None:
                 slot,
             )
         return
+    given_up = draft.given_up.union(candidates)
+    if len(given_up) > GIVEN_UP_MAX:
+        return  # In a later decision.
+    draft.given_up = given_up
     serving = np.flatnonzero(draft.serving)
     if not serving.size:
         # Nobody to begin anew on; the content is gone all the same.

@@ -54,9 +54,13 @@ class Decision:
         relies_on: Instances whose ``caught_up`` reports went into the routing. The
             transaction that writes it should compare the revisions of these reports, so that
             a master that has withdrawn one can rely on that.
+        given_up: Ids of nodes without a lease whose content the routing declares lost. The
+            transaction should compare the revisions of their registrations: one that has come
+            back meanwhile serves by the old table.
     """
 
     routing: RoutingTable | None
     health: ClusterHealthRecord
     events: tuple[Event, ...] = ()
     relies_on: tuple[int, ...] = ()
+    given_up: tuple[str, ...] = ()

@@ -98,6 +98,17 @@ class Agent:
             if answer is None:
                 self._register()
                 return
+            self._catch_up(lease)
+
+        self._request(ask, done, partial(self._put_member, lease))
+
+    def _catch_up(self, lease: int) -> None:
+        """Read the routing before the lease allows anything: its slots may be another's."""
+        process, cluster = self.process, self.process.cluster
+
+        def done(newest: Lease | TxnResult | int | None) -> None:
+            if isinstance(newest, int) and newest > self._routing_version:
+                self._go_by(newest)
             self.lease = lease
             self._written = NodeReport(process.instance, 0)
             self._report_revision = 0
@@ -105,7 +116,7 @@ class Agent:
             self.candidate.lease_gained()
             self._keep_alive(lease)
 
-        self._request(ask, done, partial(self._put_member, lease))
+        self._request(lambda _: len(cluster.routings), done, partial(self._catch_up, lease))
 
     def _keep_alive(self, lease: int) -> None:
         if lease != self.lease:
@@ -146,14 +157,17 @@ class Agent:
         if newest > self._routing_version:
             # Mostly one by one; a mirror that lags behind sees only the newest.
             step = newest if self.queue.random.random() < 0.3 else self._routing_version + 1
-            self._routing_version = step
-            self.queue.log(self.process.node_id, lambda: f"goes by routing {step}")
-            self.process.native.set_routing_json(
-                self.process.clock.now(), cluster.routings[step - 1].to_json()
-            )
+            self._go_by(step)
             if step < newest:
                 self._notice()
         self.candidate.look()
+
+    def _go_by(self, version: int) -> None:
+        self._routing_version = version
+        self.queue.log(self.process.node_id, lambda: f"goes by routing {version}")
+        self.process.native.set_routing_json(
+            self.process.clock.now(), self.process.cluster.routings[version - 1].to_json()
+        )
 
     # Reports
 

@@ -39,7 +39,8 @@ class _Read:
     """The records at one revision, with the revisions of what a decision may rely on."""
 
     def __init__(self, state: StoreState) -> None:
-        members = [MemberRecord.from_json(one.value) for one in state.range("pservers/").items]
+        registered = state.range("pservers/").items
+        members = [MemberRecord.from_json(one.value) for one in registered]
         reports = state.range("reports/").items
         routing = state.get(ROUTING)
         status = state.get(STATUS)
@@ -49,7 +50,7 @@ class _Read:
             report.instance: report
             for report in (NodeReport.from_json(one.value) for one in reports)
         }
-        self.report_revisions = {one.key: one.mod_revision for one in reports}
+        self.revisions = {one.key: one.mod_revision for one in (*registered, *reports)}
         self.deaths = frozenset(
             int(one.key.partition("/")[2]) for one in state.range("deaths/").items
         )
@@ -165,7 +166,10 @@ class Candidate:
             conditions.append(mod_revision_is(ROUTING, read.routing_revision))
             for instance in decision.relies_on:
                 key = f"reports/{instance}"
-                conditions.append(mod_revision_is(key, read.report_revisions[key]))
+                conditions.append(mod_revision_is(key, read.revisions[key]))
+            for node_id in decision.given_up:
+                key = f"pservers/{node_id}"
+                conditions.append(mod_revision_is(key, read.revisions.get(key, 0)))
         if decision.health.to_json() != read.status:
             operations.append(Put(STATUS, decision.health.to_json()))
         if operations:

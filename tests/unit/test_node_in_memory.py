@@ -65,6 +65,7 @@ def registration(
     *,
     judge: Callable[[MemberRecord], Awaitable[Predecessor]] = unknown,
     on_alive: Callable[[int], None] = lambda _: None,
+    catch_up: Callable[[], Awaitable[None]] | None = None,
 ) -> Registration:
     return Registration(
         store,
@@ -75,7 +76,12 @@ def registration(
         judge=judge,
         on_alive=on_alive,
         on_trouble=lambda _: None,
+        catch_up=catch_up or at_once,
     )
+
+
+async def at_once() -> None:
+    pass
 
 
 async def nothing(_lease: int) -> None:
