@@ -84,6 +84,7 @@ def routing_to_message(
     cluster_id: str,
     routing: RoutingTable,
     *,
+    cluster_uid: str = "",
     health: ClusterHealthRecord | None = None,
     controller: str = "",
 ) -> cluster_pb2.GetClusterResponse:
@@ -94,6 +95,7 @@ def routing_to_message(
     Args:
         cluster_id: Name of the cluster.
         routing: Its routing table, with the nodes' status as the answering node sees it.
+        cluster_uid: What tells it from others of that name.
         health: How the cluster does; None while that is not known.
         controller: Id of the controller, empty while there is none.
     """
@@ -117,6 +119,7 @@ def routing_to_message(
         health=_HEALTH_TO_MESSAGE[health.cluster_status if health else "UNKNOWN"],
         health_reason=health.reason if health else "",
         controller=controller,
+        cluster_uid=cluster_uid,
     )
 
 

@@ -101,6 +101,7 @@ class Node:
             registry=self._registry,
             data_server=self._plane.server,
             figures=self._figures,
+            cluster_uid=self._cluster_uid,
         )
         self._metrics = self._open_metrics()
         self._member: ClusterMember | None = None
@@ -259,6 +260,10 @@ class Node:
             return ""
         return f"{split_address('metrics', self._config.metrics)[0]}:{self._metrics.port}"
 
+    def _cluster_uid(self) -> str:
+        """Which cluster this node has joined; empty before."""
+        return self._member.cluster_uid if self._member is not None else ""
+
     def _own(self) -> NodeRecord:
         """Return what this node says about itself."""
         status: NodeStatus = "starting"
@@ -291,7 +296,7 @@ class Node:
             NodeService(
                 config=self._config,
                 own=self._own,
-                cluster_uid=lambda: self._member.cluster_uid if self._member is not None else "",
+                cluster_uid=self._cluster_uid,
                 apply_here=self._keeper.apply,
             ),
             server,

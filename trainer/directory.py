@@ -55,10 +55,12 @@ class ClusterInfo:
 
     Attributes:
         cluster_id: Its name.
+        cluster_uid: What tells it from others of that name.
         routing: Its nodes, and the master of each slot.
     """
 
     cluster_id: str
+    cluster_uid: str
     routing: RoutingTable
 
     @property
@@ -238,4 +240,4 @@ class Directory:
 
 
 def _info_of(response: cluster_pb2.GetClusterResponse) -> ClusterInfo:
-    return ClusterInfo(response.cluster_id, routing_from_message(response))
+    return ClusterInfo(response.cluster_id, response.cluster_uid, routing_from_message(response))

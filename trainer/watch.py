@@ -71,6 +71,7 @@ class ClusterWatch:
         # False once every node has said that it does not know the stream.
         self._streaming = True
         self._silent: set[str] = set()
+        self._strangers: set[str] = set()
         self._pause_s = _FIRST_PAUSE_S
         # Daemons: a program that forgets to close its client must still end.
         self._threads = [
@@ -104,6 +105,9 @@ class ClusterWatch:
     def apply(self, info: ClusterInfo) -> bool:
         """Go by this routing if it is newer than the known one; return whether it is."""
         with self._lock:
+            if info.cluster_uid != self._info.cluster_uid:
+                self._refuse(info)
+                return False
             if not set_routing(self._native, info):
                 return False
             known, self._info = self._info, info
@@ -116,6 +120,17 @@ class ClusterWatch:
             )
         _LOG.debug("routing %d", info.routing.version)
         return True
+
+    def _refuse(self, info: ClusterInfo) -> None:
+        """Say, once, that some server belongs to another cluster of the same name."""
+        if info.cluster_uid not in self._strangers:
+            self._strangers.add(info.cluster_uid)
+            _LOG.error(
+                "a server among %s belongs to another cluster named %r: its coordination store was "
+                "emptied or replaced; this client stays with the cluster that it began with",
+                ", ".join(node.control_address for node in info.nodes),
+                info.cluster_id,
+            )
 
     # -- the stream -----------------------------------------------------------------------
 

@@ -37,13 +37,15 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         registry: TableRegistry,
         data_server: DataServer,
         figures: ControlFigures,
+        cluster_uid: Callable[[], str],
     ) -> None:
-        """Prepare; ``own`` says who this node is at present."""
+        """Prepare; ``own`` says who this node is at present, ``cluster_uid`` where it joined."""
         self._own = own
         self._view = view
         self._registry = registry
         self._data_server = data_server
         self._figures = figures
+        self._cluster_uid = cluster_uid
         # Set when the node has a store to read them from.
         self.read_events: Callable[[], Awaitable[Sequence[Event]]] | None = None
         self._started_s = time.monotonic()
@@ -187,6 +189,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             answer = routing_to_message(
                 self._view.cluster_id,
                 routing,
+                cluster_uid=self._cluster_uid(),
                 health=snapshot.health,
                 controller=snapshot.controller.node_id if snapshot.controller else "",
             )

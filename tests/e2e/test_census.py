@@ -37,7 +37,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_demo_outlives_a_pserver_and_is_as_good_as_plain_paddle() -> None:
     passes = f"--passes={PASSES}"
@@ -74,7 +74,7 @@ def test_the_demo_outlives_a_pserver_and_is_as_good_as_plain_paddle() -> None:
         assert f"trainer {trainer}: pushes to all slots are acknowledged again" in demo.stdout
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_one_copy_the_demo_says_that_rows_are_lost() -> None:
     demo = run("examples/census/demo.py", f"--passes={PASSES}", "--replicas=1")

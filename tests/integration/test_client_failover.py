@@ -130,6 +130,7 @@ class Cluster:
         *,
         told: tuple[int, ...] = (0, 1),
         generation: int = 0,
+        cluster_uid: str = "",
     ) -> None:
         """Change every slot's master; only the nodes ``told`` know of it."""
         self.version += 1
@@ -146,7 +147,7 @@ class Cluster:
         for number, node in enumerate(self.nodes):
             node.data.set_routing(self.version, np.array(masters) == number)
             if number in told:
-                node.know(routing_to_message("c", routing))
+                node.know(routing_to_message("c", routing, cluster_uid=cluster_uid))
 
     def end_data(self, number: int) -> None:
         self.nodes[number].data.stop(1000)
@@ -193,6 +194,21 @@ def test_a_new_routing_from_the_stream_lets_a_push_go_on(cluster: Cluster) -> No
         stats = client.stats()
         assert stats.failovers > 0
         assert stats.waits > 0
+
+
+def test_a_client_does_not_follow_another_cluster_of_the_same_name(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(cluster.nodes[0].address) as client:
+        client.create_table(SPEC)
+        wait_for_stream(cluster.nodes[0])
+        # Its store was emptied, and a node started again made another cluster of it.
+        cluster.move(lambda _: 0, cluster_uid="abcd")
+        deadline = time.monotonic() + 10
+        while "belongs to another cluster named 'c'" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert client.cluster().routing.version == 1
 
 
 def test_a_dense_plan_follows_the_routing(cluster: Cluster) -> None:

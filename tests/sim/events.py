@@ -33,12 +33,15 @@ class EventQueue:
 
     def after(self, delay: Micros, what: Callable[[], None]) -> None:
         """Do something after a delay."""
-        self.at(self.now + delay, what)
+        # As ``at``, which is half of what a run does.
+        self._next += 1
+        heapq.heappush(self._heap, (self.now + delay, self._next, what))
 
     def run_until(self, time: Micros) -> None:
         """Let everything happen that is due by then."""
-        while self._heap and self._heap[0][0] <= time:
-            self.now, _, what = heapq.heappop(self._heap)
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= time:
+            self.now, _, what = pop(heap)
             what()
         self.now = max(self.now, time)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from tests.sim.events import EventQueue, Micros
@@ -60,14 +61,14 @@ class Network:
 
     def send(self, source: str, target: str, arrive: Callable[[], None]) -> None:
         """Carry one packet; it waits (TCP sends it again) as long as the way is blocked."""
+        self.queue.after(self.delay(), partial(self._try_to_arrive, (source, target), arrive))
 
-        def try_to_arrive() -> None:
-            if self.is_open(source, target):
-                arrive()
-            else:
-                self._waiting.setdefault((source, target), []).append(try_to_arrive)
-
-        self.queue.after(self.delay(), try_to_arrive)
+    def _try_to_arrive(self, way: tuple[str, str], arrive: Callable[[], None]) -> None:
+        if way not in self.blocked:
+            arrive()
+        else:
+            waiting = self._waiting.setdefault(way, [])
+            waiting.append(partial(self._try_to_arrive, way, arrive))
 
 
 class Stream:
@@ -76,26 +77,23 @@ class Stream:
     def __init__(self, network: Network, source: str, target: str) -> None:
         self._network = network
         self._ends = (source, target)
-        self._sent: list[Callable[[], None] | None] = []
-        self._arrived: set[int] = set()
+        self._sent = 0
+        self._arrived: dict[int, Callable[[], None]] = {}
         self._next = 0
         self.is_cut = False
 
     def send(self, deliver: Callable[[], None]) -> None:
         """Send a message; ``deliver`` is called when it and all before it have arrived."""
-        number = len(self._sent)
-        self._sent.append(deliver)
-        self._network.send(*self._ends, lambda: self._arrive(number))
+        self._network.send(*self._ends, partial(self._arrive, self._sent, deliver))
+        self._sent += 1
 
     def cut(self) -> None:
         """Lose what has not arrived."""
         self.is_cut = True
 
-    def _arrive(self, number: int) -> None:
-        self._arrived.add(number)
+    def _arrive(self, number: int, deliver: Callable[[], None]) -> None:
+        self._arrived[number] = deliver
         while not self.is_cut and self._next in self._arrived:
-            deliver = self._sent[self._next]
-            self._sent[self._next] = None
+            due = self._arrived.pop(self._next)
             self._next += 1
-            if deliver is not None:
-                deliver()
+            due()

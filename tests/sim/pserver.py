@@ -124,7 +124,8 @@ class Pserver:
                     partial(self.handle, partial(self._work, lane)),
                 )
         for peer in links:
-            if peer not in self._dialling and not (peer in self.links and self.links[peer].is_up):
+            link = self.links.get(peer)
+            if (link is None or not link.is_up) and peer not in self._dialling:
                 self._dialling.add(peer)
                 self.queue.after(self.queue.between(100, RECONNECT), partial(self._dial, peer))
         if number != self.report_number:

@@ -24,6 +24,7 @@
 mod backup;
 mod catch_up;
 mod fingerprint;
+mod links;
 mod master;
 pub mod message;
 mod pace;

@@ -177,18 +177,6 @@ impl Replica {
         gained
     }
 
-    /// Nodes that have left the routing, once nothing that was promised to them counts any more.
-    fn forget_departed(&mut self, now: Micros) {
-        let routing = &self.routing;
-        self.peers.retain(|node, peer| {
-            let member = routing
-                .members
-                .iter()
-                .any(|member| member.instance == *node);
-            member || peer.up || peer.promises_given.values().any(|&until| until > now)
-        });
-    }
-
     /// Find out anew who is waited for.
     pub(super) fn recount(&mut self) {
         self.required.clear();
@@ -225,77 +213,6 @@ impl Replica {
         for (node, peer) in &mut self.peers {
             peer.fallen_behind &= required.contains(node);
         }
-    }
-
-    /// Every node this one must keep a connection to.
-    ///
-    /// A node that was silent and is still a member is tried on, whether or not a slot needs it:
-    /// the controller gives it no copy from here until it is heard that it answers again.
-    pub fn wanted_links(&self) -> BTreeSet<NodeId> {
-        let mut wanted = self.backups.clone();
-        for member in &self.routing.members {
-            let peer = self.peers.get(&member.instance);
-            if peer.is_some_and(|peer| peer.trouble_since.is_some()) {
-                wanted.insert(member.instance);
-            }
-        }
-        wanted
-    }
-
-    /// A connection to a node was opened: begin anew on it.
-    pub fn link_up(&mut self, now: Micros, rows: &impl Rows, node: NodeId) {
-        let peer = self.peers.entry(node).or_default();
-        peer.reset_way_there();
-        peer.up = true;
-        peer.refused = false;
-        peer.fallen_behind = false;
-        for copy in peer.copies.values_mut() {
-            if let Copy::InDoubt { term } = *copy {
-                *copy = Copy::CaughtUp { term };
-            }
-        }
-        self.resume(rows, node);
-        self.heartbeat(now, node);
-        self.copy_next(rows);
-        self.refresh_report(now);
-    }
-
-    /// The connection to a node broke or could not be opened. `refused`: its port refuses
-    /// connections.
-    pub fn link_down(&mut self, now: Micros, rows: &impl Rows, node: NodeId, refused: bool) {
-        // A connection that nobody needs any more ends without trouble.
-        let needed = self.backups.contains(&node);
-        let peer = self.peers.entry(node).or_default();
-        peer.up = false;
-        peer.refused = refused;
-        if needed {
-            peer.trouble_since.get_or_insert(now);
-        }
-        peer.reset_way_there();
-        for copy in peer.copies.values_mut() {
-            *copy = match *copy {
-                Copy::CaughtUp { term } | Copy::InDoubt { term } => Copy::InDoubt { term },
-                _ => Copy::Wanted,
-            };
-        }
-        self.recount();
-        self.release_waiting();
-        let waits = |entry: &&Entry| {
-            entry.settles.is_empty() && entry.waiting.iter().any(|(waited, _)| *waited == node)
-        };
-        if let Some(entry) = self.pending.iter().find(waits) {
-            let reason = format!("the connection to backup {} broke", self.routing.name(node));
-            self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
-        }
-        self.decide();
-        self.refresh_report(now);
-    }
-
-    /// A master opened a connection to this node: what it had under way is to come again.
-    pub fn master_connected(&mut self, node: NodeId) {
-        let peer = self.peers.entry(node).or_default();
-        peer.to_master.clear();
-        peer.prepared.clear();
     }
 
     /// Time passes.

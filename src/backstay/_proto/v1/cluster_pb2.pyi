@@ -140,6 +140,7 @@ class GetClusterResponse(_message.Message):
     HEALTH_FIELD_NUMBER: _builtins.int
     HEALTH_REASON_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
+    CLUSTER_UID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     slot_count: _builtins.int
     """A power of two, fixed when the cluster is created."""
@@ -156,6 +157,10 @@ class GetClusterResponse(_message.Message):
     """Why, in words; empty while all is well."""
     controller: _builtins.str
     """node_id of the controller, empty while there is none."""
+    cluster_uid: _builtins.str
+    """Random for each cluster: another one under the same name is another cluster, which knows
+    nothing of this one's rows.
+    """
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -192,10 +197,11 @@ class GetClusterResponse(_message.Message):
         health: Global___ClusterHealth.ValueType = ...,
         health_reason: _builtins.str = ...,
         controller: _builtins.str = ...,
+        cluster_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "replica_sets", b"replica_sets", "replicas", b"replicas", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uid", b"cluster_uid", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "replica_sets", b"replica_sets", "replicas", b"replicas", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
