@@ -73,6 +73,12 @@ TARGETS: tuple[Target, ...] = (
     Target("sparse_53248_two_copies_over_paddle", "two copies over Paddle's one copy", 1.0),
     Target("sparse_53248_two_copies_over_tensorflow", "two copies over TensorFlow's one", 1.0),
     Target("recovery_over_normal", "trainer's rate while 1 GB is copied, over normal", 0.7),
+    Target(
+        "controller_s",
+        "seconds from the loss of one of 1,000 nodes (65,536 slots) to the new table",
+        1.0,
+        at_most=True,
+    ),
     Target("sparse_3328_over_ceiling", "3,328 keys a step over the bare ceiling", 0.5),
     Target("sparse_3328_over_paddle", "3,328 keys a step over Paddle 2.6.2", 10.0),
     Target("zipf_over_paddle", "53,248 Zipf(1.2) keys a step over Paddle 2.6.2", 4.0),

@@ -37,6 +37,7 @@ class Sizes:
         dense_bytes, dense_repeats: Size of the dense tensor and number of transfers each way.
         memory_rows: Rows of the memory job.
         recovery_rows: Rows that are copied to a new server.
+        nodes: Nodes of the controller's large cluster.
     """
 
     steps: Mapping[int, int] = field(default_factory=lambda: {53_248: 300, 3_328: 4_000})
@@ -46,6 +47,7 @@ class Sizes:
     dense_repeats: int = 30
     memory_rows: int = 10_000_000
     recovery_rows: int = 14_000_000
+    nodes: int = 1000
 
     @staticmethod
     def quick() -> Sizes:
@@ -58,6 +60,7 @@ class Sizes:
             dense_repeats=5,
             memory_rows=200_000,
             recovery_rows=200_000,
+            nodes=50,
         )
 
 
@@ -232,6 +235,19 @@ GROUPS: Mapping[str, Group] = {
             ("backstay", "normal_steps_per_s"),
             ("backstay", "alone_steps_per_s"),
             ("backstay", "copying_steps_per_s"),
+        ),
+        most_rounds=3,  # each takes a minute
+    ),
+    "controller": Group(
+        contestants={
+            "backstay": backstay("controller", lambda sizes: ["--nodes", str(sizes.nodes)])
+        },
+        ratios=(Ratio("controller_s", "backstay", "", "total_s"),),
+        raw=(
+            ("backstay", "read_ms"),
+            ("backstay", "decide_ms"),
+            ("backstay", "write_ms"),
+            ("backstay", "record_bytes"),
         ),
     ),
     "scaling": Group(

@@ -65,6 +65,10 @@ COMPACT_INTERVAL_S = 300
 TICK_MS = 100
 TICK_MAX_MS = 200
 LEAVE_LIMIT_S = 0.5
+# A member that leads so soon after its start cannot know for how long there was no leader before:
+# it counts as long, and leases are full again.
+JUST_STARTED_S = 30.0
+UNKNOWN_SILENCE_MS = 10**12
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,7 @@ class RaftMember:
         self._led_term = 0
         self._ticked_at = 0.0
         self._tick_under_way = False
+        self._started_at = clock()
 
     def start(self) -> None:
         """Listen and take part; blocks until the log is read.
@@ -369,6 +374,8 @@ class RaftMember:
             self._led_term, self._tick_under_way = term, False
             self._ticked_at = now
             silent_ms = max(0, int((now - self._replica.carried_out_at) * 1000))
+            if now - self._started_at < JUST_STARTED_S:
+                silent_ms = UNKNOWN_SILENCE_MS
             self.submit(command("lead", term, silent_ms), self._note_tick(term))
             return
         if self._replica.state.next_lease_end_ms() is None:

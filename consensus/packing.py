@@ -8,7 +8,6 @@ A short text is kept as it is, readable with the store's own tools; a long one b
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 
@@ -58,7 +57,7 @@ def unpack(stored: str) -> str:
     try:
         content = inflater.decompress(base64.b64decode(data, validate=True), count + 1)
         text = content.decode()
-    except (zlib.error, binascii.Error, UnicodeDecodeError) as error:
+    except (zlib.error, ValueError) as error:
         raise InvalidRequest(f"packed record: damaged: {error}") from error
     if len(content) != count or not inflater.eof:
         raise InvalidRequest(f"packed record: damaged: not the {count} bytes it names")

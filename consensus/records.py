@@ -187,7 +187,9 @@ class NodeReport:
         instance: The process that reports.
         routing_version: The routing version that it had in force. A report counts at exactly
             this version.
-        silent: Backups to take out of its in-sync sets.
+        silent: Nodes that do not answer it: backups to take out of its in-sync sets, and those
+            to give no copies.
+        full: Nodes that had no room for a copy a short time ago.
         caught_up: Backups to take into them.
     """
 
@@ -195,6 +197,12 @@ class NodeReport:
     routing_version: int
     silent: tuple[int, ...] = ()
     caught_up: tuple[CaughtUp, ...] = ()
+    full: tuple[int, ...] = ()
+
+    @property
+    def asks_something(self) -> bool:
+        """Whether there is anything in it for the controller."""
+        return bool(self.silent or self.caught_up or self.full)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
@@ -210,6 +218,7 @@ class NodeReport:
                 "instance": self.instance,
                 "routing_version": self.routing_version,
                 "silent": list(self.silent),
+                "full": list(self.full),
                 "caught_up": [[one.slot, one.term, one.instance] for one in self.caught_up],
             }
         )
@@ -233,6 +242,7 @@ class NodeReport:
             instance=fields["instance"],
             routing_version=fields["routing_version"],
             silent=tuple(whole_numbers_of(what, "silent", fields["silent"])),
+            full=tuple(whole_numbers_of(what, "full", fields["full"])),
             caught_up=tuple(caught_up),
         )
 
@@ -438,6 +448,7 @@ _REPORT_FIELDS: Mapping[str, type] = {
     "instance": int,
     "routing_version": int,
     "silent": list,
+    "full": list,
     "caught_up": list,
 }
 _HEALTH_FIELDS: Mapping[str, type] = {"cluster_status": str, "reason": str, "nodes": list}

@@ -49,6 +49,7 @@ class NativeReport(NamedTuple):
                 instance=instance,
                 routing_version=said["routing_version"],
                 silent=tuple(sorted(said["silent"])),
+                full=tuple(sorted(said["full"])),
                 caught_up=tuple(sorted(CaughtUp(*entry) for entry in said["caught_up"])),
             ),
             tuple(said["refused"]),
@@ -98,7 +99,8 @@ class Reporter:
         Raises:
             LeaseLost: It is over.
         """
-        written = NodeReport(self._instance, 0)
+        # None: what the store has is not known, because an answer did not come.
+        written: NodeReport | None = NodeReport(self._instance, 0)
         key, revision = self._keys.report(self._instance), 0
         if self._latest is not None:
             self._news.set()
@@ -116,8 +118,8 @@ class Reporter:
                 suspected.add(task)
                 task.add_done_callback(suspected.discard)
             report = said.report
-            if report == written or (
-                not (report.silent or report.caught_up or written.silent or written.caught_up)
+            if written is not None and (
+                report == written or not (report.asks_something or written.asks_something)
             ):
                 continue
             # Only over what is known to be there: a write that was given up unseen may still come
@@ -133,10 +135,11 @@ class Reporter:
                     written, revision = report, result.revision
                 else:
                     held = result.results[0]
-                    revision = 0 if held is None else held.mod_revision
+                    written, revision = None, 0 if held is None else held.mod_revision
                     self._news.set()
             except StoreUnavailable as error:
                 log.warning("a report could not be written: %s", error)
+                written = None
                 await asyncio.sleep(RETRY_PAUSE_S)
                 self._news.set()
             except LeaseLost:
@@ -156,6 +159,7 @@ class Reporter:
         self._latest = said
         self._figures.report_sizes = {
             "silent": len(said.report.silent),
+            "full": len(said.report.full),
             "caught_up": len(said.report.caught_up),
             "refused": len(said.refused),
         }

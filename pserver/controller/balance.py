@@ -205,7 +205,7 @@ def _begin(draft: Draft, slot: int, target: int, load: np.ndarray) -> bool:
     held = draft.held[slot]
     if held.catching_up or target in held.holders or draft.copying[target] >= CATCHING_UP_MAX:
         return False
-    if not draft.reaches(target, [held.master]):
+    if target in draft.full or not draft.reaches(target, [held.master]):
         return False
     more = (*held.synced, target)
     victim = surplus_of(draft, more, load)

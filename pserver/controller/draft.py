@@ -52,6 +52,7 @@ class Draft:
         copies: By number, the slots it holds.
         copying: By number, the slots it is catching up in.
         hosts: By number, a number for its host.
+        full: By number, who had no room for a copy a short time ago.
         lost: Slots that were lost in this decision.
         given_up: By number, who had them and may still live.
     """
@@ -107,6 +108,12 @@ class Draft:
         self.given_up: set[int] = set()
         self._count()
         self._apart = self._who_is_apart(records)
+        self.full = {
+            self.index_of[one]
+            for report in records.reports.values()
+            for one in report.full
+            if one in self.index_of
+        }
         self._notes: dict[tuple[EventKind, int, str], list[int]] = defaultdict(list)
 
     def slots_with(self, numbers: set[int]) -> list[int]:

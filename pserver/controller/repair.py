@@ -150,6 +150,7 @@ def _target(draft: Draft, held: SlotReplicas) -> int | None:
     """
     free = np.array(draft.serving)
     free[list(held.holders)] = False
+    free[list(draft.full)] = False
     # A master that gets no answer from a process cannot copy anything to it.
     free[list(draft.apart_from(held.master))] = False
     if not free.any():

@@ -38,6 +38,8 @@ def follow_reports(draft: Draft, records: ClusterRecords) -> tuple[int, ...]:
         silent.discard(reporter)
         if silent:
             _take_out(draft, reporter, silent)
+        if report.full:
+            _spare(draft, reporter, {draft.index_of.get(one, reporter) for one in report.full})
         if len(relied_on) < REPORTS_MAX and _take_in(draft, reporter, silent, report):
             relied_on.append(instance)
     return tuple(relied_on)
@@ -74,6 +76,24 @@ def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
                     f"{draft.name(reporter)}, their master, gets no answer from it",
                     slot,
                 )
+
+
+def _spare(draft: Draft, reporter: int, full: set[int]) -> None:
+    """Copy nothing more of the reporter's slots to those who have no room: others may have."""
+    for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
+        held = draft.held[slot]
+        stay = tuple([number for number in held.catching_up if number not in full])
+        if stay == held.catching_up:
+            continue
+        draft.put(slot, held._replace(catching_up=stay))
+        for number in set(held.catching_up) & full:
+            draft.note(
+                "copy_dropped",
+                number,
+                f"{draft.name(number)} is copied to no more in {{slots}}: it has no room "
+                "(memory_limit_bytes)",
+                slot,
+            )
 
 
 def _take_in(draft: Draft, reporter: int, silent: set[int], report: NodeReport) -> bool:

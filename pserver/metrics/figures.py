@@ -123,7 +123,12 @@ class ControlFigures:
         self.failovers = Durations()
         self.last_failover: Failover | None = None
         self.in_sync = InSyncChanges()
-        self.report_sizes: Mapping[str, int] = {"silent": 0, "caught_up": 0, "refused": 0}
+        self.report_sizes: Mapping[str, int] = {
+            "silent": 0,
+            "full": 0,
+            "caught_up": 0,
+            "refused": 0,
+        }
         self._lost_since: dict[int, float] = {}
         self._holders: tuple[int, dict[int, str]] = (0, {})
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 from backstay._native import DataClient, DataServer, table_id
 from backstay.consensus.records import NodeRecord, RoutingTable, SlotReplicas
@@ -21,8 +22,13 @@ TABLE = table_id("t")
 
 
 @contextmanager
-def master_and_backup(*, memory_limit_bytes: int = 0) -> Iterator[list[DataServer]]:
+def master_and_backup(
+    *, memory_limit_bytes: int = 0, backup_limit_bytes: int | None = None, in_sync: bool = True
+) -> Iterator[list[DataServer]]:
     """The first server is master of all slots, the second its backup; both know all of it."""
+    limits = [memory_limit_bytes, memory_limit_bytes]
+    if backup_limit_bytes is not None:
+        limits[1] = backup_limit_bytes
     servers = [
         DataServer(
             listen="127.0.0.1:0",
@@ -30,24 +36,11 @@ def master_and_backup(*, memory_limit_bytes: int = 0) -> Iterator[list[DataServe
             node_id=f"ps-{number}",
             instance=number + 1,
             slot_count=SLOTS,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=limits[number],
         )
         for number in range(2)
     ]
-    ones = np.ones(SLOTS, dtype=np.uint64)
-    routing = RoutingTable(
-        version=1,
-        nodes=tuple(
-            NodeRecord(f"ps-{number}", "127.0.0.1:1", server.address, number + 1)
-            for number, server in enumerate(servers)
-        ),
-        replicas=2,
-        replicas_of_slot=tuple(SlotReplicas(0, (1,)) for _ in range(SLOTS)),
-        term_of_slot=ones,
-        birth_of_slot=ones.copy(),
-        generation=0,
-        gone=(),
-    )
+    routing = routing_of(servers, 1, SlotReplicas(0, (1,)) if in_sync else SlotReplicas(0))
     table = TableSpec.sparse("t", 1, optimizer=SGD(1.0), initializer=Zeros())
     try:
         for server in servers:
@@ -58,6 +51,23 @@ def master_and_backup(*, memory_limit_bytes: int = 0) -> Iterator[list[DataServe
     finally:
         for server in servers:
             server.stop(1_000)
+
+
+def routing_of(servers: list[DataServer], version: int, held: SlotReplicas) -> RoutingTable:
+    ones = np.ones(SLOTS, dtype=np.uint64)
+    return RoutingTable(
+        version=version,
+        nodes=tuple(
+            NodeRecord(f"ps-{number}", "127.0.0.1:1", server.address, number + 1)
+            for number, server in enumerate(servers)
+        ),
+        replicas=2,
+        replicas_of_slot=(held,) * SLOTS,
+        term_of_slot=ones,
+        birth_of_slot=ones.copy(),
+        generation=0,
+        gone=(),
+    )
 
 
 def client_of(servers: list[DataServer], job: int) -> DataClient:
@@ -90,6 +100,32 @@ def test_a_stream_ends_under_a_memory_limit() -> None:
         refused = json.loads(servers[1].stats_json())["replication"]["refused_to_others"]
     # The push, and the end of its stream.
     assert (done["prepared"], done["rolled_back"], refused) == (2, 0, 0)
+
+
+def report_of(server: DataServer) -> dict[str, list[object]]:
+    said: dict[str, list[object]] = json.loads(server.wait_report(0, 1)[1])
+    return said
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_copy_that_does_not_fit_is_refused_and_said(
+    has_room: bool, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    limit = 0 if has_room else 200_000
+    with master_and_backup(backup_limit_bytes=limit, in_sync=False) as servers:
+        client = client_of(servers, 1)
+        for first in range(0, 20_000, KEYS):
+            push(client, first)
+        routing = routing_of(servers, 2, SlotReplicas(0, (), (1,)))
+        for server in servers:
+            server.set_routing_json(routing.to_json())
+        if has_room:
+            eventually(lambda: len(report_of(servers[0])["caught_up"]) == SLOTS)
+            assert report_of(servers[0])["full"] == []
+        else:
+            eventually(lambda: report_of(servers[0])["full"] == [2])
+            assert json.loads(servers[1].stats_json())["row_bytes"] <= limit
+        client.close(DEADLINE_MS)
 
 
 def test_what_is_acknowledged_while_the_client_closes_is_applied(

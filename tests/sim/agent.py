@@ -37,7 +37,7 @@ class Agent:
         self.candidate = Candidate(self)
         self._routing_version = 0
         self._reporting = False
-        self._written = NodeReport(process.instance, 0)
+        self._written: NodeReport | None = NodeReport(process.instance, 0)
         self._report_revision = 0
         self._report_again = False
         self._suspected: set[int] = set()
@@ -184,7 +184,10 @@ class Agent:
         if not self.lease:
             return
         report = _report_of(self.process.instance, said)
-        if report == self._written:
+        written = self._written
+        if written is not None and (
+            report == written or not (report.asks_something or written.asks_something)
+        ):
             return
         self._reporting = True
         lease = self.lease
@@ -201,7 +204,9 @@ class Agent:
             elif result is not None:
                 held = result.results[0]
                 self._report_revision = held.mod_revision if held else 0
-                self._report_again = True
+                self._written, self._report_again = None, True
+            elif not known:
+                self._written = None
             if self._report_again or not known:
                 self._report_again = False
                 self._later(RETRY if not known else 0, self.report_changed)

@@ -275,7 +275,12 @@ class Cluster:
         dead = {f"ps-{number}" for number in range(self.options.nodes)}
         dead -= {one.node_id for one in self.processes.values() if one.is_alive}
         for node_id in sorted(dead):
-            if self.queue.random.random() < 0.7 or len(dead) == self.options.nodes:
+            # Before there is a routing table, a cluster waits for all of its first nodes.
+            if (
+                self.queue.random.random() < 0.7
+                or len(dead) == self.options.nodes
+                or not self.routings
+            ):
                 self.start_process(node_id)
         for trainer in self.trainers:
             trainer.stopping = True

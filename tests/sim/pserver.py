@@ -28,8 +28,8 @@ class Link:
     def __init__(self, cluster: Cluster, master: Pserver, backup: Pserver) -> None:
         self.there = Stream(cluster.network, master.place, backup.place)
         self.back = Stream(cluster.network, backup.place, master.place)
+        self.number = master.queue.now
         self.is_up = True
-        self.is_heard = False
 
 
 class Pserver:
@@ -193,6 +193,10 @@ class Pserver:
         self._dialling.discard(peer)
 
         def hear() -> None:
+            known = other.heard.get(self.instance)
+            if known is not None and known.number > link.number:
+                other.close(link, self)  # Read after its successor.
+                return
             other.heard[self.instance] = link
             other.native.master_connected(self.instance)
 

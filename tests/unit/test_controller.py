@@ -207,6 +207,20 @@ def test_a_backup_that_is_silent_and_caught_up_stays_out() -> None:
     assert 1 not in new.replicas_of_slot[slot].holders
 
 
+def test_a_node_without_room_gets_no_copies_and_others_do() -> None:
+    # Two nodes share everything; one comes back empty, and has no room for it.
+    hung = after(silent(cluster(nodes=2, replicas=2), 100, 101))
+    full = NodeReport(100, table(hung).version, full=(101,))
+    spared = after(replace(hung, reports={100: full}))
+    assert all(1 not in held.catching_up for held in table(spared).sets if held.master == 0)
+    # Nothing goes back and forth while it says so, also by the table before.
+    assert decide(spared).routing is None
+    more = after(replace(spared, members={**spared.members, "ps-2": member(2)}))
+    number = [node.node_id for node in table(more).nodes].index("ps-2")
+    short = [held for held in table(more).sets if held.master == 0]
+    assert all(held.holders == (0, number) for held in short)
+
+
 def test_a_backup_that_caught_up_before_it_left_is_not_taken_for_one_that_did_after() -> None:
     # Its lease ended and it came back with its memory, at an unchanged term of the slot.
     hung = after(silent(cluster(nodes=2, replicas=2), 100, 101))

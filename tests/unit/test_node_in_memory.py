@@ -354,6 +354,68 @@ def test_a_decision_survives_an_outage_of_the_store() -> None:
     run(scenario)
 
 
+def test_a_wall_clock_that_jumps_ends_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    jumps = iter((600.0, -600.0) * 1_000_000)
+    wall, wall_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: wall() + next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + int(next(jumps) * 1e9))
+
+    async def scenario(backend: MemoryBackend) -> None:
+        store = await new_cluster(backend)
+        said: list[int] = []
+        one = registration(store, member(0), on_alive=said.append)
+        holding = asyncio.ensure_future(one.hold(nothing))
+
+        async def was_renewed() -> bool:
+            return len(said) > 10
+
+        await until(was_renewed)
+        assert all(0 < told <= TTL_MS for told in said)
+        record = await stored(store, "ps-0")
+        assert record is not None
+        assert record.incarnation == 1
+        holding.cancel()
+        one.close()
+
+    run(scenario)
+
+
+def test_a_new_lease_allows_nothing_before_the_records_are_followed() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store = await new_cluster(backend)
+        said: list[str] = []
+
+        async def catch_up() -> None:
+            # By now this one is registered: nobody takes its slots from here on.
+            assert await stored(store, "ps-0") is not None
+            said.append("caught up")
+
+        one = registration(
+            store, member(0), on_alive=lambda told: said.append(str(told)), catch_up=catch_up
+        )
+        holding = asyncio.ensure_future(one.hold(nothing))
+
+        async def has_incarnation(number: int) -> bool:
+            record = await stored(store, "ps-0")
+            return record is not None and record.incarnation == number
+
+        await until(lambda: has_incarnation(1))
+        found = await store.get(KEYS.member("ps-0"))
+        assert found is not None
+        await store.lease_revoke(found.lease)
+
+        async def was_told_again() -> bool:
+            return "0" in said and said[-1] not in ("0", "caught up")
+
+        await until(was_told_again)
+        assert said[0] == "caught up"
+        assert said[said.index("0") + 1] == "caught up"
+        holding.cancel()
+        one.close()
+
+    run(scenario)
+
+
 def test_a_lease_without_a_registration_allows_nothing() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = await new_cluster(backend)

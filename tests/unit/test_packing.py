@@ -71,6 +71,7 @@ def packed(**changes: object) -> str:
         packed(bytes="7"),
         packed(data=3),
         packed(data="?"),
+        packed(data="ä"),
         packed(data=base64.b64encode(b"no zlib").decode()),
         packed(data=base64.b64encode(zlib.compress(LONG.encode())[:-4]).decode()),
         packed(data=base64.b64encode(zlib.compress(b"\xff" * len(LONG))).decode()),

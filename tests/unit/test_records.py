@@ -305,11 +305,12 @@ def test_records_have_the_fields_of_the_design() -> None:
         "modified": {"routing_version": 4, "time": "now"},
         "status": "in_sync",
     }
-    report = NodeReport(5, 7, silent=(6,), caught_up=(CaughtUp(3, 2, 8),))
+    report = NodeReport(5, 7, silent=(6,), full=(9,), caught_up=(CaughtUp(3, 2, 8),))
     assert json.loads(report.to_json()) == {
         "instance": 5,
         "routing_version": 7,
         "silent": [6],
+        "full": [9],
         "caught_up": [[3, 2, 8]],
     }
     assert MEMBER.node() == NodeRecord("ps-0", "h:1", "h:2", 5, "serving", "one")

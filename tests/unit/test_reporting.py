@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 from backstay.consensus.keys import Keys
 from backstay.consensus.memory_store import MemoryStore
@@ -34,8 +35,14 @@ class Plane:
     def __init__(self) -> None:
         self.said = (0, "")
 
-    def say(self, version: int) -> None:
-        report = {"routing_version": version, "silent": [8], "caught_up": [], "refused": []}
+    def say(self, version: int, silent: Sequence[int] = (8,)) -> None:
+        report = {
+            "routing_version": version,
+            "silent": list(silent),
+            "full": [],
+            "caught_up": [],
+            "refused": [],
+        }
         self.said = (version, json.dumps(report))
 
     def wait_report(self, _known: int, _timeout_ms: int) -> tuple[int, str]:
@@ -73,6 +80,45 @@ def test_a_write_that_comes_late_does_not_replace_a_newer_report() -> None:
         held = await store.get(KEYS.report(INSTANCE))
         assert held is not None
         assert json.loads(held.value)["routing_version"] == 2
+        run.cancel()
+        await reporter.stop()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+class UnseenStore(MemoryStore):
+    """The first write is done, and its answer gets lost."""
+
+    writes = 0
+
+    async def transaction(self, txn: Txn) -> TxnResult:
+        result = await super().transaction(txn)
+        self.writes += 1
+        if self.writes == 1:
+            raise StoreUnavailable("no answer")
+        return result
+
+
+def test_what_was_written_unseen_is_taken_back_when_it_is_true_no_more() -> None:
+    async def scenario() -> None:
+        store, plane = UnseenStore(), Plane()
+        figures = ControlFigures()
+        reporter = Reporter(store, KEYS, INSTANCE, plane, nobody, figures)  # type: ignore[arg-type]
+        lease = await store.lease_grant(60_000)
+        begin = (await store.range("")).revision + 1
+        plane.say(1)
+        reporter.start()
+        run = asyncio.ensure_future(reporter.run(lease.id))
+
+        async def stored(silent: list[int]) -> None:
+            async for batch in store.watch(KEYS.report(INSTANCE), begin):
+                if any(json.loads(event.value)["silent"] == silent for event in batch.events):
+                    return
+
+        await asyncio.wait_for(stored([8]), 10)
+        plane.say(2, silent=[])
+        await asyncio.wait_for(stored([]), 10)
         run.cancel()
         await reporter.stop()
         await store.close()

@@ -160,12 +160,13 @@ fn what_is_laid_out_is_read_back() {
         };
         assert_eq!(format!("{back:?}"), format!("{message:?}"));
     }
-    let (meta, body) = bytes(&Introduction { instance: 42 }.encode());
+    let introduction = Introduction {
+        instance: 42,
+        connection: 7,
+    };
+    let (meta, body) = bytes(&introduction.encode());
     let back = read(&meta, &body).unwrap();
-    assert!(matches!(
-        back,
-        PeerFrame::Introduction(Introduction { instance: 42 })
-    ));
+    assert!(matches!(back, PeerFrame::Introduction(same) if same == introduction));
 }
 
 #[test]

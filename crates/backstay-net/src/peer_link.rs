@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
-use backstay_core::replication::NodeId;
+use backstay_core::replication::{Message, NodeId};
 use backstay_core::wire::peer::{self, Introduction, PeerFrame};
 use backstay_core::wire::{Hello, HelloReply, Limits, Opcode, HEADER_BYTES};
 use rustls_pki_types::ServerName;
@@ -122,10 +122,11 @@ impl Drop for Open<'_> {
 async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
     let mut pause = FIRST_PAUSE;
     loop {
-        match open(&shared, node, &address).await {
+        let connection = shared.replicator.next_connection();
+        match open(&shared, node, &address, connection).await {
             Ok((reader, writer)) => {
                 info!(node, address, "replicating to a backup");
-                let connection = shared.replicator.link_up(node);
+                shared.replicator.link_up(node, connection);
                 let open = Open {
                     shared: &shared,
                     node,
@@ -154,9 +155,14 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
 }
 
 /// Connect, shake hands and introduce this node.
-async fn open(shared: &Shared, node: NodeId, address: &str) -> Result<(Reader, Writer), Broken> {
+async fn open(
+    shared: &Shared,
+    node: NodeId,
+    address: &str,
+    connection: u64,
+) -> Result<(Reader, Writer), Broken> {
     let limit = shared.options.handshake_timeout;
-    timeout(limit, shake_hands(shared, node, address))
+    timeout(limit, shake_hands(shared, node, address, connection))
         .await
         .unwrap_or_else(|_| Err(Broken::Trouble(format!("no handshake within {limit:?}"))))
 }
@@ -165,6 +171,7 @@ async fn shake_hands(
     shared: &Shared,
     node: NodeId,
     address: &str,
+    connection: u64,
 ) -> Result<(Reader, Writer), Broken> {
     let options = &shared.options;
     let stream = TcpStream::connect(address).await?;
@@ -207,6 +214,7 @@ async fn shake_hands(
     }
     let me = Introduction {
         instance: options.instance,
+        connection,
     };
     write_encoded(&mut writer, &me.encode()).await?;
     Ok((reader, writer))
@@ -220,16 +228,31 @@ async fn send(shared: &Shared, node: NodeId, connection: u64, mut writer: Writer
             return "replaced by a newer one".into();
         };
         for message in messages {
-            let encoded = peer::encode(&message);
-            add(&shared.counters.peer_bytes_sent, encoded.bytes() as u64);
-            let sent = write_encoded(&mut writer, &encoded);
-            match timeout(shared.options.stall_timeout, sent).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return error.to_string(),
-                Err(_) => return "it takes nothing any more".into(),
+            // Behind a long copy a promise would come too late: reads would stop, and the node
+            // would be taken for silent.
+            if matches!(message, Message::CopyRows { .. }) {
+                for heartbeat in shared.replicator.take_heartbeats(node, connection) {
+                    if let Err(why) = send_one(shared, &mut writer, &heartbeat).await {
+                        return why;
+                    }
+                }
+            }
+            if let Err(why) = send_one(shared, &mut writer, &message).await {
+                return why;
             }
         }
         bell.notified().await;
+    }
+}
+
+async fn send_one(shared: &Shared, writer: &mut Writer, message: &Message) -> Result<(), String> {
+    let encoded = peer::encode(message);
+    add(&shared.counters.peer_bytes_sent, encoded.bytes() as u64);
+    let sent = write_encoded(writer, &encoded);
+    match timeout(shared.options.stall_timeout, sent).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("it takes nothing any more".into()),
     }
 }
 

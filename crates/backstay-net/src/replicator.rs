@@ -51,18 +51,18 @@ struct State {
     next_token: Token,
     /// Lanes that somebody works on.
     busy: BTreeSet<NodeId>,
-    /// Counts the connections, each way.
-    connections: u64,
-    /// The newest connection to each backup, and from each master: an older one may still have
-    /// something to say, which must not be heard any more.
+    /// The newest connection to each backup, and from each master, by the master's count: an
+    /// older one may still have something to say, which must not be heard any more.
     current: BTreeMap<(NodeId, Way), u64>,
 }
 
 impl State {
-    fn begin(&mut self, node: NodeId, way: Way) -> u64 {
-        self.connections += 1;
-        self.current.insert((node, way), self.connections);
-        self.connections
+    /// False if a newer one has begun already.
+    fn begin(&mut self, node: NodeId, way: Way, connection: u64) -> bool {
+        let known = self.current.entry((node, way)).or_default();
+        let is_newer = connection > *known;
+        *known = connection.max(*known);
+        is_newer
     }
 
     fn is_current(&self, node: NodeId, way: Way, connection: u64) -> bool {
@@ -87,6 +87,8 @@ pub struct Replicator {
     report: Mutex<u64>,
     reported: Condvar,
     stopped: AtomicBool,
+    /// Counts the connections to backups.
+    connections: AtomicU64,
     /// Since when slots that were gained wait to be served.
     settling_since: Mutex<Option<Instant>>,
     /// What takes how long.
@@ -105,7 +107,6 @@ impl Replicator {
                 waiters: BTreeMap::new(),
                 next_token: 0,
                 busy: BTreeSet::new(),
-                connections: 0,
                 current: BTreeMap::new(),
             }),
             has_backups: RwLock::new(false),
@@ -116,6 +117,7 @@ impl Replicator {
             report: Mutex::new(0),
             reported: Condvar::new(),
             stopped: AtomicBool::new(false),
+            connections: AtomicU64::new(0),
             settling_since: Mutex::default(),
             times: ReplicationTimes::default(),
         })
@@ -215,13 +217,19 @@ impl Replicator {
         self.check_alive()
     }
 
-    /// A connection to a backup was opened. Returns its number.
-    pub fn link_up(&self, node: NodeId) -> u64 {
-        debug!(node, "connected to a backup");
+    /// The number of the next connection to a backup.
+    pub fn next_connection(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A connection to a backup was opened.
+    pub fn link_up(&self, node: NodeId, connection: u64) {
+        debug!(node, connection, "connected to a backup");
         self.with_state(|state, now, store| {
-            state.replica.link_up(now, store, node);
-            state.begin(node, Way::ToBackup)
-        })
+            if state.begin(node, Way::ToBackup, connection) {
+                state.replica.link_up(now, store, node);
+            }
+        });
     }
 
     /// A connection to a backup broke.
@@ -247,11 +255,15 @@ impl Replicator {
         });
     }
 
-    /// A master has connected. Returns the number of the connection.
-    pub fn master_connected(&self, node: NodeId) -> u64 {
+    /// A master has connected. False if it has connected anew since: two connections may be
+    /// read in another order than they were opened in.
+    pub fn master_connected(&self, node: NodeId, connection: u64) -> bool {
         self.with_state(|state, _, _| {
-            state.replica.master_connected(node);
-            state.begin(node, Way::ToMaster)
+            let is_newer = state.begin(node, Way::ToMaster, connection);
+            if is_newer {
+                state.replica.master_connected(node);
+            }
+            is_newer
         })
     }
 
@@ -411,6 +423,16 @@ impl Replicator {
         let mut state = self.state.lock();
         let current = state.is_current(node, Way::ToBackup, connection);
         current.then(|| state.replica.take_messages(node, Way::ToBackup).into())
+    }
+
+    /// What asks a backup for promises; it goes ahead of the rest of a long copy.
+    pub(crate) fn take_heartbeats(&self, node: NodeId, connection: u64) -> Vec<Message> {
+        let mut state = self.state.lock();
+        if state.is_current(node, Way::ToBackup, connection) {
+            state.replica.take_heartbeats(node)
+        } else {
+            Vec::new()
+        }
     }
 
     /// What rings when there are messages for a backup.

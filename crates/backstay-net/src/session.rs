@@ -146,16 +146,19 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let shared = Arc::clone(&self.desk.shared);
         let mut limits = shared.options.limits;
         limits.max_frame_bytes += peer::MAX_PLACES_BYTES;
-        let master = match peer_frame(&shared, first) {
-            Ok(PeerFrame::Introduction(who)) => who.instance,
+        let (master, connection) = match peer_frame(&shared, first) {
+            Ok(PeerFrame::Introduction(who)) => (who.instance, who.connection),
             Ok(PeerFrame::Message(_)) => {
                 let refusal = Refusal::Protocol("a server must introduce itself first".into());
                 return self.close_broken(peer, &refusal.into()).await;
             }
             Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
         };
-        debug!(peer, master, "a master has connected");
-        let connection = shared.replicator.master_connected(master);
+        if !shared.replicator.master_connected(master, connection) {
+            debug!(peer, master, connection, "the master has connected anew");
+            return;
+        }
+        debug!(peer, master, connection, "a master has connected");
         let mut answers = Vec::new();
         loop {
             let frame = tokio::select! {

@@ -167,6 +167,7 @@ impl DataServer {
         let json = serde_json::json!({
             "routing_version": report.routing_version,
             "silent": report.silent,
+            "full": report.full,
             "caught_up": report.caught_up,
             "refused": report.refused,
         });

@@ -302,6 +302,7 @@ impl SimNode {
         let json = serde_json::json!({
             "routing_version": report.routing_version,
             "silent": report.silent,
+            "full": report.full,
             "caught_up": report.caught_up,
             "refused": report.refused,
         });

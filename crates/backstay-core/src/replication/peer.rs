@@ -75,6 +75,8 @@ pub(super) struct Peer {
     pub(super) fallen_behind: bool,
     /// It refused a copy: no new one before, lest it be offered the same again and again.
     pub(super) rests_until: Option<Micros>,
+    /// It had no room for a copy: until then it counts as full.
+    pub(super) full_until: Option<Micros>,
     /// Slots that are being copied to it.
     pub(super) copies: BTreeMap<u32, Copy>,
 
@@ -104,6 +106,21 @@ impl Peer {
         self.in_flight.clear();
         self.to_backup.clear();
         self.told = 0;
+    }
+
+    /// Take out what asks for promises, to be sent ahead of long copies. Ahead of others it
+    /// must not name decisions: some of what stands before may have been undone by now.
+    pub(super) fn take_heartbeats(&mut self) -> Vec<Message> {
+        let is_heartbeat = |message: &Message| matches!(message, Message::Heartbeat { .. });
+        let (mut heartbeats, rest): (VecDeque<Message>, VecDeque<Message>) =
+            self.to_backup.drain(..).partition(is_heartbeat);
+        self.to_backup = rest;
+        for heartbeat in &mut heartbeats {
+            if let Message::Heartbeat { decided, .. } = heartbeat {
+                *decided = 0;
+            }
+        }
+        heartbeats.into()
     }
 
     /// The answer to a message: what it was about, if it is the next one that is awaited.

@@ -14,6 +14,9 @@ use super::{Micros, NodeId};
 use crate::engine::Standing;
 use crate::error::Refusal;
 
+/// For so long a node that had no room for a copy gets none.
+const FULL_FOR: Micros = 60_000_000;
+
 /// See the module's documentation.
 #[derive(Debug, Clone)]
 pub struct Replica {
@@ -252,6 +255,7 @@ impl Replica {
         self.pace.fill(now);
         for peer in self.peers.values_mut() {
             peer.rests_until = peer.rests_until.filter(|&until| until > now);
+            peer.full_until = peer.full_until.filter(|&until| until > now);
         }
         self.decide();
         self.serve_settled(now, rows);
@@ -331,6 +335,9 @@ impl Replica {
             Some(Awaited::Copy(slot)) => {
                 peer.copies.insert(slot, Copy::Wanted);
                 peer.rests_until = Some(now + self.options.prepare_timeout);
+                if matches!(reason, Refuse::Rows(Refusal::MemoryLimit(_))) {
+                    peer.full_until = Some(now + FULL_FOR);
+                }
                 self.recount();
             }
             None => return,
@@ -348,6 +355,12 @@ impl Replica {
             Way::ToBackup => std::mem::take(&mut peer.to_backup),
             Way::ToMaster => std::mem::take(&mut peer.to_master),
         }
+    }
+
+    /// What asks a backup for promises, to be sent ahead of what is long.
+    pub fn take_heartbeats(&mut self, node: NodeId) -> Vec<Message> {
+        let peer = self.peers.get_mut(&node);
+        peer.map(Peer::take_heartbeats).unwrap_or_default()
     }
 
     /// Nodes with messages to send.
@@ -388,6 +401,9 @@ impl Replica {
             let silent = peer.trouble_since.is_some_and(|since| since + limit <= now);
             if silent || peer.fallen_behind {
                 report.silent.insert(node);
+            }
+            if peer.full_until.is_some() {
+                report.full.insert(node);
             }
             if peer.refused {
                 report.refused.insert(node);

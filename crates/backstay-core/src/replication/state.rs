@@ -82,6 +82,8 @@ pub struct Report {
     pub routing_version: u64,
     /// Nodes that this one copies to, or would, and that do not answer.
     pub silent: BTreeSet<NodeId>,
+    /// Nodes that had no room for a copy a short time ago.
+    pub full: BTreeSet<NodeId>,
     /// (slot, its term, node): the node has all that was committed, take it in.
     pub caught_up: BTreeSet<(u32, u64, NodeId)>,
     /// Nodes whose port refuses connections.

@@ -31,6 +31,8 @@ const CLOSED_WORDS: usize = 2;
 pub struct Introduction {
     /// Its process.
     pub instance: NodeId,
+    /// Grows with each of its connections: an older one may be read after a newer one.
+    pub connection: u64,
 }
 
 /// What a peer frame holds.
@@ -94,7 +96,7 @@ enum Kind {
 impl Introduction {
     /// Lay it out.
     pub fn encode(self) -> Encoded {
-        frame(Kind::Introduction, &[self.instance], &[])
+        frame(Kind::Introduction, &[self.instance, self.connection], &[])
     }
 }
 

@@ -28,9 +28,12 @@ pub fn decode(
     };
     let message = match kind {
         1 => {
-            let instance = fields.u64()?;
+            let introduction = Introduction {
+                instance: fields.u64()?,
+                connection: fields.u64()?,
+            };
             fields.end()?;
-            return Ok(PeerFrame::Introduction(Introduction { instance }));
+            return Ok(PeerFrame::Introduction(introduction));
         }
         2 => Message::Heartbeat {
             sent_at: fields.u64()?,

@@ -3,18 +3,19 @@
 Times what stands between the news and the new routing table in the store: reading the old table
 from its text, deciding, and writing the new one as text. Nothing is sent; no server runs.
 
-Usage: ``python -m bench.controller_scale``; prints one line of JSON.
+Usage: ``python -m bench.jobs.controller``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 
+from backstay.consensus.packing import pack, unpack
 from backstay.consensus.records import ClusterConfig, MemberRecord, RoutingTable
 from backstay.pserver.controller import ClusterRecords, decide
+from bench.jobs.local import print_result
 
 
 def member(number: int) -> MemberRecord:
@@ -34,7 +35,7 @@ def member(number: int) -> MemberRecord:
     )
 
 
-def measure(nodes: int, slots: int, replicas: int) -> dict[str, object]:
+def measure(nodes: int, slots: int, replicas: int) -> dict[str, float]:
     """Lose one node and return the figures."""
     members = {one.node_id: one for one in map(member, range(nodes))}
     records = ClusterRecords(ClusterConfig("scale", slots, replicas, nodes, "0"), members)
@@ -42,17 +43,17 @@ def measure(nodes: int, slots: int, replicas: int) -> dict[str, object]:
     first = decide(records).routing
     first_s = time.perf_counter() - started
     assert first is not None
-    stored = first.to_json()
+    stored = pack(first.to_json())
     lost = f"ps-{nodes // 2:04}"
     left = {name: one for name, one in members.items() if name != lost}
     cpu = time.process_time()
     marks = [time.perf_counter()]
-    routing = RoutingTable.from_json(stored)
+    routing = RoutingTable.from_json(unpack(stored))
     marks.append(time.perf_counter())
     decision = decide(replace(records, members=left, routing=routing))
     marks.append(time.perf_counter())
     assert decision.routing is not None
-    text = decision.routing.to_json()
+    text = pack(decision.routing.to_json())
     marks.append(time.perf_counter())
     cpu = time.process_time() - cpu
     masters = [n for name, n in decision.routing.slots_per_node().items() if name != lost]
@@ -65,6 +66,7 @@ def measure(nodes: int, slots: int, replicas: int) -> dict[str, object]:
         "decide_ms": round((marks[2] - marks[1]) * 1000, 1),
         "write_ms": round((marks[3] - marks[2]) * 1000, 1),
         "total_ms": round((marks[3] - marks[0]) * 1000, 1),
+        "total_s": marks[3] - marks[0],
         "total_cpu_ms": round(cpu * 1000, 1),
         "record_bytes": len(text),
         "events": len(decision.events),
@@ -80,7 +82,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=65536)
     parser.add_argument("--replicas", type=int, default=3)
     given = parser.parse_args()
-    print(json.dumps(measure(given.nodes, given.slots, given.replicas)))
+    print_result(measure(given.nodes, given.slots, given.replicas))
 
 
 if __name__ == "__main__":
