@@ -135,6 +135,12 @@ fn a_copy_begins_anew_after_something_behind_it_was_refused() {
     repeat(&mut world, Step::Do(0, 1));
     then(&mut world, &[Step::Route(0, 3)]);
     world.settle_down();
+    // A node that has refused a copy is left alone for a while.
+    assert!(!world.steps().contains(&Step::TakeIn(0, 1)));
+    for _ in 0..3 {
+        then(&mut world, &[Step::Time]);
+        world.settle_down();
+    }
     then(
         &mut world,
         &[Step::TakeIn(0, 1), Step::Promote(0, 1, false)],
