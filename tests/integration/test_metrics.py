@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +166,31 @@ def test_traffic_moves_the_figures(cluster: LocalCluster) -> None:
         assert value(server, "store_reachable") == 1
         assert 0 < value(server, "lease_remaining_seconds") <= 3
         assert value(server, "cluster_status", status="OK") == 1
+
+
+def test_a_push_that_is_rolled_back_shows_and_is_applied_once(
+    cluster: LocalCluster, eventually: Eventually
+) -> None:
+    servers = cluster.servers
+    victim = next(index for index, one in enumerate(servers) if not value(one, "controller"))
+    left = [one for index, one in enumerate(servers) if index != victim]
+    before = summed(left, "transactions_total", outcome="rolled_back")
+    # Not the victim's: it does not answer.
+    with Client([one.control_address for one in left]) as client, ThreadPoolExecutor(1) as pool:
+        spec = TableSpec.sparse("rolled/back", 4, optimizer=SGD(1.0), initializer=Zeros())
+        table = client.create_table(spec)
+        keys = np.arange(500, dtype=np.uint64)
+        os.kill(cluster.pids[victim], signal.SIGSTOP)
+        try:
+            push = pool.submit(client.push, table, keys, -np.ones((500, 4), np.float32))
+            # A backup that is silent longer than prepare_timeout_ms.
+            eventually(lambda: summed(left, "transactions_total", outcome="rolled_back") > before)
+        finally:
+            os.kill(cluster.pids[victim], signal.SIGCONT)
+        push.result(timeout=30)
+        assert np.array_equal(client.pull(table, keys), np.ones((500, 4), np.float32))
+    assert summed(left, "rollback_seconds_count") > 0
+    assert summed(left, "rollback_seconds_sum") > 0.9
 
 
 def test_a_killed_node_shows_in_the_figures_of_the_others(
