@@ -242,6 +242,34 @@ def test_a_store_that_lost_its_data_is_not_relied_on(
         assert names_below(etcd, "") == []
 
 
+def test_a_store_that_refuses_the_credentials_is_said(
+    command: Command,
+    etcd: EtcdCluster,
+    on_etcd: dict[str, object],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with LocalCluster(servers=2, settings=on_etcd) as cluster:
+        before = routing_at(cluster.endpoints[0])
+        etcd.etcdctl("user", "add", "root:right")
+        etcd.etcdctl("user", "grant-role", "root", "root")
+        etcd.etcdctl("auth", "enable")
+        # One that starts has nothing to go on with.
+        monkeypatch.setenv("BACKSTAY_STORE_PASSWORD", "wrong")
+        done = command(
+            *("pserver", "serve", *LOOPBACK, "--cluster", "local"),
+            *("--store", "etcd", "--store-endpoints", etcd.endpoints[0]),
+            *("--store-username", "root"),
+        )
+        assert done.returncode == 2
+        assert "refuses user 'root'" in done.stderr
+        # Those that run notice with the next change (etcd lets anybody renew a lease), say what
+        # is wrong, and serve on.
+        cluster.kill(1)
+        eventually(lambda: "wants user and password" in ask(cluster.endpoints[0]).health_reason)
+        assert routing_at(cluster.endpoints[0]).version == before.version
+
+
 def test_a_paused_node_loses_its_slots_and_comes_back_as_itself(
     etcd: EtcdCluster, on_etcd: dict[str, object], eventually: Eventually
 ) -> None:

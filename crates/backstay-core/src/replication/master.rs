@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
-use super::peer::{Awaited, Part};
+use super::peer::{Awaited, Part, Peer};
 use super::replica::Replica;
 use super::rows::Rows;
 use super::state::{Entry, Settling, Token, Work};
@@ -236,7 +236,10 @@ impl Replica {
             match lsn {
                 // From beginning anew on a connection.
                 0 if *reason == Refuse::Gap => self.distrust(node),
-                0 => {}
+                0 => {
+                    self.peers.entry(node).or_default().unsettled = true;
+                    self.settle_unsettled(rows);
+                }
                 // Undone here, and therefore a gap there.
                 lsn if lsn > self.decided => {}
                 // Decided without that node, which lacks it now.
@@ -398,14 +401,33 @@ impl Replica {
     /// Begin anew on a connection: fix the order of every slot the node backs up, then send what
     /// is not decided.
     pub(super) fn resume(&mut self, rows: &impl Rows, node: NodeId) {
+        self.settle_backup(rows, node);
+        for at in 0..self.pending.len() {
+            self.send_entry(rows, node, at);
+        }
+    }
+
+    fn settle_backup(&mut self, rows: &impl Rows, node: NodeId) {
         let slots: Vec<u32> = (0..self.slots.len() as u32)
             .filter(|&slot| self.slots[slot as usize].required.contains(&node))
             .collect();
+        let peer = self.peers.entry(node).or_default();
+        peer.unsettled = false;
+        peer.settled_by = self.routing.version;
         if !slots.is_empty() {
             self.send_settle(rows, node, 0, &slots);
         }
-        for at in 0..self.pending.len() {
-            self.send_entry(rows, node, at);
+    }
+
+    /// Tell those again that refused because they go by a newer routing table, once there is one
+    /// here, too: else what is decided would stay staged there until the next push.
+    pub(super) fn settle_unsettled(&mut self, rows: &impl Rows) {
+        let version = self.routing.version;
+        let due = |peer: &Peer| peer.up && peer.unsettled && peer.settled_by < version;
+        let nodes = self.peers.iter().filter(|(_, peer)| due(peer));
+        let nodes: Vec<NodeId> = nodes.map(|(&node, _)| node).collect();
+        for node in nodes {
+            self.settle_backup(rows, node);
         }
     }
 

@@ -80,6 +80,12 @@ pub(super) struct Peer {
     /// Slots that are being copied to it.
     pub(super) copies: BTreeMap<u32, Copy>,
 
+    /// The routing version by which it was told, on this connection, how far its slots are
+    /// decided.
+    pub(super) settled_by: u64,
+    /// It goes by a newer one and refused.
+    pub(super) unsettled: bool,
+
     // This node as the backup.
     /// To be sent on the connection from it.
     pub(super) to_master: VecDeque<Message>,
@@ -106,6 +112,7 @@ impl Peer {
         self.in_flight.clear();
         self.to_backup.clear();
         self.told = 0;
+        self.unsettled = false;
     }
 
     /// Take out what asks for promises, to be sent ahead of long copies. Ahead of others it

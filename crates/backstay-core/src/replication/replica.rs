@@ -117,6 +117,7 @@ impl Replica {
         if !gained.is_empty() {
             self.settle(now, rows, gained);
         }
+        self.settle_unsettled(rows);
         self.copy_next(rows);
         self.decide();
         self.serve_settled(now, rows);
