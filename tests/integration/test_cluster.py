@@ -247,7 +247,6 @@ def test_a_store_that_refuses_the_credentials_is_said(
     etcd: EtcdCluster,
     on_etcd: dict[str, object],
     eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with LocalCluster(servers=2, settings=on_etcd) as cluster:
         before = routing_at(cluster.endpoints[0])
@@ -255,11 +254,11 @@ def test_a_store_that_refuses_the_credentials_is_said(
         etcd.etcdctl("user", "grant-role", "root", "root")
         etcd.etcdctl("auth", "enable")
         # One that starts has nothing to go on with.
-        monkeypatch.setenv("BACKSTAY_STORE_PASSWORD", "wrong")
         done = command(
             *("pserver", "serve", *LOOPBACK, "--cluster", "local"),
             *("--store", "etcd", "--store-endpoints", etcd.endpoints[0]),
             *("--store-username", "root"),
+            BACKSTAY_STORE_PASSWORD="wrong",
         )
         assert done.returncode == 2
         assert "refuses user 'root'" in done.stderr
