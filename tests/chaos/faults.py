@@ -228,6 +228,8 @@ class KillDuringRepair(OnNode):
             held = arena.cluster.routing().replicas_of_slot
             if any(one.catching_up for one in held):
                 break
+        else:
+            self.kind = "controller_sigkill_after_repair"  # Too late: not counted as the other.
         self.second = arena.node_with("controller")
         arena.struck.add(self.second)
         arena.cluster.nodes[self.second].kill()
