@@ -21,7 +21,8 @@ from bench.jobs.local import BATCHES, GRADIENT_SCALE, draw_batches, embedding, p
 
 FILL_KEYS = 262_144
 LIMIT_S = 240.0
-POLL_S = 0.05
+# Seldom: each look costs the trainer, in the same process, some milliseconds.
+POLL_S = 0.5
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -82,7 +82,7 @@ class DataServer:
         memory_limit_bytes: int = 0,
         promise_ms: int = 400,
         prepare_timeout_ms: int = 1000,
-        copy_bytes_per_s: int = 67_108_864,
+        copy_bytes_per_s: int = 50_331_648,
     ) -> DataServer: ...
     @property
     def address(self) -> str:

@@ -237,7 +237,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
         maximum=60_000,
     )
     copy_bytes_per_s: int = setting(
-        67_108_864,
+        50_331_648,
         "Bytes of rows that a master copies to new replicas in a second, at most: copies leave "
         "room for pushes.",
         minimum=65_536,

@@ -69,7 +69,7 @@ impl DataServer {
         tls_cert_pem=None, tls_key_pem=None, tls_client_ca_pem=None, tls_peer_ca_pem=None, io_threads=2,
         max_frame_bytes=268_435_456, max_keys_per_request=4_194_304, max_connections=4096,
         handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0, promise_ms=400,
-        prepare_timeout_ms=1000, copy_bytes_per_s=67_108_864))]
+        prepare_timeout_ms=1000, copy_bytes_per_s=50_331_648))]
     #[allow(clippy::too_many_arguments)] // Keywords only; the dataclass on the Python side is the struct.
     fn new(
         py: Python<'_>,

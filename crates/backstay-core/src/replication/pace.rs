@@ -3,7 +3,7 @@
 use super::Micros;
 
 /// A bucket holds what comes in this part of a second.
-const BURSTS_PER_S: u64 = 10;
+const BURSTS_PER_S: u64 = 50;
 
 /// A slot is copied whole, so a bucket may be overdrawn; the next copy waits until that is paid.
 #[derive(Debug, Clone)]
