@@ -70,7 +70,7 @@ def _stage(options: argparse.Namespace, store: StoreKind, number: int) -> Stage:
         store, nodes=4, replicas=options.replicas or (3 if three else 2), etcd_members=members
     )
     outage_s = options.outage_s or (60.0 if options.minutes >= LONG_MINUTES else 15.0)
-    return Stage(plan, options.seed * 1000 + number, outage_s=outage_s)
+    return Stage(plan, options.seed * 1000 + number, outage_s=outage_s, keeps_logs=options.keep)
 
 
 def _run(options: argparse.Namespace, stage: Stage, seconds: float) -> StageResult:
@@ -99,6 +99,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=50, help="how often a node is hit")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--partition", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the logs also if it passes")
     parser.add_argument("--loopback", action="store_true", help="make no namespaces")
     return parser.parse_args(arguments)
 
@@ -159,7 +160,7 @@ def _failover(options: argparse.Namespace) -> int:
         kind = PauseNode
     store: StoreKind = options.store or "etcd"
     plan = Plan(store, nodes=options.nodes, replicas=2)
-    result = StageResult(Stage(plan, options.seed))
+    result = StageResult(Stage(plan, options.seed, keeps_logs=options.keep))
     with under_load(result.stage, result) as arena:
         for _ in range(options.kills):
             # Long enough for a lease to end; a process that is killed needs no such time.

@@ -45,6 +45,7 @@ class Stage:
         trainers: How many.
         pause_s: A trainer's pause after each push.
         outage_s: How long the store stays away when it is killed.
+        keeps_logs: Also if it passes.
     """
 
     plan: Plan
@@ -52,6 +53,7 @@ class Stage:
     trainers: int = 2
     pause_s: float = 0.005
     outage_s: float = 15.0
+    keeps_logs: bool = False
 
 
 @dataclass
@@ -104,7 +106,7 @@ def under_load(stage: Stage, result: StageResult) -> Iterator[Arena]:
         workload.kill()
         cluster.stop()
         network.close()
-        if result.passed:
+        if result.passed and not stage.keeps_logs:
             shutil.rmtree(folder)
         else:
             result.kept = str(folder)

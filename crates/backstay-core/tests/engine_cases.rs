@@ -67,6 +67,21 @@ fn a_rollback_takes_along_what_was_staged_behind_it() {
     assert_eq!(read(&engine, 5), 2.0);
 }
 
+/// A master's commit that is late in its lane names a place where another push stands by now.
+#[test]
+fn a_late_commit_of_another_order_applies_nothing() {
+    let mut engine = engine(&counter());
+    let (old, new) = (push(1, 0, 0, &[5], -1.0), push(2, 0, 0, &[5], -8.0));
+    let (_, old_places) = stage(&mut engine, &old, 1).unwrap();
+    engine.discard_from(space().slot_of(5), old_places[0].position);
+    let (_, new_places) = stage(&mut engine, &new, 2).unwrap();
+    assert_eq!(old_places[0].position, new_places[0].position);
+    engine.commit(&old, &old_places).unwrap();
+    assert_eq!(read(&engine, 5), 0.0);
+    engine.commit(&new, &new_places).unwrap();
+    assert_eq!(read(&engine, 5), 8.0);
+}
+
 #[test]
 fn a_place_that_is_not_the_next_one_is_refused_and_changes_nothing() {
     let mut engine = engine(&counter());

@@ -164,3 +164,49 @@ fn a_sole_master_stops_with_its_lease() {
     then(&mut world, &[Step::Send(1, 0), Step::Do(0, 1)]);
     assert!(world.answers_reads(0, 0));
 }
+
+/// A copy was reported as complete and its connection broke: whether the controller has heard
+/// of it is not known, and nothing commits without that node. The next table tells.
+#[test]
+fn a_doubt_ends_with_a_newer_table() {
+    let mut world = World::new(3, set(0, &[2], &[1]), [&[0], &[]], ENOUGH);
+    world.settle_down();
+    then(&mut world, &[Step::Time]);
+    world.settle_down();
+    assert!(
+        world.steps().contains(&Step::TakeIn(0, 1)),
+        "{:?}",
+        world.steps()
+    );
+    then(&mut world, &[Step::Break(0, 1), Step::Send(0, 0)]);
+    assert!(
+        !world.steps().contains(&Step::Do(0, 1)),
+        "the push is refused"
+    );
+    then(
+        &mut world,
+        &[Step::TakeOut(0, 2), Step::Route(0, 2), Step::Send(0, 0)],
+    );
+    assert!(
+        world.steps().contains(&Step::Do(0, 1)),
+        "nobody is waited for"
+    );
+}
+
+/// A backup that goes by a newer table promises by that one, in which it may be the master
+/// itself: to a master of yesterday, such a promise says nothing.
+#[test]
+fn a_promise_by_a_newer_table_does_not_count() {
+    let mut world = World::new(2, set(0, &[1], &[]), [&[0], &[]], ENOUGH);
+    world.settle_down();
+    then(&mut world, &[Step::Time]);
+    world.settle_down();
+    assert!(world.answers_reads(0, 0));
+    then(&mut world, &[Step::Promote(0, 1, false), Step::Route(1, 2)]);
+    for _ in 0..4 {
+        then(&mut world, &[Step::Time]);
+        world.settle_down();
+    }
+    assert!(!world.answers_reads(0, 0));
+    assert!(world.answers_reads(1, 0));
+}
