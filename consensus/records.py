@@ -199,10 +199,21 @@ class NodeReport:
     caught_up: tuple[CaughtUp, ...] = ()
     full: tuple[int, ...] = ()
 
+    def is_news_after(self, written: NodeReport | None) -> bool:
+        """Return whether the store should have this one in place of the one it has.
+
+        Args:
+            written: That one; None if it is not known, because an answer did not come.
+        """
+        if written is None:
+            return True
+        asks = any((*written.lists, *self.lists))
+        return asks and self != written
+
     @property
-    def asks_something(self) -> bool:
-        """Whether there is anything in it for the controller."""
-        return bool(self.silent or self.caught_up or self.full)
+    def lists(self) -> tuple[tuple[object, ...], ...]:
+        """What there is in it for the controller."""
+        return (self.silent, self.full, self.caught_up)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""

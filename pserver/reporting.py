@@ -118,9 +118,7 @@ class Reporter:
                 suspected.add(task)
                 task.add_done_callback(suspected.discard)
             report = said.report
-            if written is not None and (
-                report == written or not (report.asks_something or written.asks_something)
-            ):
+            if not report.is_news_after(written):
                 continue
             # Only over what is known to be there: a write that was given up unseen may still come
             # to the store, and must not replace a newer one.

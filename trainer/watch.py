@@ -103,7 +103,7 @@ class ClusterWatch:
                 thread.join(timeout=_JOIN_S)
 
     def apply(self, info: ClusterInfo) -> bool:
-        """Go by this routing if it is newer than the known one; return whether it is."""
+        """Go by this routing if it is of the same cluster and newer; return whether it is."""
         with self._lock:
             if info.cluster_uid != self._info.cluster_uid:
                 self._refuse(info)

@@ -65,7 +65,6 @@ def measure(nodes: int, slots: int, replicas: int) -> dict[str, float]:
         "read_ms": round((marks[1] - marks[0]) * 1000, 1),
         "decide_ms": round((marks[2] - marks[1]) * 1000, 1),
         "write_ms": round((marks[3] - marks[2]) * 1000, 1),
-        "total_ms": round((marks[3] - marks[0]) * 1000, 1),
         "total_s": marks[3] - marks[0],
         "total_cpu_ms": round(cpu * 1000, 1),
         "record_bytes": len(text),

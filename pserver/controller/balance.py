@@ -13,7 +13,7 @@ import numpy as np
 
 from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
-from backstay.pserver.controller.repair import distinct_hosts, heir_of, surplus_of
+from backstay.pserver.controller.repair import distinct_hosts, surplus_of
 
 __all__ = ["HANDOVERS_MAX", "MOVES_MAX", "balance_masters", "move_copies", "relieve_stopping"]
 
@@ -40,7 +40,7 @@ def relieve_stopping(draft: Draft) -> None:
         if held.master in leaving and slot not in draft.changed:
             heirs = [number for number in held.in_sync if draft.serving[number]]
             if heirs:
-                heir = heir_of(draft, heirs)
+                heir = draft.heir(heirs)
                 hand_over(draft, slot, heir, f"{draft.name(held.master)} does not serve any more")
 
 

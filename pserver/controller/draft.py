@@ -9,7 +9,7 @@ they were, so that no change can forget its term.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from backstay.consensus.records import (
     Event,
     EventKind,
     NodeRecord,
+    NodeReport,
     RoutingTable,
     SlotReplicas,
 )
@@ -52,9 +53,9 @@ class Draft:
         copies: By number, the slots it holds.
         copying: By number, the slots it is catching up in.
         hosts: By number, a number for its host.
-        full: By number, who had no room for a copy a short time ago.
+        full: Numbers of those who had no room for a copy a short time ago.
         lost: Slots that were lost in this decision.
-        given_up: By number, who had them and may still live.
+        given_up: Numbers of those who had them and may still live.
     """
 
     def __init__(self, records: ClusterRecords, before: RoutingTable) -> None:
@@ -110,7 +111,7 @@ class Draft:
         self._apart = self._who_is_apart(records)
         self.full = {
             self.index_of[one]
-            for report in records.reports.values()
+            for _, report in self.heard(records)
             for one in report.full
             if one in self.index_of
         }
@@ -134,8 +135,31 @@ class Draft:
         return self._apart[process].isdisjoint(others)
 
     def apart_from(self, process: int) -> set[int]:
-        """Return those of which it is not true."""
+        """Return those that it and they are reported not to hear."""
         return self._apart[process]
+
+    def heard(self, records: ClusterRecords) -> Iterator[tuple[int, NodeReport]]:
+        """Yield the reports of processes that are alive, each with its writer's number."""
+        for instance in sorted(records.reports):
+            report = records.reports[instance]
+            reporter = self.index_of.get(instance)
+            if reporter is not None and self.alive[reporter] and report.instance == instance:
+                yield reporter, report
+
+    def heir(self, in_sync: Sequence[int]) -> int:
+        """Return which of the in-sync backups of a slot is to be its master.
+
+        One that serves and hears the others; of those the one that is master of fewest slots.
+        """
+
+        def weight(number: int) -> tuple[bool, bool, int]:
+            return (
+                not self.serving[number],
+                not self.reaches(number, in_sync),
+                self.masters[number],
+            )
+
+        return min(in_sync, key=weight)
 
     def put(self, slot: int, held: SlotReplicas) -> None:
         """Change who holds a slot."""
@@ -212,10 +236,7 @@ class Draft:
 
     def _who_is_apart(self, records: ClusterRecords) -> list[set[int]]:
         apart: list[set[int]] = [set() for _ in self.processes]
-        for instance, report in records.reports.items():
-            reporter = self.index_of.get(instance)
-            if reporter is None or not self.alive[reporter] or report.instance != instance:
-                continue
+        for reporter, report in self.heard(records):
             for other in report.silent:
                 number = self.index_of.get(other, reporter)
                 if number != reporter:

@@ -10,7 +10,6 @@ import numpy as np
 
 from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import Draft
-from backstay.pserver.controller.repair import heir_of
 
 __all__ = ["GIVEN_UP_MAX", "fail_over", "note_members"]
 
@@ -62,10 +61,10 @@ def fail_over(draft: Draft) -> None:
 def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
     """Make one of the in-sync backups master.
 
-    Each of them has staged all that was acknowledged, so any is safe; ``heir_of`` chooses.
+    Each of them has staged all that was acknowledged, so any is safe; ``Draft.heir`` chooses.
     """
     old = draft.held[slot].master
-    new = heir_of(draft, present.in_sync)
+    new = draft.heir(present.in_sync)
     rest = tuple([number for number in present.in_sync if number != new])
     draft.put(slot, SlotReplicas(new, rest, present.catching_up))
     was = "it came back with its memory" if old == NO_MASTER else f"{_why(draft, old)}; in sync"

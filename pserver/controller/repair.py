@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
 
-__all__ = ["add_missing", "distinct_hosts", "drop_surplus", "heir_of", "surplus_of"]
+__all__ = ["add_missing", "distinct_hosts", "drop_surplus", "surplus_of"]
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -96,22 +96,6 @@ def surplus_of(draft: Draft, holders: tuple[int, ...], load: NDArray[np.int64]) 
     return holders[max(range(len(holders)), key=weight)]
 
 
-def heir_of(draft: Draft, in_sync: Sequence[int]) -> int:
-    """Return which of the in-sync backups of a slot is to be its master.
-
-    One that serves and hears the others; of those the one that is master of fewest slots.
-    """
-
-    def weight(number: int) -> tuple[bool, bool, int]:
-        return (
-            not draft.serving[number],
-            not draft.reaches(number, in_sync),
-            draft.masters[number],
-        )
-
-    return min(in_sync, key=weight)
-
-
 def distinct_hosts(draft: Draft, holders: Iterable[int]) -> int:
     """Return the number of hosts that some processes run on."""
     return len({int(draft.hosts[number]) for number in holders})
@@ -123,7 +107,7 @@ def _drop(draft: Draft, slot: int, number: int) -> None:
     in_sync = tuple([one for one in held.in_sync if one != number])
     if number == master:
         # The backup has everything that was acknowledged: it may take over at once.
-        master = heir_of(draft, in_sync)
+        master = draft.heir(in_sync)
         in_sync = tuple([one for one in in_sync if one != master])
         draft.note(
             "handed_over",

@@ -27,21 +27,18 @@ def follow_reports(draft: Draft, records: ClusterRecords) -> tuple[int, ...]:
         The instances of the masters on whose word a backup was taken in.
     """
     relied_on: list[int] = []
-    for instance in sorted(records.reports):
-        report = records.reports[instance]
-        reporter = draft.index_of.get(instance)
-        if reporter is None or not draft.alive[reporter] or report.instance != instance:
-            continue
+    for reporter, report in draft.heard(records):
         if report.routing_version != draft.before.version:
             continue
         silent = {draft.index_of[one] for one in report.silent if one in draft.index_of}
         silent.discard(reporter)
         if silent:
             _take_out(draft, reporter, silent)
-        if report.full:
-            _spare(draft, reporter, {draft.index_of.get(one, reporter) for one in report.full})
+        full = {draft.index_of[one] for one in report.full if one in draft.index_of}
+        if full:
+            _spare(draft, reporter, full)
         if len(relied_on) < REPORTS_MAX and _take_in(draft, reporter, silent, report):
-            relied_on.append(instance)
+            relied_on.append(report.instance)
     return tuple(relied_on)
 
 

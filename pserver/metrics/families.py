@@ -185,8 +185,8 @@ def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Met
     )
     yield _gauges(
         "report_entries",
-        "What the data plane reports: backups that are silent, copies that have caught up, "
-        "backups whose port refuses connections.",
+        "What the data plane reports: nodes that are silent or without room, copies that have "
+        "caught up, backups whose port refuses connections.",
         "kind",
         figures.report_sizes,
     )

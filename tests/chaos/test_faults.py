@@ -77,6 +77,7 @@ def test_target_controller_during_repair_and_two_faults_in_a_row() -> None:
     kinds = "controller_sigkill_during_repair,pair,pair,pair"
     result = run("--store", "embedded", "--replicas", "3", "--faults", kinds)
     assert sum(result["faults"].values()) == 4
+    assert result["faults"].get("controller_sigkill_during_repair") == 1
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_the_embedded_store_goes_on_without_its_leader(
         took = await put_until_done(survivors, "after", "2")
         assert took < 3
         assert await put_until_done(store, "later", "3") < 8
-        # A new leader gives every lease its full time.
+        # The lease outlived the change of leader.
         assert await store.lease_keepalive(lease.id) == 2000
         seen = await read_to(watch, "later", "3")
         # A put of unknown outcome was repeated, and may have happened twice.

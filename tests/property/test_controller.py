@@ -168,6 +168,9 @@ class World:
         assert after.generation == before.generation + bool(reborn.any())
         living = {one.instance for one in self.members.values()} - set(after.gone)
         dead = self.gone | set(after.gone)
+        # Their node ids are others' now: nobody waits for their memory.
+        owner = {member.node_id: member.instance for member in self.members.values()}
+        dead |= {n.instance for n in before.nodes if owner.get(n.node_id, n.instance) != n.instance}
         for slot in range(after.slot_count):
             old, new = before.replicas_of_slot[slot], after.replicas_of_slot[slot]
             old_synced = instances(before, old.synced)

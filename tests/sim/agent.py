@@ -10,9 +10,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from backstay.consensus.node_records import MemberRecord
-from backstay.consensus.records import CaughtUp, NodeReport
+from backstay.consensus.records import NodeReport
 from backstay.consensus.store import Delete, Get, Lease, Put, Txn, TxnResult, mod_revision_is
 from backstay.consensus.store_state import StoreState
+from backstay.pserver.reporting import NativeReport
 from tests.sim.controller import Candidate
 from tests.sim.events import MS
 
@@ -173,21 +174,17 @@ class Agent:
 
     def report_changed(self) -> None:
         """Write the report, one write at a time; and look at those who refuse connections."""
-        said = self.process.report()
-        refused = said["refused"]
-        if isinstance(refused, list):
-            for instance in refused:
-                self._suspect(instance)
+        report, refused = NativeReport.from_json(
+            self.process.instance, self.process.native.report_json()
+        )
+        for instance in refused:
+            self._suspect(instance)
         if self._reporting:
             self._report_again = True
             return
         if not self.lease:
             return
-        report = _report_of(self.process.instance, said)
-        written = self._written
-        if written is not None and (
-            report == written or not (report.asks_something or written.asks_something)
-        ):
+        if not report.is_news_after(self._written):
             return
         self._reporting = True
         lease = self.lease
@@ -240,16 +237,3 @@ class Agent:
                 self._later(RETRY, partial(self._suspect, instance))
 
         self.store.request(self.process, ask, done)
-
-
-def _report_of(instance: int, said: dict[str, object]) -> NodeReport:
-    version, silent, caught_up = said["routing_version"], said["silent"], said["caught_up"]
-    assert isinstance(version, int)
-    assert isinstance(silent, list)
-    assert isinstance(caught_up, list)
-    return NodeReport(
-        instance=instance,
-        routing_version=version,
-        silent=tuple(silent),
-        caught_up=tuple(CaughtUp(*entry) for entry in caught_up),
-    )

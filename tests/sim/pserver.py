@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -261,8 +260,3 @@ class Pserver:
         if code != -1:
             del self.answers[token]
             answer(code)
-
-    def report(self) -> dict[str, object]:
-        """Return the report of now."""
-        said: dict[str, object] = json.loads(self.native.report_json())
-        return said

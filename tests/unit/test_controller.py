@@ -18,6 +18,7 @@ from backstay.consensus.records import (
 )
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ClusterRecords, decide
+from backstay.pserver.controller.failover import GIVEN_UP_MAX
 from tests.unit.controller_cluster import (
     SLOTS,
     after,
@@ -232,6 +233,23 @@ def test_a_backup_that_caught_up_before_it_left_is_not_taken_for_one_that_did_af
     assert table(again).term_of_slot[slot] == term
     assert table(again).replicas_of_slot[slot].catching_up == (1,)
     assert decide(replace(again, reports={100: old})).routing is None
+
+
+def test_many_who_are_given_up_are_given_up_in_several_decisions() -> None:
+    before = cluster(nodes=40, replicas=1, slots=64)
+    left = without(before, *range(1, 40))
+    given_up: set[str] = set()
+    for _ in range(4):
+        decision = decide(left)
+        if decision.routing is None:
+            break
+        assert len(decision.given_up) <= GIVEN_UP_MAX
+        given_up.update(decision.given_up)
+        left = after(left)
+    holders = {n for held in table(before).sets for n in held.synced if n != 0}
+    assert given_up == {table(before).nodes[number].node_id for number in holders}
+    assert len(given_up) > GIVEN_UP_MAX
+    assert all(held.synced == (0,) for held in table(left).replicas_of_slot)
 
 
 def test_slots_that_lost_all_copies_begin_anew_and_say_so_loudly() -> None:

@@ -1,190 +1,39 @@
-"""Registration and the controller's shell, against the store in memory."""
+"""The controller's shell, against the store in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from backstay.consensus import ClusterMirror
-from backstay.consensus.keys import Keys
-from backstay.consensus.membership import DeathRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.records import (
-    ClusterConfig,
     ClusterHealthRecord,
     ControllerRecord,
-    MemberRecord,
     NodeReport,
     RoutingTable,
 )
 from backstay.consensus.store import CoordinationStore, KeyValue
-from backstay.errors import ConfigError, LeaseLost, StoreDataLost, StoreError, TakenForDead
+from backstay.errors import LeaseLost, StoreError
 from backstay.pserver.cluster_member import keep_on
 from backstay.pserver.controller import ClusterRecords, Decision, decide
 from backstay.pserver.controller_host import ControllerHost
-from backstay.pserver.departures import Departures
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
-from backstay.pserver.registration import Predecessor, Registration
 from tests.unit.member_records import member
-
-KEYS = Keys("demo")
-CONFIG = ClusterConfig("demo", 8, 2, 2, "ab")
-TTL_MS = 400
-LIMIT_S = 10.0
-
-
-def run(scenario: Callable[[MemoryBackend], Awaitable[None]]) -> None:
-    async def inside() -> None:
-        await asyncio.wait_for(scenario(MemoryBackend()), LIMIT_S)
-
-    asyncio.run(inside())
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while not await holds():  # noqa: ASYNC110 (what is waited for is in the store)
-        await asyncio.sleep(0.005)
-
-
-async def unknown(_other: MemberRecord) -> Predecessor:
-    return Predecessor(is_gone=False, answers=False)
-
-
-async def alive(_other: MemberRecord) -> Predecessor:
-    return Predecessor(is_gone=False, answers=True)
-
-
-def registration(
-    store: CoordinationStore,
-    record: MemberRecord,
-    *,
-    judge: Callable[[MemberRecord], Awaitable[Predecessor]] = unknown,
-    on_alive: Callable[[int], None] = lambda _: None,
-    catch_up: Callable[[], Awaitable[None]] | None = None,
-) -> Registration:
-    return Registration(
-        store,
-        KEYS,
-        CONFIG,
-        record,
-        ttl_ms=TTL_MS,
-        judge=judge,
-        on_alive=on_alive,
-        on_trouble=lambda _: None,
-        catch_up=catch_up or at_once,
-    )
-
-
-async def at_once() -> None:
-    pass
-
-
-async def nothing(_lease: int) -> None:
-    await asyncio.Event().wait()
-
-
-async def stored(store: CoordinationStore, node_id: str) -> MemberRecord | None:
-    found = await store.get(KEYS.member(node_id))
-    return None if found is None else MemberRecord.from_json(found.value)
-
-
-async def new_cluster(backend: MemoryBackend) -> MemoryStore:
-    store = MemoryStore(backend)
-    await store.put(KEYS.config, CONFIG.to_json())
-    return store
-
-
-def test_an_id_is_taken_over_from_the_dead_and_not_from_the_living() -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = await new_cluster(backend)
-        first = registration(store, member(0))
-        await first.register()
-        with pytest.raises(ConfigError, match="'ps-0' is taken"):
-            await registration(store, member(0, instance=99), judge=alive).register()
-
-        departures = Departures(store, KEYS, ClusterMirror(KEYS), "ps-0", "here")
-
-        async def dead(other: MemberRecord) -> Predecessor:
-            return Predecessor(await departures.declare(other, "a test says so"), answers=False)
-
-        second = registration(store, member(0, instance=99), judge=dead)
-        await second.register()
-        now = await stored(store, "ps-0")
-        assert now is not None
-        assert (now.instance, now.incarnation) == (99, 2)
-        death = await store.get(KEYS.death(11))
-        assert death is not None
-        assert DeathRecord.from_json(death.value).reason == "a test says so"
-        with pytest.raises(TakenForDead):
-            await first.register()
-        for one in (first, second):
-            one.close()
-
-    run(scenario)
-
-
-def test_a_predecessor_that_cannot_be_judged_is_waited_for() -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = await new_cluster(backend)
-        first = registration(store, member(0))
-        await first.register()
-        second = registration(store, member(0, instance=99))
-        began = asyncio.get_running_loop().time()
-        await second.register()
-        assert asyncio.get_running_loop().time() - began > TTL_MS / 2000
-        for one in (first, second):
-            one.close()
-
-    run(scenario)
-
-
-def test_a_lease_that_is_lost_is_told_and_taken_again() -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = await new_cluster(backend)
-        said: list[int] = []
-        one = registration(store, member(0), on_alive=said.append)
-        holding = asyncio.ensure_future(one.hold(nothing))
-
-        async def has_incarnation(number: int) -> bool:
-            record = await stored(store, "ps-0")
-            return record is not None and record.incarnation == number
-
-        await until(lambda: has_incarnation(1))
-        found = await store.get(KEYS.member("ps-0"))
-        assert found is not None
-        assert all(0 < told <= TTL_MS for told in said)
-        await store.lease_revoke(found.lease)
-        await until(lambda: has_incarnation(2))
-        assert 0 in said
-        again = await stored(store, "ps-0")
-        assert again is not None
-        assert again.instance == 11
-        await one.set_status("stopping")
-        told = await stored(store, "ps-0")
-        assert told is not None
-        assert told.status == "stopping"
-        holding.cancel()
-        one.close()
-
-    run(scenario)
-
-
-def test_nothing_is_registered_in_a_store_that_is_another_one() -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = MemoryStore(backend)
-        with pytest.raises(StoreDataLost, match="lost its data or was replaced"):
-            await registration(store, member(0)).register()
-        await store.put(KEYS.config, replace(CONFIG, cluster_uid="cd").to_json())
-        with pytest.raises(StoreDataLost):
-            await registration(store, member(0)).register()
-        assert await stored(store, "ps-0") is None
-
-    run(scenario)
+from tests.unit.memory_nodes import (
+    CONFIG,
+    KEYS,
+    LIMIT_S,
+    new_cluster,
+    run,
+    until,
+)
 
 
 class Office:
@@ -350,84 +199,6 @@ def test_a_decision_survives_an_outage_of_the_store() -> None:
                 return await routing_version(store) > 1
 
             await until(is_decided)
-
-    run(scenario)
-
-
-def test_a_wall_clock_that_jumps_ends_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    jumps = iter((600.0, -600.0) * 1_000_000)
-    wall, wall_ns = time.time, time.time_ns
-    monkeypatch.setattr(time, "time", lambda: wall() + next(jumps))
-    monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + int(next(jumps) * 1e9))
-
-    async def scenario(backend: MemoryBackend) -> None:
-        store = await new_cluster(backend)
-        said: list[int] = []
-        one = registration(store, member(0), on_alive=said.append)
-        holding = asyncio.ensure_future(one.hold(nothing))
-
-        async def was_renewed() -> bool:
-            return len(said) > 10
-
-        await until(was_renewed)
-        assert all(0 < told <= TTL_MS for told in said)
-        record = await stored(store, "ps-0")
-        assert record is not None
-        assert record.incarnation == 1
-        holding.cancel()
-        one.close()
-
-    run(scenario)
-
-
-def test_a_new_lease_allows_nothing_before_the_records_are_followed() -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = await new_cluster(backend)
-        said: list[str] = []
-
-        async def catch_up() -> None:
-            # By now this one is registered: nobody takes its slots from here on.
-            assert await stored(store, "ps-0") is not None
-            said.append("caught up")
-
-        one = registration(
-            store, member(0), on_alive=lambda told: said.append(str(told)), catch_up=catch_up
-        )
-        holding = asyncio.ensure_future(one.hold(nothing))
-
-        async def has_incarnation(number: int) -> bool:
-            record = await stored(store, "ps-0")
-            return record is not None and record.incarnation == number
-
-        await until(lambda: has_incarnation(1))
-        found = await store.get(KEYS.member("ps-0"))
-        assert found is not None
-        await store.lease_revoke(found.lease)
-
-        async def was_told_again() -> bool:
-            return "0" in said and said[-1] not in ("0", "caught up")
-
-        await until(was_told_again)
-        assert said[0] == "caught up"
-        assert said[said.index("0") + 1] == "caught up"
-        holding.cancel()
-        one.close()
-
-    run(scenario)
-
-
-def test_a_lease_without_a_registration_allows_nothing() -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = await new_cluster(backend)
-        first = registration(store, member(0))
-        await first.register()
-        said: list[int] = []
-        second = registration(store, member(0, instance=99), judge=alive, on_alive=said.append)
-        with pytest.raises(ConfigError, match="is taken"):
-            await second.register()
-        assert said == []
-        for one in (first, second):
-            one.close()
 
     run(scenario)
 

@@ -14,6 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const RETRIES: u32 = 3;
 /// A connection on which nothing that was sent is confirmed for so long is given up; the kernel
 /// alone would try for a quarter of an hour, ever more seldom.
+#[cfg(target_os = "linux")]
 const UNCONFIRMED: Duration = Duration::from_secs(20);
 
 /// Send small frames at once, and notice a machine that vanished.
@@ -45,6 +46,7 @@ mod tests {
         assert!(socket.keepalive()?);
         assert_eq!(socket.tcp_keepalive_time()?, IDLE);
         assert_eq!(socket.tcp_keepalive_retries()?, RETRIES);
+        #[cfg(target_os = "linux")]
         assert_eq!(socket.tcp_user_timeout()?, Some(UNCONFIRMED));
         Ok(())
     }

@@ -14,6 +14,7 @@ mod server;
 mod simulation;
 
 use backstay_core::hash::{self, SlotSpace};
+use backstay_core::replication::Report;
 use backstay_core::spec::TableSpec;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
@@ -42,6 +43,18 @@ fn slots_of<'py>(
 #[pyfunction]
 fn canonical_table(py: Python<'_>, spec_json: &str) -> PyResult<String> {
     Ok(table_spec(py, spec_json)?.canonical_json())
+}
+
+/// What a node wants of the controller, as JSON.
+pub(crate) fn report_json(report: &Report) -> String {
+    let json = serde_json::json!({
+        "routing_version": report.routing_version,
+        "silent": report.silent,
+        "full": report.full,
+        "caught_up": report.caught_up,
+        "refused": report.refused,
+    });
+    json.to_string()
 }
 
 pub(crate) fn table_spec(py: Python<'_>, spec_json: &str) -> PyResult<TableSpec> {

@@ -164,14 +164,7 @@ impl DataServer {
     fn wait_report(&self, py: Python<'_>, known: u64, timeout_ms: u64) -> (u64, String) {
         let timeout = Duration::from_millis(timeout_ms);
         let (number, report) = py.detach(|| self.server.replicator().wait_report(known, timeout));
-        let json = serde_json::json!({
-            "routing_version": report.routing_version,
-            "silent": report.silent,
-            "full": report.full,
-            "caught_up": report.caught_up,
-            "refused": report.refused,
-        });
-        (number, json.to_string())
+        (number, crate::report_json(&report))
     }
 
     fn slot_states_json(&self, py: Python<'_>) -> String {

@@ -297,16 +297,7 @@ impl SimNode {
 
     /// What this node wants of the controller.
     fn report_json(&self) -> String {
-        let node = self.node();
-        let (_, report) = node.replica.report();
-        let json = serde_json::json!({
-            "routing_version": report.routing_version,
-            "silent": report.silent,
-            "full": report.full,
-            "caught_up": report.caught_up,
-            "refused": report.refused,
-        });
-        json.to_string()
+        crate::report_json(self.node().replica.report().1)
     }
 
     /// Position of a slot, and position with what is staged.

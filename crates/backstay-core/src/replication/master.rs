@@ -79,7 +79,7 @@ impl Replica {
                 return not_ready("this node's lease in the coordination store is over".into());
             }
             for node in &slot.required {
-                let healthy = |peer: &super::peer::Peer| peer.up && !peer.fallen_behind;
+                let healthy = |peer: &Peer| peer.up && !peer.fallen_behind;
                 if !self.peers.get(node).is_some_and(healthy) {
                     return not_ready(format!(
                         "backup {} of slot {} is not connected; the controller is asked to take it out",
@@ -237,7 +237,8 @@ impl Replica {
                 // From beginning anew on a connection.
                 0 if *reason == Refuse::Gap => self.distrust(node),
                 0 => {
-                    self.peers.entry(node).or_default().unsettled = true;
+                    let peer = self.peers.entry(node).or_default();
+                    peer.unsettled_by = Some(peer.settled_by);
                     self.settle_unsettled(rows);
                 }
                 // Undone here, and therefore a gap there.
@@ -412,7 +413,7 @@ impl Replica {
             .filter(|&slot| self.slots[slot as usize].required.contains(&node))
             .collect();
         let peer = self.peers.entry(node).or_default();
-        peer.unsettled = false;
+        peer.unsettled_by = None;
         peer.settled_by = self.routing.version;
         if !slots.is_empty() {
             self.send_settle(rows, node, 0, &slots);
@@ -423,7 +424,7 @@ impl Replica {
     /// here, too: else what is decided would stay staged there until the next push.
     pub(super) fn settle_unsettled(&mut self, rows: &impl Rows) {
         let version = self.routing.version;
-        let due = |peer: &Peer| peer.up && peer.unsettled && peer.settled_by < version;
+        let due = |peer: &Peer| peer.up && peer.unsettled_by.is_some_and(|by| by < version);
         let nodes = self.peers.iter().filter(|(_, peer)| due(peer));
         let nodes: Vec<NodeId> = nodes.map(|(&node, _)| node).collect();
         for node in nodes {

@@ -83,8 +83,8 @@ pub(super) struct Peer {
     /// The routing version by which it was told, on this connection, how far its slots are
     /// decided.
     pub(super) settled_by: u64,
-    /// It goes by a newer one and refused.
-    pub(super) unsettled: bool,
+    /// It goes by a newer one than this, by which it was told, and refused.
+    pub(super) unsettled_by: Option<u64>,
 
     // This node as the backup.
     /// To be sent on the connection from it.
@@ -112,7 +112,7 @@ impl Peer {
         self.in_flight.clear();
         self.to_backup.clear();
         self.told = 0;
-        self.unsettled = false;
+        self.unsettled_by = None;
     }
 
     /// Take out what asks for promises, to be sent ahead of long copies. Ahead of others it
@@ -144,5 +144,29 @@ impl Peer {
     pub(super) fn oldest_unanswered(&self) -> u64 {
         let oldest = self.in_flight.front().map(|&(number, _)| number);
         oldest.unwrap_or(self.last_number + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_that_overtake_name_no_decision() {
+        let mut peer = Peer::default();
+        peer.to_backup.extend([
+            Message::Commit { decided: 9 },
+            Message::Heartbeat {
+                sent_at: 1,
+                version: 1,
+                decided: 9,
+            },
+        ]);
+        let ahead = peer.take_heartbeats();
+        assert!(matches!(ahead[..], [Message::Heartbeat { decided: 0, .. }]));
+        assert!(matches!(
+            peer.to_backup.make_contiguous(),
+            [Message::Commit { decided: 9 }]
+        ));
     }
 }

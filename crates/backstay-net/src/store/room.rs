@@ -26,11 +26,15 @@ impl Store {
     /// Bytes that the new rows of a push take, if they fit the limit; they are free again when
     /// what is returned is dropped.
     pub(super) fn reserve(&self, transaction: &Transaction) -> Result<Room, Refusal> {
-        let reserved = Arc::clone(&self.reserved_bytes);
         if self.memory_limit_bytes == 0 {
-            return Ok(Room { reserved, bytes: 0 });
+            return self.promise(0);
         }
-        let wanted = self.growth_bytes(transaction)?;
+        self.promise(self.growth_bytes(transaction)?)
+    }
+
+    /// The same for so many bytes.
+    pub(super) fn promise(&self, wanted: u64) -> Result<Room, Refusal> {
+        let reserved = Arc::clone(&self.reserved_bytes);
         let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
         let room = Room {
             reserved,
@@ -55,15 +59,6 @@ impl Store {
             wanted += table.growth_bytes(&keys[part]) as u64;
         }
         Ok(wanted)
-    }
-
-    /// Refuse rows that do not fit the limit; nothing is promised to them.
-    pub(super) fn check_room(&self, wanted: u64) -> Result<(), Refusal> {
-        let taken = self.allocated_bytes() + self.reserved_bytes.load(Ordering::Acquire);
-        if wanted > 0 && taken + wanted > self.memory_limit_bytes {
-            return Err(self.no_room(wanted));
-        }
-        Ok(())
     }
 
     pub(super) fn no_room(&self, wanted: u64) -> Refusal {

@@ -123,12 +123,14 @@ impl Rows for Store {
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
-        if self.memory_limit_bytes > 0 {
+        let _room = if self.memory_limit_bytes > 0 {
             let engine = self.stripes[self.stripe(slot)].read();
             let wanted = engine.table(table)?.growth_bytes(&rows.0) as u64;
             drop(engine);
-            self.check_room(wanted)?;
-        }
+            Some(self.promise(wanted)?)
+        } else {
+            None
+        };
         let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
         self.write(self.stripe(slot), Some(table), |engine| {
             engine.add_rows(table, slot, rows)

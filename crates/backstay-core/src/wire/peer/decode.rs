@@ -27,14 +27,7 @@ pub fn decode(
         slots: space.count(),
     };
     let message = match kind {
-        1 => {
-            let introduction = Introduction {
-                instance: fields.u64()?,
-                connection: fields.u64()?,
-            };
-            fields.end()?;
-            return Ok(PeerFrame::Introduction(introduction));
-        }
+        1 => return decode_introduction(fields),
         2 => Message::Heartbeat {
             sent_at: fields.u64()?,
             version: fields.u64()?,
@@ -83,6 +76,15 @@ pub fn decode(
     };
     fields.end()?;
     Ok(PeerFrame::Message(message))
+}
+
+fn decode_introduction(mut fields: Reader<'_>) -> Result<PeerFrame, Refusal> {
+    let introduction = Introduction {
+        instance: fields.u64()?,
+        connection: fields.u64()?,
+    };
+    fields.end()?;
+    Ok(PeerFrame::Introduction(introduction))
 }
 
 fn decode_reason(code: u64, text: &str) -> Refuse {
