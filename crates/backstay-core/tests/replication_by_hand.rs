@@ -210,3 +210,42 @@ fn a_promise_by_a_newer_table_does_not_count() {
     assert!(!world.answers_reads(0, 0));
     assert!(world.answers_reads(1, 0));
 }
+
+/// On a new connection a backup that goes by a newer table refuses to be told how far the order
+/// goes. Until it is told, what is staged there may have been undone: a push behind it would
+/// stand there twice.
+#[test]
+fn nothing_is_staged_before_the_order_is_settled_on_a_connection() {
+    let mut world = World::new(3, set(0, &[1], &[2]), [&[0], &[0]], ENOUGH);
+    world.settle_down();
+    then(&mut world, &[Step::Time]);
+    world.settle_down();
+    // Staged at one backup, undone when the connection breaks.
+    then(
+        &mut world,
+        &[Step::Send(0, 0), Step::There(0, 1), Step::Break(0, 1)],
+    );
+    repeat(&mut world, Step::Do(0, 1));
+    then(
+        &mut world,
+        &[
+            Step::TakeIn(0, 2),
+            Step::Route(1, 2),
+            Step::Connect(0, 1),
+            Step::Send(1, 0),
+            Step::Route(0, 2),
+            Step::Send(0, 0),
+        ],
+    );
+    repeat(&mut world, Step::There(0, 1));
+    then(
+        &mut world,
+        &[
+            Step::Crash(0),
+            Step::Promote(0, 1, false),
+            Step::Route(1, 3),
+        ],
+    );
+    world.settle_down();
+    world.check().unwrap();
+}

@@ -68,6 +68,10 @@ impl Replica {
             if slot.source != from {
                 return Err(Refuse::Gap);
             }
+            // The master was refused when it said how far the order goes, and will say so again.
+            if !slot.settled && !slot.torn {
+                return Err(Refuse::OldTerm);
+            }
             slot.fence = place.term;
             // A copy that failed: its master is told, and does not count on this slot.
             if slot.torn {
@@ -129,6 +133,7 @@ impl Replica {
             for one in settled {
                 self.follow_master(rows, from, *one);
                 // Errors would mean that a table is gone: tables are never dropped.
+                self.slots[one.slot as usize].settled = true;
                 let applied = rows.commit_through(one.slot, one.decided);
                 debug_assert!(applied.is_ok());
                 rows.discard_from(one.slot, one.end + 1);

@@ -198,6 +198,7 @@ impl Replica {
                 None => {
                     rows.set_memory(head.slot, memory);
                     slot.torn = false;
+                    slot.settled = true;
                     self.counters.slots_installed += 1;
                     Ok(())
                 }

@@ -79,6 +79,9 @@ impl Replica {
         let peer = self.peers.entry(node).or_default();
         peer.to_master.clear();
         peer.prepared.clear();
+        for slot in self.slots.iter_mut().filter(|slot| slot.source == node) {
+            slot.settled = false;
+        }
     }
 
     /// Nodes that have left the routing, once nothing that was promised to them counts any more.

@@ -62,7 +62,7 @@ mod tests {
     fn an_overdrawn_bucket_waits_until_it_is_paid() {
         let mut pace = Pace::new(1_000);
         pace.fill(5_000_000);
-        pace.spend(300);
+        pace.spend(Pace::capacity(1_000) as u64 + 200);
         assert!(pace.is_spent());
         pace.fill(5_200_000);
         assert!(
@@ -77,14 +77,14 @@ mod tests {
     fn rest_does_not_add_up_beyond_a_burst() {
         let mut pace = Pace::new(1_000);
         pace.fill(3_600_000_000);
-        pace.spend(100);
+        pace.spend(Pace::capacity(1_000) as u64);
         assert!(pace.is_spent());
     }
 
     #[test]
     fn short_times_are_not_forgotten() {
         let mut pace = Pace::new(1_000);
-        pace.spend(100);
+        pace.spend(Pace::capacity(1_000) as u64);
         for step in 1..=20 {
             pace.fill(step * 100);
         }

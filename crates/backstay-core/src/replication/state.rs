@@ -121,6 +121,9 @@ pub(super) struct Slot {
     pub(super) source: NodeId,
     /// The newest routing version by which a master gave orders here.
     pub(super) seen_version: u64,
+    /// On the connection there is, its master has said how far its order goes: before, what is
+    /// staged here may have been undone.
+    pub(super) settled: bool,
     /// A copy has begun and not ended.
     pub(super) torn: bool,
     /// Why some of its rows could not be taken in.
