@@ -450,6 +450,7 @@ def test_ctrl_c_breaks_off_a_call_that_waits() -> None:
             with pytest.raises(KeyboardInterrupt):
                 client.pull(table, np.array([1]))
         finally:
+                signal.signal(signal.SIGINT, before)
             os.kill(pid, signal.SIGCONT)
         assert client.pull(table, np.array([1]))[0, 0] == 0
 

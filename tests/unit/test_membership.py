@@ -200,9 +200,10 @@ def test_a_loopback_address_says_nothing_about_another_machine() -> None:
 def test_the_data_planes_report_is_put_in_order() -> None:
     said = NativeReport.from_json(
         7,
-        '{"routing_version":3,"silent":[9,8],"caught_up":[[2,1,8],[1,4,9]],"refused":[9]}',
+        '{"routing_version":3,"silent":[9,8],"full":[6],"caught_up":[[2,1,8],[1,4,9]],"refused":[9]}',
     )
     assert said.report.silent == (8, 9)
+    assert said.report.full == (6,)
     assert [one.slot for one in said.report.caught_up] == [1, 2]
     assert said.refused == (9,)
 
