@@ -10,10 +10,11 @@ from random import Random
 import pytest
 
 from backstay.consensus.packing import PACKED_OVER_BYTES, UNPACKED_BYTES_MAX, pack, unpack
-from backstay.consensus.records import ClusterConfig, MemberRecord
+from backstay.consensus.records import ClusterConfig
 from backstay.consensus.store import VALUE_BYTES_MAX
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ClusterRecords, decide
+from tests.unit.member_records import member
 
 LONG = json.dumps([Random(number).random() for number in range(10_000)])
 
@@ -31,18 +32,13 @@ def test_long_texts_come_back() -> None:
 
 def test_the_routing_of_a_thousand_nodes_fits_into_one_value() -> None:
     members = {
-        f"ps-{number:04}": MemberRecord(
+        f"ps-{number:04}": member(
+            number,
             node_id=f"ps-{number:04}",
             instance=2**62 + number * 1_000_003,
-            incarnation=1,
-            status="serving",
-            start_time="",
-            sync=True,
             data_address=f"pserver-{number:04}.backstay.training.svc:7100",
             control_address=f"pserver-{number:04}.backstay.training.svc:7000",
             host=f"machine-{number:04}",
-            lease=number + 1,
-            version="0",
         )
         for number in range(1000)
     }

@@ -132,8 +132,8 @@ impl Replica {
         let outcome = self.check_settled(rows, settled).map(|()| {
             for one in settled {
                 self.follow_master(rows, from, *one);
-                // Errors would mean that a table is gone: tables are never dropped.
                 self.slots[one.slot as usize].settled = true;
+                // Errors would mean that a table is gone: tables are never dropped.
                 let applied = rows.commit_through(one.slot, one.decided);
                 debug_assert!(applied.is_ok());
                 rows.discard_from(one.slot, one.end + 1);

@@ -8,16 +8,19 @@ fn replicator() -> Arc<Replicator> {
     Replicator::new(1, store, ReplicaOptions::default())
 }
 
+fn beat() -> Message {
+    Message::Heartbeat {
+        sent_at: 1,
+        version: 0,
+        decided: 0,
+    }
+}
+
 /// What lies in the buffers of a connection that was replaced is of the past: a prepare
 /// that was rolled back, say, which the next decision would apply.
 #[test]
 fn a_connection_that_was_replaced_is_not_heard() {
     let replicator = replicator();
-    let beat = || Message::Heartbeat {
-        sent_at: 1,
-        version: 0,
-        decided: 0,
-    };
     let mut answers = Vec::new();
     let (old, new) = (1, 2);
     assert!(replicator.master_connected(7, old));
@@ -33,11 +36,6 @@ fn a_connection_that_was_replaced_is_not_heard() {
 #[test]
 fn a_connection_that_is_read_after_its_successor_is_not_heard() {
     let replicator = replicator();
-    let beat = || Message::Heartbeat {
-        sent_at: 1,
-        version: 0,
-        decided: 0,
-    };
     let mut answers = Vec::new();
     assert!(replicator.master_connected(7, 2));
     assert!(!replicator.master_connected(7, 1));
