@@ -5,6 +5,7 @@
 //! what a rollback takes along. Who may give positions is decided by [`crate::replication`].
 
 mod slot_copy;
+mod snapshot;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -17,7 +18,10 @@ use crate::stream::{StreamId, StreamMemory};
 use crate::table::Table;
 use crate::transaction::{Change, Run, StagedRun, Transaction};
 
+use snapshot::Spans;
+
 pub use slot_copy::SlotMemory;
+pub use snapshot::{SlotSnapshot, TableSnapshot};
 
 /// What this node is to a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,6 +54,8 @@ struct Slot {
     position: u64,
     /// Prepared and not applied, in order; the front would take position + 1.
     staged: VecDeque<Staged>,
+    /// Since when the changes of its rows are known.
+    spans: Spans,
 }
 
 impl Slot {

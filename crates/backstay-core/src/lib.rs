@@ -6,7 +6,7 @@
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
-//! of one slot and [`table`] those of many; [`stream`] remembers what was applied;
+//! of one slot, with [`marks`] on those that changed, and [`table`] those of many; [`stream`] remembers what was applied;
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
 //! [`wire`] lays requests out as bytes.
 
@@ -18,6 +18,7 @@ pub mod error;
 pub mod gradient;
 pub mod hash;
 pub mod initializer;
+pub mod marks;
 pub mod optimizer;
 mod prefetch;
 pub mod replication;

@@ -6,8 +6,11 @@
 //! The slab is a list of chunks of bounded size: it grows without moving rows and without
 //! the half-empty tail of a doubling vector.
 
+use std::ops::Range;
+
 use crate::error::Refusal;
 use crate::hash::mix64;
+use crate::marks::{Marks, Since};
 use crate::prefetch::prefetch;
 
 /// Words of a row that hold its key.
@@ -27,6 +30,8 @@ pub struct RowMap {
     index: Vec<u32>,
     /// Rows in order of insertion. Every chunk but the last holds `1 << chunk_shift` rows.
     chunks: Vec<Vec<u32>>,
+    /// Which rows have changed.
+    marks: Marks,
     rows: usize,
     stride: usize,
     chunk_shift: u32,
@@ -40,6 +45,7 @@ impl RowMap {
         Self {
             index: Vec::new(),
             chunks: Vec::new(),
+            marks: Marks::default(),
             rows: 0,
             stride,
             chunk_shift: usize::BITS - 1 - fit.leading_zeros(),
@@ -71,8 +77,10 @@ impl RowMap {
         };
         // The list of chunks doubles, from four.
         let chunks = rows.div_ceil(chunk_rows).next_power_of_two().max(4);
-        let after = (index + slab * self.stride) * 4 + chunks * std::mem::size_of::<Vec<u32>>();
-        after.saturating_sub(self.allocated_bytes())
+        let after = (index + slab * self.stride) * 4
+            + chunks * std::mem::size_of::<Vec<u32>>()
+            + Marks::bytes_for(rows);
+        after.saturating_sub(self.allocated_bytes() - self.marks.earlier_bytes())
     }
 
     /// Bytes allocated for rows and index.
@@ -81,6 +89,7 @@ impl RowMap {
         let tail = self.chunks.last().map_or(0, Vec::capacity);
         (self.index.len() + full * self.stride + tail) * 4
             + self.chunks.capacity() * std::mem::size_of::<Vec<u32>>()
+            + self.marks.allocated_bytes()
     }
 
     /// Ask for the part of the index where `hash` would be found.
@@ -154,6 +163,17 @@ impl RowMap {
         row
     }
 
+    /// Make the index large enough for `more` rows in one go.
+    pub fn reserve(&mut self, more: usize) {
+        let mut length = self.index.len().max(MIN_INDEX);
+        while (self.rows + more) * 4 > length * 3 {
+            length *= 2;
+        }
+        if more > 0 && length > self.index.len() {
+            self.rebuild_index(length);
+        }
+    }
+
     /// Refuse to hold `more` rows if they might exceed [`MAX_ROWS`].
     pub fn check_room(&self, more: usize) -> Result<(), Refusal> {
         if self.rows + more <= MAX_ROWS {
@@ -177,11 +197,60 @@ impl RowMap {
         &self.row_words(row)[KEY_WORDS..]
     }
 
-    /// The words of a row behind its key, to be changed.
+    /// The words of a row behind its key, to be changed: it counts as changed from now on.
     #[inline]
     pub fn values_mut(&mut self, row: usize) -> &mut [u32] {
+        self.marks.mark(row);
         let start = (row & ((1 << self.chunk_shift) - 1)) * self.stride;
         &mut self.chunks[row >> self.chunk_shift][start + KEY_WORDS..start + self.stride]
+    }
+
+    /// The keys and words of some rows, as they lie in memory, appended to `out`.
+    pub fn copy_rows(&self, rows: Range<usize>, out: &mut Vec<u32>) {
+        let in_chunk = 1usize << self.chunk_shift;
+        let mut row = rows.start;
+        while row < rows.end {
+            let first = row & (in_chunk - 1);
+            let count = (in_chunk - first).min(rows.end - row);
+            let words = first * self.stride..(first + count) * self.stride;
+            out.extend_from_slice(&self.chunks[row >> self.chunk_shift][words]);
+            row += count;
+        }
+    }
+
+    /// Copy the rows that have changed since the last generation began over older copies of them,
+    /// where `copies` holds the first rows of the map.
+    pub fn patch(&self, copies: &mut [u32]) {
+        let copied = copies.len() / self.stride;
+        for row in self
+            .marks
+            .rows(Since::Recent)
+            .take_while(|&row| row < copied)
+        {
+            copies[row * self.stride..][..self.stride].copy_from_slice(self.row_words(row));
+        }
+    }
+
+    /// The rows that have changed, appended to `out`.
+    pub fn copy_changed(&self, since: Since, out: &mut Vec<u32>) {
+        for row in self.marks.rows(since) {
+            out.extend_from_slice(self.row_words(row));
+        }
+    }
+
+    /// How many rows have changed.
+    pub fn changed(&self, since: Since) -> usize {
+        self.marks.rows(since).count()
+    }
+
+    /// What changed up to now is of an earlier generation; see [`Marks::begin`].
+    pub fn begin_generation(&mut self, since: Since) {
+        self.marks.begin(since);
+    }
+
+    /// No row counts as changed any more.
+    pub fn clear_marks(&mut self) {
+        self.marks.clear();
     }
 
     /// Every key with its row number, in order of insertion.
@@ -217,10 +286,15 @@ impl RowMap {
             chunk.resize(chunk.len() + self.stride - KEY_WORDS, 0);
         }
         self.rows += 1;
+        self.marks.cover(self.rows);
     }
 
     fn grow_index(&mut self) {
-        let mut grown = vec![0u32; (self.index.len() * 2).max(MIN_INDEX)];
+        self.rebuild_index((self.index.len() * 2).max(MIN_INDEX));
+    }
+
+    fn rebuild_index(&mut self, length: usize) {
+        let mut grown = vec![0u32; length];
         for row in 0..self.rows {
             Self::enter(&mut grown, mix64(self.key(row)), row);
         }

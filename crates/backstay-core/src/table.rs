@@ -4,6 +4,8 @@
 //! in small blocks of three steps (ask for the index line, ask for the row, use it), so that
 //! misses overlap instead of queueing.
 
+mod transfer;
+
 use std::sync::Arc;
 
 use crate::error::Refusal;
@@ -15,6 +17,8 @@ use crate::spec::TableSpec;
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
+pub use transfer::{PlainRows, RowLayout};
+
 /// Keys that are looked up together.
 const BLOCK: usize = 32;
 
@@ -24,9 +28,6 @@ struct Place {
     hash: u64,
     suggested: Option<usize>,
 }
-
-/// One row of a slot as plain values: key, weights, optimizer state.
-pub type PlainRows = (Vec<u64>, Vec<f32>, Vec<f32>);
 
 /// See the module's documentation.
 #[derive(Debug, Clone)]
@@ -183,165 +184,6 @@ impl Table {
         }
     }
 
-    /// The rows of one slot, ordered by key.
-    pub fn export_slot(&self, slot: u32) -> PlainRows {
-        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
-            return PlainRows::default();
-        };
-        let mut order: Vec<(u64, usize)> = map.keys().collect();
-        order.sort_unstable();
-        let mut weights = vec![0.0; order.len() * self.elements];
-        let mut state = Vec::with_capacity(order.len() * self.state_words);
-        for (&(_, row), out) in order.iter().zip(weights.chunks_exact_mut(self.elements)) {
-            let values = map.values(row);
-            storage::decode(self.spec.storage, &values[..self.weight_words], out);
-            state.extend(
-                values[self.weight_words..]
-                    .iter()
-                    .map(|&word| f32::from_bits(word)),
-            );
-        }
-        (
-            order.into_iter().map(|(key, _)| key).collect(),
-            weights,
-            state,
-        )
-    }
-
-    /// Replace the rows of one slot.
-    pub fn import_slot(
-        &mut self,
-        slot: u32,
-        keys: &[u64],
-        weights: &[f32],
-        state: &[f32],
-    ) -> Result<(), Refusal> {
-        self.check_import(slot, keys, weights, state)?;
-        let fresh = self.filled(self.empty_map(), keys, weights, state)?;
-        self.replace_map(slot, fresh);
-        Ok(())
-    }
-
-    /// Add rows, ordered by key, to one slot; refuses, and changes nothing, if any is there.
-    pub fn add_rows(
-        &mut self,
-        slot: u32,
-        keys: &[u64],
-        weights: &[f32],
-        state: &[f32],
-    ) -> Result<(), Refusal> {
-        self.check_import(slot, keys, weights, state)?;
-        self.ensure_maps();
-        let at = (slot - self.first_slot) as usize;
-        let map = &self.maps[at];
-        let known = keys
-            .iter()
-            .find(|&&key| map.find(key, mix64(key)).is_some());
-        let repeated = keys.windows(2).find(|pair| pair[0] >= pair[1]);
-        if let Some(&key) = known.or(repeated.map(|pair| &pair[1])) {
-            return Err(twice(key));
-        }
-        map.check_room(keys.len())?;
-        let empty = self.empty_map();
-        let old = std::mem::replace(&mut self.maps[at], empty);
-        let (rows, bytes) = (old.len(), old.allocated_bytes());
-        let filled = self.filled(old, keys, weights, state)?;
-        self.rows += filled.len() - rows;
-        self.allocated_bytes = self.allocated_bytes + filled.allocated_bytes() - bytes;
-        self.maps[at] = filled;
-        Ok(())
-    }
-
-    /// Drop the rows of one slot.
-    pub fn clear_slot(&mut self, slot: u32) {
-        if !self.maps.is_empty() {
-            self.replace_map(slot, self.empty_map());
-        }
-    }
-
-    fn empty_map(&self) -> RowMap {
-        RowMap::new(self.weight_words + self.state_words)
-    }
-
-    fn replace_map(&mut self, slot: u32, new: RowMap) {
-        self.ensure_maps();
-        let (rows, bytes) = (new.len(), new.allocated_bytes());
-        let old = std::mem::replace(&mut self.maps[(slot - self.first_slot) as usize], new);
-        self.rows = self.rows + rows - old.len();
-        self.allocated_bytes = self.allocated_bytes + bytes - old.allocated_bytes();
-    }
-
-    /// A map with rows added.
-    fn filled(
-        &self,
-        mut map: RowMap,
-        keys: &[u64],
-        weights: &[f32],
-        state: &[f32],
-    ) -> Result<RowMap, Refusal> {
-        map.check_room(keys.len())?;
-        for (i, &key) in keys.iter().enumerate() {
-            let hash = mix64(key);
-            if map.find(key, hash).is_some() {
-                return Err(twice(key));
-            }
-            let row = map.insert(key, hash);
-            let words = map.values_mut(row);
-            let (weight_words, state_words) = words.split_at_mut(self.weight_words);
-            storage::encode(
-                self.spec.storage,
-                &weights[i * self.elements..][..self.elements],
-                weight_words,
-            );
-            let state = &state[i * self.state_words..][..self.state_words];
-            bytemuck::cast_slice_mut::<u32, f32>(state_words).copy_from_slice(state);
-        }
-        Ok(map)
-    }
-
-    /// A hash of the rows of one slot that does not depend on the order they came in.
-    pub fn digest_slot(&self, slot: u32) -> u64 {
-        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
-            return 0;
-        };
-        map.keys().fold(0u64, |sum, (key, row)| {
-            let hash = map
-                .values(row)
-                .iter()
-                .fold(mix64(key ^ self.id), |hash, &word| {
-                    mix64(hash.rotate_left(5) ^ u64::from(word))
-                });
-            sum.wrapping_add(hash)
-        })
-    }
-
-    fn check_import(
-        &self,
-        slot: u32,
-        keys: &[u64],
-        weights: &[f32],
-        state: &[f32],
-    ) -> Result<(), Refusal> {
-        if weights.len() != keys.len() * self.elements
-            || state.len() != keys.len() * self.state_words
-        {
-            return Err(Refusal::InvalidRequest(format!(
-                "{} keys need {} weights and {} state values, got {} and {}",
-                keys.len(),
-                keys.len() * self.elements,
-                keys.len() * self.state_words,
-                weights.len(),
-                state.len()
-            )));
-        }
-        match keys.iter().find(|&&key| self.space.slot_of(key) != slot) {
-            Some(key) => Err(Refusal::InvalidRequest(format!(
-                "key {key} does not belong to slot {slot}"
-            ))),
-            None => Ok(()),
-        }
-    }
-
     fn assign(&mut self, keys: &[u64], values: &[f32], only_if_absent: bool) {
         self.ensure_maps();
         for (&key, value) in keys.iter().zip(values.chunks_exact(self.elements)) {
@@ -413,10 +255,6 @@ impl Table {
         self.initializer.fill(key, out);
         storage::round(self.spec.storage, out);
     }
-}
-
-fn twice(key: u64) -> Refusal {
-    Refusal::InvalidRequest(format!("key {key} stands twice in the rows to import"))
 }
 
 /// The optimizer's kernel over a batch, compiled once per optimizer.

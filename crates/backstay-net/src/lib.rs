@@ -2,11 +2,12 @@
 //!
 //! [`store`] holds the engines behind locks; [`server`] accepts connections and runs a
 //! [`session`] on each; [`replicator`] keeps the replicas of its slots equal, over connections
-//! of its own; [`client`] plans, sends, waits and retries; [`frame_io`] moves frames;
+//! of its own; [`checkpoint`] writes slots to files and reads them back; [`client`] plans, sends, waits and retries; [`frame_io`] moves frames;
 //! [`tls`] wraps sockets. Decisions about membership are made elsewhere and arrive here as a
 //! routing table.
 
 mod buffers;
+pub mod checkpoint;
 pub mod client;
 mod desk;
 mod events;

@@ -492,5 +492,6 @@ impl Replicator {
     }
 }
 
+mod checkpoints;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 //! time, and two requests work side by side on different stripes. Who may change a slot, and
 //! when, is decided before: by [`crate::replicator`].
 
+mod checkpoint;
 mod room;
 mod rows;
 

@@ -1,6 +1,7 @@
 //! Rust's errors become the exceptions of `backstay.errors`, here and nowhere else.
 
 use backstay_core::error::{code, Refusal};
+use backstay_net::checkpoint::CheckpointError;
 use backstay_net::client::ClientError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -53,6 +54,16 @@ fn class_of_code(code: u16) -> &'static str {
 
 pub(crate) fn from_refusal(py: Python<'_>, refusal: &Refusal) -> PyErr {
     exception(py, class_of_code(refusal.code()), &refusal.to_string())
+}
+
+pub(crate) fn from_checkpoint(py: Python<'_>, error: &CheckpointError) -> PyErr {
+    let class = match error {
+        CheckpointError::Refused(refusal) => return from_refusal(py, refusal),
+        CheckpointError::Io { .. } => "CheckpointUnavailable",
+        CheckpointError::Damaged { .. } => "CheckpointDamaged",
+        CheckpointError::Cancelled => "ClosedError",
+    };
+    exception(py, class, &error.to_string())
 }
 
 pub(crate) fn from_client(py: Python<'_>, error: &ClientError) -> PyErr {

@@ -53,6 +53,7 @@ pub(crate) fn report_json(report: &Report) -> String {
         "full": report.full,
         "caught_up": report.caught_up,
         "refused": report.refused,
+        "loaded": report.loaded,
     });
     json.to_string()
 }
@@ -80,10 +81,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
     module.add_function(wrap_pyfunction!(logging::log_to_stderr, module)?)?;
     module.add_class::<server::DataServer>()?;
+    module.add_class::<server::Cancellation>()?;
+    module.add_class::<server::CopiedSlots>()?;
     module.add_class::<client::DataClient>()?;
     module.add_class::<client::KeyPlan>()?;
     module.add_class::<client::PendingPull>()?;
     module.add_class::<client::PendingPush>()?;
     module.add_class::<simulation::SimNode>()?;
-    module.add_class::<simulation::SimMessage>()
+    module.add_class::<simulation::SimMessage>()?;
+    module.add_class::<simulation::SimSlot>()
 }

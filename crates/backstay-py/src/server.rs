@@ -1,12 +1,14 @@
 //! `DataServer`: one node's data plane.
 
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use backstay_core::engine::Standing;
 use backstay_core::replication::{ReplicaOptions, RoutingTable, Rows};
 use backstay_core::wire::Limits;
+use backstay_net::checkpoint;
 use backstay_net::server::{Server, ServerOptions};
 use backstay_net::store::Store;
 use backstay_net::tls::{self, Identity};
@@ -14,7 +16,7 @@ use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArra
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-use crate::errors::{config_error, from_refusal};
+use crate::errors::{closed_error, config_error, from_checkpoint, from_refusal};
 use crate::{slot_space, table_spec};
 
 type PlainRows<'py> = (
@@ -60,6 +62,43 @@ fn tls_settings(
         server.transpose().map_err(wrong)?,
         client.transpose().map_err(wrong)?,
     ))
+}
+
+/// Tells a writer of checkpoints to give up.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct Cancellation(AtomicBool);
+
+#[pymethods]
+impl Cancellation {
+    #[new]
+    fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Slots as they were copied, to be written to a part of a checkpoint; once.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct CopiedSlots(Mutex<Option<checkpoint::CopiedSlots>>);
+
+#[pymethods]
+impl CopiedSlots {
+    fn write(&self, py: Python<'_>, part_json: &str, cancelled: &Cancellation) -> PyResult<String> {
+        let part = parsed(py, part_json)?;
+        let copied = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let copied = copied.ok_or_else(|| closed_error(py, "these slots were written before"))?;
+        let written = py
+            .detach(|| copied.write(&part, &cancelled.0))
+            .map_err(|error| from_checkpoint(py, &error))?;
+        serde_json::to_string(&written).map_err(|error| config_error(py, &error.to_string()))
+    }
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(py: Python<'_>, json: &str) -> PyResult<T> {
+    serde_json::from_str(json).map_err(|error| config_error(py, &error.to_string()))
 }
 
 #[pymethods]
@@ -254,6 +293,37 @@ impl DataServer {
     fn slot_digest(&self, py: Python<'_>, slot: u32) -> PyResult<(u64, u64)> {
         py.detach(|| self.store.slot_digest(slot))
             .map_err(|refusal| from_refusal(py, &refusal))
+    }
+
+    fn slot_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        let bytes = py.detach(|| self.store.slot_bytes());
+        PyArray1::from_vec(py, bytes)
+    }
+
+    fn copy_slots(
+        &self,
+        py: Python<'_>,
+        slots_json: &str,
+        most_bytes: u64,
+        cancelled: &Cancellation,
+    ) -> PyResult<CopiedSlots> {
+        let slots: Vec<checkpoint::SlotToWrite> = parsed(py, slots_json)?;
+        let replicator = self.server.replicator();
+        let copied = py
+            .detach(|| checkpoint::copy_slots(replicator, &slots, most_bytes, &cancelled.0))
+            .map_err(|error| from_checkpoint(py, &error))?;
+        Ok(CopiedSlots(Mutex::new(Some(copied))))
+    }
+
+    fn to_load(&self, py: Python<'_>) -> Vec<(u32, u64)> {
+        py.detach(|| self.server.replicator().to_load())
+    }
+
+    fn load_part(&self, py: Python<'_>, request_json: &str) -> PyResult<u64> {
+        let request = parsed(py, request_json)?;
+        let replicator = self.server.replicator();
+        py.detach(|| checkpoint::load_part(replicator, &request))
+            .map_err(|error| from_checkpoint(py, &error))
     }
 
     fn stop(&self, py: Python<'_>, grace_ms: u64) -> bool {

@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use backstay_core::engine::{Engine, StageReport, Standing};
+use backstay_core::engine::{Engine, SlotSnapshot, StageReport, Standing};
 use backstay_core::error::Refusal;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
 };
 use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::table::PlainRows;
 use backstay_core::transaction::{Batch, Change, Transaction};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -49,6 +50,30 @@ impl SimMessage {
     /// All of it, for traces.
     fn __repr__(&self) -> String {
         format!("{:?}", self.0)
+    }
+}
+
+/// A slot as a checkpoint keeps it.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct SimSlot {
+    /// The routing version at which its content began.
+    #[pyo3(get)]
+    birth: u64,
+    snapshot: SlotSnapshot,
+}
+
+#[pymethods]
+impl SimSlot {
+    /// How many pushes it had applied.
+    #[getter]
+    fn position(&self) -> u64 {
+        self.snapshot.memory.position
+    }
+
+    /// Whether it has all rows.
+    #[getter]
+    fn whole(&self) -> bool {
+        self.snapshot.whole
     }
 }
 
@@ -293,6 +318,66 @@ impl SimNode {
         let memory = engine.memory(slot);
         let mut known = memory.streams.iter().filter(|(of, _)| *of == stream);
         Ok(staged || known.any(|(_, window)| window.is_settled(sequence)))
+    }
+
+    /// Copy a slot as a checkpoint does, whole or what has changed since `base` (position,
+    /// birth); None if this node is not surely its master now.
+    fn save_slot(
+        &self,
+        now: u64,
+        slot: u32,
+        base: Option<(u64, u64)>,
+    ) -> PyResult<Option<SimSlot>> {
+        self.check_slot(slot)?;
+        let node = self.node();
+        let mut engine = node.rows.0.borrow_mut();
+        let serves = engine.standing(slot) == Standing::Serving;
+        if !serves || now >= node.replica.serving_until() {
+            return Ok(None);
+        }
+        let birth = node.replica.birth(slot);
+        let base = base.filter(|&(_, known)| known == birth);
+        let mut snapshot = engine.begin_snapshot(slot, base.map(|(position, _)| position));
+        engine.finish_snapshot(&mut snapshot);
+        Ok(Some(SimSlot { birth, snapshot }))
+    }
+
+    /// The slots that are to be loaded from a checkpoint, each with its birth.
+    fn to_load(&self) -> Vec<(u32, u64)> {
+        self.node().replica.to_load().collect()
+    }
+
+    /// Load a slot from what [`Self::save_slot`] gave, the oldest first, the first one whole;
+    /// false if that is not asked of this node (any more).
+    fn load_slot(
+        &self,
+        py: Python<'_>,
+        now: u64,
+        slot: u32,
+        birth: u64,
+        chain: Vec<Bound<'_, SimSlot>>,
+    ) -> PyResult<bool> {
+        let node = &mut *self.node();
+        if node.replica.check_load(slot, birth).is_err() {
+            return Ok(false);
+        }
+        let mut engine = node.rows.0.borrow_mut();
+        for link in chain.iter().map(|link| &link.get().snapshot) {
+            if link.whole {
+                engine.clear_slot(slot);
+            }
+            for table in &link.tables {
+                let mut rows = PlainRows::default();
+                table.layout.take_apart(&table.words, &mut rows);
+                let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+                let put = engine.put_rows(table.table, slot, rows);
+                put.map_err(|refusal| from_refusal(py, &refusal))?;
+            }
+            engine.set_memory(slot, &link.memory);
+        }
+        drop(engine);
+        node.replica.loaded(now, slot);
+        Ok(true)
     }
 
     /// What this node wants of the controller.

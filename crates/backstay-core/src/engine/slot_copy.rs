@@ -5,6 +5,7 @@ use crate::error::Refusal;
 use crate::hash::mix64;
 use crate::replication::SlotCopy;
 use crate::stream::{StreamId, StreamWindow};
+use crate::table::PlainRows;
 
 /// Everything of one slot but its rows: they are too many to travel in one piece.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -51,10 +52,14 @@ impl Engine {
 
     /// A copy of a slot, with what is staged in it.
     pub fn copy_slot(&self, slot: u32) -> SlotCopy {
-        let rows = self
-            .tables
-            .iter()
-            .map(|(&id, table)| (id, table.export_slot(slot)));
+        let rows = self.tables.iter().map(|(&id, table)| {
+            let mut rows = PlainRows::default();
+            // As they lie in memory: to sort them would take longer than to copy them.
+            let mut words = Vec::new();
+            table.copy_more(slot, &mut words, usize::MAX);
+            table.layout().take_apart(&words, &mut rows);
+            (id, rows)
+        });
         SlotCopy {
             memory: self.memory(slot),
             tables: rows.collect(),
@@ -62,7 +67,8 @@ impl Engine {
         }
     }
 
-    /// Take over another replica's memory of a slot; its rows are imported one by one.
+    /// Take over another replica's memory of a slot; its rows have been taken in before, and
+    /// count as unchanged since.
     pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
         let index = self.index(slot);
         self.streams.clear(index);
@@ -74,6 +80,10 @@ impl Engine {
         }
         self.slots[index].staged.clear();
         self.slots[index].position = memory.position;
+        self.slots[index].spans = self.slots[index].spans.replaced(memory.position);
+        for table in self.tables.values_mut() {
+            table.clear_marks(slot);
+        }
     }
 
     /// Forget everything about a slot: its rows, its streams, its order.
@@ -85,7 +95,7 @@ impl Engine {
     }
 
     /// The rows of one slot of a table as plain arrays, ordered by key.
-    pub fn export_slot(&self, table: u64, slot: u32) -> Result<crate::table::PlainRows, Refusal> {
+    pub fn export_slot(&self, table: u64, slot: u32) -> Result<PlainRows, Refusal> {
         Ok(self.table(table)?.export_slot(slot))
     }
 

@@ -25,6 +25,7 @@ mod backup;
 mod catch_up;
 mod fingerprint;
 mod links;
+mod load;
 mod master;
 pub mod message;
 mod pace;

@@ -9,7 +9,9 @@ use super::pace::Pace;
 use super::peer::{Awaited, Copy, Peer};
 use super::routing::RoutingTable;
 use super::rows::Rows;
-use super::state::{Entry, ReplicaCounters, ReplicaOptions, Report, Settling, Slot, Way, Work};
+use super::state::{
+    Entry, Load, ReplicaCounters, ReplicaOptions, Report, Settling, Slot, Way, Work,
+};
 use super::{Micros, NodeId};
 use crate::engine::Standing;
 use crate::error::Refusal;
@@ -40,6 +42,10 @@ pub struct Replica {
     pub(super) solo: bool,
     /// Whether any slot is to be copied to another node.
     pub(super) copying: bool,
+    /// Slots that were loaded from a checkpoint, each with its birth.
+    pub(super) loaded: BTreeSet<(u32, u64)>,
+    /// Those that the controller was told of, and until when that is enough.
+    pub(super) told_loaded: (BTreeSet<(u32, u64)>, Micros),
     /// How much may be copied now.
     pub(super) pace: Pace,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
@@ -67,6 +73,8 @@ impl Replica {
             backups: BTreeSet::new(),
             solo: false,
             copying: false,
+            loaded: BTreeSet::new(),
+            told_loaded: (BTreeSet::new(), 0),
             pace: Pace::new(options.copy_bytes_per_s),
             work: BTreeMap::new(),
             next_heartbeat: 0,
@@ -110,6 +118,8 @@ impl Replica {
                 gained.push(slot);
             }
         }
+        let births = |&(slot, birth): &(u32, u64)| self.slots[slot as usize].birth == birth;
+        self.loaded.retain(births);
         self.drop_unknown_copies(skipped);
         self.forget_departed(now);
         self.recount();
@@ -118,6 +128,10 @@ impl Replica {
             self.settle(now, rows, gained);
         }
         self.settle_unsettled(rows);
+        // Who was given a slot of this node's waits until it hears that this one knows.
+        for node in self.wanted_links() {
+            self.heartbeat(now, node);
+        }
         self.copy_next(rows);
         self.decide();
         self.serve_settled(now, rows);
@@ -138,6 +152,8 @@ impl Replica {
         let holds = is_master || set.in_sync.contains(&me) || set.catching_up.contains(&me);
         let fresh = holds && slot.birth != birth;
         if fresh || (!holds && slot.birth != 0) {
+            // Copies of what it held are copies of nothing now.
+            forget_copies(&mut self.peers, number);
             rows.clear_slot(number);
             *slot = Slot {
                 birth: if holds { birth } else { 0 },
@@ -158,13 +174,25 @@ impl Replica {
         slot.term = term;
         slot.fence = slot.fence.max(term);
         slot.master = set.master;
+        let load = slot.load;
+        slot.load = match (is_master && self.routing.is_restoring(number), load) {
+            (false, _) => Load::NotAsked,
+            (true, Load::NotAsked) => Load::Awaited,
+            (true, known) => known,
+        };
         if !is_master {
             slot.required.clear();
             slot.extra.clear();
             return false;
         }
-        let gained = fresh || !was_master;
-        if gained && !fresh && (slot.torn || slot.source == 0) {
+        if slot.load != Load::NotAsked {
+            slot.source = me;
+            rows.set_standing(number, Standing::Waiting);
+            return false;
+        }
+        let gained = fresh || !was_master || load != Load::NotAsked;
+        let unfit = load == Load::Awaited || !fresh && (slot.torn || slot.source == 0);
+        if gained && unfit {
             // The controller must never do this: what is here may lack acknowledged pushes.
             self.counters.unfit_promotions += 1;
             rows.set_standing(number, Standing::Waiting);
@@ -174,9 +202,7 @@ impl Replica {
             slot.source = me;
             rows.set_standing(number, Standing::Waiting);
             // Copies from an earlier time as its master are of another order.
-            for peer in self.peers.values_mut() {
-                peer.copies.remove(&number);
-            }
+            forget_copies(&mut self.peers, number);
         }
         gained
     }
@@ -343,6 +369,8 @@ impl Replica {
             }
             None => return,
         }
+        // It may have been the last answer that a copy waited for.
+        self.check_caught_up(now, from);
         self.decide();
         self.refresh_report(now);
     }
@@ -415,6 +443,9 @@ impl Replica {
                 }
             }
         }
+        if !self.loaded.is_empty() {
+            report.loaded = self.loaded_to_tell(now);
+        }
         if report != self.report.1 {
             self.report = (self.report.0 + 1, report);
         }
@@ -445,5 +476,11 @@ impl Replica {
     /// Transactions that wait for backups.
     pub fn pending(&self) -> usize {
         self.pending.len()
+    }
+}
+
+fn forget_copies(peers: &mut BTreeMap<NodeId, Peer>, slot: u32) {
+    for peer in peers.values_mut() {
+        peer.copies.remove(&slot);
     }
 }

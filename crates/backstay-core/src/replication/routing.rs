@@ -1,5 +1,7 @@
 //! The routing record of the coordination store, as the data plane needs it.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 
 use super::NodeId;
@@ -40,6 +42,13 @@ pub struct RoutingTable {
     set_of_slot: Vec<u32>,
     terms: Vec<u64>,
     births: Vec<u64>,
+    restoring: BTreeSet<u32>,
+}
+
+/// Slots whose content is to come from a checkpoint before they are served.
+#[derive(Default, Deserialize)]
+struct Restoring {
+    slots: BTreeSet<u32>,
 }
 
 /// The record as it is stored; fields that only others need are ignored.
@@ -54,6 +63,8 @@ struct Record {
     set_of_slot: Vec<u32>,
     term_of_slot: Vec<u64>,
     birth_of_slot: Vec<u64>,
+    #[serde(default)]
+    restoring: Restoring,
 }
 
 /// The only layout of the record there is.
@@ -114,6 +125,7 @@ impl RoutingTable {
             set_of_slot: record.set_of_slot,
             terms: record.term_of_slot,
             births: record.birth_of_slot,
+            restoring: record.restoring.slots,
         })
     }
 
@@ -130,6 +142,7 @@ impl RoutingTable {
             set_of_slot: vec![0; slots as usize],
             terms: vec![1; slots as usize],
             births: vec![1; slots as usize],
+            restoring: BTreeSet::new(),
         }
     }
 
@@ -157,5 +170,10 @@ impl RoutingTable {
     /// The version at which the slot's content began, empty.
     pub fn birth(&self, slot: u32) -> u64 {
         self.births[slot as usize]
+    }
+
+    /// Whether the slot's content is to come from a checkpoint before it is served.
+    pub fn is_restoring(&self, slot: u32) -> bool {
+        self.restoring.contains(&slot)
     }
 }

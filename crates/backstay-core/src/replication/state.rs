@@ -88,6 +88,8 @@ pub struct Report {
     pub caught_up: BTreeSet<(u32, u64, NodeId)>,
     /// Nodes whose port refuses connections.
     pub refused: BTreeSet<NodeId>,
+    /// (slot, its birth): its content has come from a checkpoint, let it be served.
+    pub loaded: BTreeSet<(u32, u64)>,
 }
 
 /// What has been done so far.
@@ -104,6 +106,18 @@ pub struct ReplicaCounters {
     pub slots_installed: u64,
     /// Slots this node was made master of without being in sync: must stay 0.
     pub unfit_promotions: u64,
+}
+
+/// Whether a slot's content is to come from a checkpoint before it is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Load {
+    /// It is not.
+    #[default]
+    NotAsked,
+    /// It is, says the routing.
+    Awaited,
+    /// It has come, and the routing does not know yet.
+    Done,
 }
 
 /// What a node knows of a slot.
@@ -124,6 +138,8 @@ pub(super) struct Slot {
     /// On the connection there is, its master has said how far its order goes: before, what is
     /// staged here may have been undone.
     pub(super) settled: bool,
+    /// As master: whether its content is to come from a checkpoint.
+    pub(super) load: Load,
     /// A copy has begun and not ended.
     pub(super) torn: bool,
     /// Why some of its rows could not be taken in.

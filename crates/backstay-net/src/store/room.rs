@@ -46,6 +46,22 @@ impl Store {
         Ok(room)
     }
 
+    /// The same for rows that come to one slot by another way than a push.
+    pub(super) fn room_for(
+        &self,
+        slot: u32,
+        table: u64,
+        keys: &[u64],
+    ) -> Result<Option<Room>, Refusal> {
+        if self.memory_limit_bytes == 0 || keys.is_empty() {
+            return Ok(None);
+        }
+        let engine = self.stripes[self.stripe(slot)].read();
+        let wanted = engine.table(table)?.growth_bytes(keys) as u64;
+        drop(engine);
+        self.promise(wanted).map(Some)
+    }
+
     pub(super) fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
         if transaction.change == Change::Close {
             return Ok(0);

@@ -123,14 +123,7 @@ impl Rows for Store {
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
-        let _room = if self.memory_limit_bytes > 0 {
-            let engine = self.stripes[self.stripe(slot)].read();
-            let wanted = engine.table(table)?.growth_bytes(&rows.0) as u64;
-            drop(engine);
-            Some(self.promise(wanted)?)
-        } else {
-            None
-        };
+        let _room = self.room_for(slot, table, &rows.0)?;
         let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
         self.write(self.stripe(slot), Some(table), |engine| {
             engine.add_rows(table, slot, rows)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61\x63kstay/v1/cluster.proto\x12\x0b\x62\x61\x63kstay.v1\"\x81\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\x04\x12\'\n\x06status\x18\x05 \x01(\x0e\x32\x17.backstay.v1.NodeStatus\"\x13\n\x11GetClusterRequest\"\x87\x03\n\x12GetClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\nslot_count\x18\x02 \x01(\r\x12\x17\n\x0frouting_version\x18\x03 \x01(\x04\x12 \n\x05nodes\x18\x04 \x03(\x0b\x32\x11.backstay.v1.Node\x12\x1a\n\x0emaster_of_slot\x18\x05 \x03(\rB\x02\x10\x01\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08replicas\x18\x07 \x01(\r\x12-\n\x0creplica_sets\x18\x08 \x03(\x0b\x32\x17.backstay.v1.ReplicaSet\x12\x17\n\x0bset_of_slot\x18\t \x03(\rB\x02\x10\x01\x12\x18\n\x0cterm_of_slot\x18\n \x03(\x04\x42\x02\x10\x01\x12*\n\x06health\x18\x0b \x01(\x0e\x32\x1a.backstay.v1.ClusterHealth\x12\x15\n\rhealth_reason\x18\x0c \x01(\t\x12\x12\n\ncontroller\x18\r \x01(\t\x12\x13\n\x0b\x63luster_uid\x18\x0e \x01(\t\"J\n\nReplicaSet\x12\x0e\n\x06master\x18\x01 \x01(\x11\x12\x13\n\x07in_sync\x18\x02 \x03(\rB\x02\x10\x01\x12\x17\n\x0b\x63\x61tching_up\x18\x03 \x03(\rB\x02\x10\x01\"4\n\x13WatchClusterRequest\x12\x1d\n\x15known_routing_version\x18\x01 \x01(\x04\"\x15\n\x13GetNodeStatsRequest\"\xa5\x01\n\x14GetNodeStatsResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Node\x12\x14\n\x0cmaster_slots\x18\x02 \x01(\r\x12\x0e\n\x06tables\x18\x03 \x01(\r\x12\x11\n\tuptime_ms\x18\x04 \x01(\x04\x12\x17\n\x0f\x64\x61ta_plane_json\x18\x05 \x01(\t\x12\x1a\n\x12\x63ontrol_plane_json\x18\x06 \x01(\t\"#\n\x11ListEventsRequest\x12\x0e\n\x06newest\x18\x01 \x01(\r\"8\n\x12ListEventsResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.backstay.v1.Event\"v\n\x05\x45vent\x12\x17\n\x0frouting_version\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x12\n\nslot_count\x18\x04 \x01(\r\x12\x11\n\x05slots\x18\x05 \x03(\rB\x02\x10\x01\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x17\n\x15GetSlotDigestsRequest\"\\\n\nSlotDigest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x04\"a\n\x16GetSlotDigestsResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Node\x12&\n\x05slots\x18\x02 \x03(\x0b\x32\x17.backstay.v1.SlotDigest*\xac\x01\n\nNodeStatus\x12\x1b\n\x17NODE_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13NODE_STATUS_UNKNOWN\x10\x01\x12\x18\n\x14NODE_STATUS_STARTING\x10\x02\x12\x17\n\x13NODE_STATUS_SERVING\x10\x03\x12\x18\n\x14NODE_STATUS_STOPPING\x10\x04\x12\x1b\n\x17NODE_STATUS_UNREACHABLE\x10\x05*\x80\x01\n\rClusterHealth\x12\x1e\n\x1a\x43LUSTER_HEALTH_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43LUSTER_HEALTH_OK\x10\x01\x12\x1c\n\x18\x43LUSTER_HEALTH_UNHEALTHY\x10\x02\x12\x1a\n\x16\x43LUSTER_HEALTH_UNKNOWN\x10\x03\x32\xb3\x03\n\x0e\x43lusterService\x12M\n\nGetCluster\x12\x1e.backstay.v1.GetClusterRequest\x1a\x1f.backstay.v1.GetClusterResponse\x12S\n\x0cWatchCluster\x12 .backstay.v1.WatchClusterRequest\x1a\x1f.backstay.v1.GetClusterResponse0\x01\x12S\n\x0cGetNodeStats\x12 .backstay.v1.GetNodeStatsRequest\x1a!.backstay.v1.GetNodeStatsResponse\x12M\n\nListEvents\x12\x1e.backstay.v1.ListEventsRequest\x1a\x1f.backstay.v1.ListEventsResponse\x12Y\n\x0eGetSlotDigests\x12\".backstay.v1.GetSlotDigestsRequest\x1a#.backstay.v1.GetSlotDigestsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61\x63kstay/v1/cluster.proto\x12\x0b\x62\x61\x63kstay.v1\"\x81\x01\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63ontrol_address\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\x04\x12\'\n\x06status\x18\x05 \x01(\x0e\x32\x17.backstay.v1.NodeStatus\"\x13\n\x11GetClusterRequest\"\x97\x03\n\x12GetClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\nslot_count\x18\x02 \x01(\r\x12\x17\n\x0frouting_version\x18\x03 \x01(\x04\x12 \n\x05nodes\x18\x04 \x03(\x0b\x32\x11.backstay.v1.Node\x12\x1a\n\x0emaster_of_slot\x18\x05 \x03(\rB\x02\x10\x01\x12\x12\n\ngeneration\x18\x06 \x01(\x04\x12\x10\n\x08replicas\x18\x07 \x01(\r\x12-\n\x0creplica_sets\x18\x08 \x03(\x0b\x32\x17.backstay.v1.ReplicaSet\x12\x17\n\x0bset_of_slot\x18\t \x03(\rB\x02\x10\x01\x12\x18\n\x0cterm_of_slot\x18\n \x03(\x04\x42\x02\x10\x01\x12*\n\x06health\x18\x0b \x01(\x0e\x32\x1a.backstay.v1.ClusterHealth\x12\x15\n\rhealth_reason\x18\x0c \x01(\t\x12\x12\n\ncontroller\x18\r \x01(\t\x12\x13\n\x0b\x63luster_uid\x18\x0e \x01(\t\x12\x0e\n\x06paused\x18\x0f \x01(\t\"J\n\nReplicaSet\x12\x0e\n\x06master\x18\x01 \x01(\x11\x12\x13\n\x07in_sync\x18\x02 \x03(\rB\x02\x10\x01\x12\x17\n\x0b\x63\x61tching_up\x18\x03 \x03(\rB\x02\x10\x01\"J\n\x13WatchClusterRequest\x12\x1d\n\x15known_routing_version\x18\x01 \x01(\x04\x12\x14\n\x0cknown_paused\x18\x02 \x01(\t\"\x1e\n\x0eGetSlotRequest\x12\x0c\n\x04slot\x18\x01 \x01(\r\"\x8f\x01\n\x0fGetSlotResponse\x12\x17\n\x0frouting_version\x18\x01 \x01(\x04\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\r\n\x05\x62irth\x18\x03 \x01(\x04\x12\x0e\n\x06master\x18\x04 \x01(\t\x12\x0f\n\x07in_sync\x18\x05 \x03(\t\x12\x13\n\x0b\x63\x61tching_up\x18\x06 \x03(\t\x12\x10\n\x08replicas\x18\x07 \x01(\r\"\x15\n\x13GetNodeStatsRequest\"\xa5\x01\n\x14GetNodeStatsResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Node\x12\x14\n\x0cmaster_slots\x18\x02 \x01(\r\x12\x0e\n\x06tables\x18\x03 \x01(\r\x12\x11\n\tuptime_ms\x18\x04 \x01(\x04\x12\x17\n\x0f\x64\x61ta_plane_json\x18\x05 \x01(\t\x12\x1a\n\x12\x63ontrol_plane_json\x18\x06 \x01(\t\"#\n\x11ListEventsRequest\x12\x0e\n\x06newest\x18\x01 \x01(\r\"8\n\x12ListEventsResponse\x12\"\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x12.backstay.v1.Event\"v\n\x05\x45vent\x12\x17\n\x0frouting_version\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x12\n\nslot_count\x18\x04 \x01(\r\x12\x11\n\x05slots\x18\x05 \x03(\rB\x02\x10\x01\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x17\n\x15GetSlotDigestsRequest\"\\\n\nSlotDigest\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x10\n\x08standing\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x04\"a\n\x16GetSlotDigestsResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Node\x12&\n\x05slots\x18\x02 \x03(\x0b\x32\x17.backstay.v1.SlotDigest*\xac\x01\n\nNodeStatus\x12\x1b\n\x17NODE_STATUS_UNSPECIFIED\x10\x00\x12\x17\n\x13NODE_STATUS_UNKNOWN\x10\x01\x12\x18\n\x14NODE_STATUS_STARTING\x10\x02\x12\x17\n\x13NODE_STATUS_SERVING\x10\x03\x12\x18\n\x14NODE_STATUS_STOPPING\x10\x04\x12\x1b\n\x17NODE_STATUS_UNREACHABLE\x10\x05*\x80\x01\n\rClusterHealth\x12\x1e\n\x1a\x43LUSTER_HEALTH_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43LUSTER_HEALTH_OK\x10\x01\x12\x1c\n\x18\x43LUSTER_HEALTH_UNHEALTHY\x10\x02\x12\x1a\n\x16\x43LUSTER_HEALTH_UNKNOWN\x10\x03\x32\xf9\x03\n\x0e\x43lusterService\x12M\n\nGetCluster\x12\x1e.backstay.v1.GetClusterRequest\x1a\x1f.backstay.v1.GetClusterResponse\x12S\n\x0cWatchCluster\x12 .backstay.v1.WatchClusterRequest\x1a\x1f.backstay.v1.GetClusterResponse0\x01\x12\x44\n\x07GetSlot\x12\x1b.backstay.v1.GetSlotRequest\x1a\x1c.backstay.v1.GetSlotResponse\x12S\n\x0cGetNodeStats\x12 .backstay.v1.GetNodeStatsRequest\x1a!.backstay.v1.GetNodeStatsResponse\x12M\n\nListEvents\x12\x1e.backstay.v1.ListEventsRequest\x1a\x1f.backstay.v1.ListEventsResponse\x12Y\n\x0eGetSlotDigests\x12\".backstay.v1.GetSlotDigestsRequest\x1a#.backstay.v1.GetSlotDigestsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,36 +43,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICASET'].fields_by_name['catching_up']._serialized_options = b'\020\001'
   _globals['_EVENT'].fields_by_name['slots']._loaded_options = None
   _globals['_EVENT'].fields_by_name['slots']._serialized_options = b'\020\001'
-  _globals['_NODESTATUS']._serialized_start=1344
-  _globals['_NODESTATUS']._serialized_end=1516
-  _globals['_CLUSTERHEALTH']._serialized_start=1519
-  _globals['_CLUSTERHEALTH']._serialized_end=1647
+  _globals['_NODESTATUS']._serialized_start=1560
+  _globals['_NODESTATUS']._serialized_end=1732
+  _globals['_CLUSTERHEALTH']._serialized_start=1735
+  _globals['_CLUSTERHEALTH']._serialized_end=1863
   _globals['_NODE']._serialized_start=43
   _globals['_NODE']._serialized_end=172
   _globals['_GETCLUSTERREQUEST']._serialized_start=174
   _globals['_GETCLUSTERREQUEST']._serialized_end=193
   _globals['_GETCLUSTERRESPONSE']._serialized_start=196
-  _globals['_GETCLUSTERRESPONSE']._serialized_end=587
-  _globals['_REPLICASET']._serialized_start=589
-  _globals['_REPLICASET']._serialized_end=663
-  _globals['_WATCHCLUSTERREQUEST']._serialized_start=665
-  _globals['_WATCHCLUSTERREQUEST']._serialized_end=717
-  _globals['_GETNODESTATSREQUEST']._serialized_start=719
-  _globals['_GETNODESTATSREQUEST']._serialized_end=740
-  _globals['_GETNODESTATSRESPONSE']._serialized_start=743
-  _globals['_GETNODESTATSRESPONSE']._serialized_end=908
-  _globals['_LISTEVENTSREQUEST']._serialized_start=910
-  _globals['_LISTEVENTSREQUEST']._serialized_end=945
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=947
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=1003
-  _globals['_EVENT']._serialized_start=1005
-  _globals['_EVENT']._serialized_end=1123
-  _globals['_GETSLOTDIGESTSREQUEST']._serialized_start=1125
-  _globals['_GETSLOTDIGESTSREQUEST']._serialized_end=1148
-  _globals['_SLOTDIGEST']._serialized_start=1150
-  _globals['_SLOTDIGEST']._serialized_end=1242
-  _globals['_GETSLOTDIGESTSRESPONSE']._serialized_start=1244
-  _globals['_GETSLOTDIGESTSRESPONSE']._serialized_end=1341
-  _globals['_CLUSTERSERVICE']._serialized_start=1650
-  _globals['_CLUSTERSERVICE']._serialized_end=2085
+  _globals['_GETCLUSTERRESPONSE']._serialized_end=603
+  _globals['_REPLICASET']._serialized_start=605
+  _globals['_REPLICASET']._serialized_end=679
+  _globals['_WATCHCLUSTERREQUEST']._serialized_start=681
+  _globals['_WATCHCLUSTERREQUEST']._serialized_end=755
+  _globals['_GETSLOTREQUEST']._serialized_start=757
+  _globals['_GETSLOTREQUEST']._serialized_end=787
+  _globals['_GETSLOTRESPONSE']._serialized_start=790
+  _globals['_GETSLOTRESPONSE']._serialized_end=933
+  _globals['_GETNODESTATSREQUEST']._serialized_start=935
+  _globals['_GETNODESTATSREQUEST']._serialized_end=956
+  _globals['_GETNODESTATSRESPONSE']._serialized_start=959
+  _globals['_GETNODESTATSRESPONSE']._serialized_end=1124
+  _globals['_LISTEVENTSREQUEST']._serialized_start=1126
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1161
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1163
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1219
+  _globals['_EVENT']._serialized_start=1221
+  _globals['_EVENT']._serialized_end=1339
+  _globals['_GETSLOTDIGESTSREQUEST']._serialized_start=1341
+  _globals['_GETSLOTDIGESTSREQUEST']._serialized_end=1364
+  _globals['_SLOTDIGEST']._serialized_start=1366
+  _globals['_SLOTDIGEST']._serialized_end=1458
+  _globals['_GETSLOTDIGESTSRESPONSE']._serialized_start=1460
+  _globals['_GETSLOTDIGESTSRESPONSE']._serialized_end=1557
+  _globals['_CLUSTERSERVICE']._serialized_start=1866
+  _globals['_CLUSTERSERVICE']._serialized_end=2371
 # @@protoc_insertion_point(module_scope)

@@ -141,6 +141,7 @@ class GetClusterResponse(_message.Message):
     HEALTH_REASON_FIELD_NUMBER: _builtins.int
     CONTROLLER_FIELD_NUMBER: _builtins.int
     CLUSTER_UID_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     slot_count: _builtins.int
     """A power of two, fixed when the cluster is created."""
@@ -161,6 +162,8 @@ class GetClusterResponse(_message.Message):
     """Random for each cluster: another one under the same name is another cluster, which knows
     nothing of this one's rows.
     """
+    paused: _builtins.str
+    """Why trainers are to begin nothing new at present; empty while they may."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -198,10 +201,11 @@ class GetClusterResponse(_message.Message):
         health_reason: _builtins.str = ...,
         controller: _builtins.str = ...,
         cluster_uid: _builtins.str = ...,
+        paused: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uid", b"cluster_uid", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "replica_sets", b"replica_sets", "replicas", b"replicas", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uid", b"cluster_uid", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "paused", b"paused", "replica_sets", b"replica_sets", "replicas", b"replicas", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,19 +246,86 @@ class WatchClusterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    KNOWN_PAUSED_FIELD_NUMBER: _builtins.int
     known_routing_version: _builtins.int
+    known_paused: _builtins.str
+    """`paused` as the caller knows it: another one is told at once."""
     def __init__(
         self,
         *,
         known_routing_version: _builtins.int = ...,
+        known_paused: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_routing_version", b"known_routing_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_paused", b"known_paused", "known_routing_version", b"known_routing_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchClusterRequest: _TypeAlias = WatchClusterRequest  # noqa: Y015
+
+@_typing.final
+class GetSlotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOT_FIELD_NUMBER: _builtins.int
+    slot: _builtins.int
+    def __init__(
+        self,
+        *,
+        slot: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slot", b"slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSlotRequest: _TypeAlias = GetSlotRequest  # noqa: Y015
+
+@_typing.final
+class GetSlotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    BIRTH_FIELD_NUMBER: _builtins.int
+    MASTER_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    CATCHING_UP_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    routing_version: _builtins.int
+    term: _builtins.int
+    birth: _builtins.int
+    """The routing version at which the slot began, empty."""
+    master: _builtins.str
+    """node_id of its master; empty if there is none now."""
+    replicas: _builtins.int
+    """Copies that the cluster wants."""
+    @_builtins.property
+    def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """node_ids of its backups."""
+
+    @_builtins.property
+    def catching_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        routing_version: _builtins.int = ...,
+        term: _builtins.int = ...,
+        birth: _builtins.int = ...,
+        master: _builtins.str = ...,
+        in_sync: _abc.Iterable[_builtins.str] | None = ...,
+        catching_up: _abc.Iterable[_builtins.str] | None = ...,
+        replicas: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["birth", b"birth", "catching_up", b"catching_up", "in_sync", b"in_sync", "master", b"master", "replicas", b"replicas", "routing_version", b"routing_version", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSlotResponse: _TypeAlias = GetSlotResponse  # noqa: Y015
 
 @_typing.final
 class GetNodeStatsRequest(_message.Message):

@@ -44,6 +44,11 @@ class ClusterServiceStub:
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.WatchClusterRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
+        self.GetSlot = channel.unary_unary(
+                '/backstay.v1.ClusterService/GetSlot',
+                request_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotResponse.FromString,
+                _registered_method=True)
         self.GetNodeStats = channel.unary_unary(
                 '/backstay.v1.ClusterService/GetNodeStats',
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetNodeStatsRequest.SerializeToString,
@@ -75,6 +80,13 @@ class ClusterServiceServicer:
     def WatchCluster(self, request, context):
         """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
         and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSlot(self, request, context):
+        """One slot, with what GetCluster leaves out. INVALID_ARGUMENT: the cluster has no such slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +127,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.WatchCluster,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.WatchClusterRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.SerializeToString,
+            ),
+            'GetSlot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSlot,
+                    request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotResponse.SerializeToString,
             ),
             'GetNodeStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNodeStats,
@@ -186,6 +203,33 @@ class ClusterService:
             '/backstay.v1.ClusterService/WatchCluster',
             backstay_dot_v1_dot_cluster__pb2.WatchClusterRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.GetClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSlot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backstay.v1.ClusterService/GetSlot',
+            backstay_dot_v1_dot_cluster__pb2.GetSlotRequest.SerializeToString,
+            backstay_dot_v1_dot_cluster__pb2.GetSlotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class ClusterServiceStub:
     """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
     and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
     """
+    GetSlot: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotRequest, _cluster_pb2.GetSlotResponse]
+    """One slot, with what GetCluster leaves out. INVALID_ARGUMENT: the cluster has no such slot."""
     GetNodeStats: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]
     """Counters and gauges of the node that is asked."""
     ListEvents: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]
@@ -64,6 +66,8 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
     and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
     """
+    GetSlot: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotRequest, _cluster_pb2.GetSlotResponse]  # type: ignore[assignment]
+    """One slot, with what GetCluster leaves out. INVALID_ARGUMENT: the cluster has no such slot."""
     GetNodeStats: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetNodeStatsRequest, _cluster_pb2.GetNodeStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the node that is asked."""
     ListEvents: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]  # type: ignore[assignment]
@@ -95,6 +99,14 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
         and again after each change. UNAVAILABLE ends the stream when the node stops: ask another.
         """
+
+    @_abc_1.abstractmethod
+    def GetSlot(
+        self,
+        request: _cluster_pb2.GetSlotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.GetSlotResponse, _abc.Awaitable[_cluster_pb2.GetSlotResponse]]:
+        """One slot, with what GetCluster leaves out. INVALID_ARGUMENT: the cluster has no such slot."""
 
     @_abc_1.abstractmethod
     def GetNodeStats(

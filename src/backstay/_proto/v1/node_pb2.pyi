@@ -4,8 +4,10 @@ isort:skip_file
 What the nodes of a cluster say to each other. Not for clients."""
 
 from backstay._proto.v1 import cluster_pb2 as _cluster_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -96,3 +98,40 @@ class ApplyTableResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApplyTableResponse: _TypeAlias = ApplyTableResponse  # noqa: Y015
+
+@_typing.final
+class GetSlotBytesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSlotBytesRequest: _TypeAlias = GetSlotBytesRequest  # noqa: Y015
+
+@_typing.final
+class GetSlotBytesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_OF_SLOT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bytes_of_slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each slot; 0 for those of which this node holds nothing."""
+
+    def __init__(
+        self,
+        *,
+        bytes_of_slot: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_of_slot", b"bytes_of_slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSlotBytesResponse: _TypeAlias = GetSlotBytesResponse  # noqa: Y015

@@ -44,6 +44,11 @@ class NodeServiceStub:
                 request_serializer=backstay_dot_v1_dot_node__pb2.ApplyTableRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_node__pb2.ApplyTableResponse.FromString,
                 _registered_method=True)
+        self.GetSlotBytes = channel.unary_unary(
+                '/backstay.v1.NodeService/GetSlotBytes',
+                request_serializer=backstay_dot_v1_dot_node__pb2.GetSlotBytesRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_node__pb2.GetSlotBytesResponse.FromString,
+                _registered_method=True)
 
 
 class NodeServiceServicer:
@@ -64,6 +69,13 @@ class NodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSlotBytes(self, request, context):
+        """How many bytes the rows of each slot take here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     servicer.ApplyTable,
                     request_deserializer=backstay_dot_v1_dot_node__pb2.ApplyTableRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_node__pb2.ApplyTableResponse.SerializeToString,
+            ),
+            'GetSlotBytes': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSlotBytes,
+                    request_deserializer=backstay_dot_v1_dot_node__pb2.GetSlotBytesRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_node__pb2.GetSlotBytesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class NodeService:
             '/backstay.v1.NodeService/ApplyTable',
             backstay_dot_v1_dot_node__pb2.ApplyTableRequest.SerializeToString,
             backstay_dot_v1_dot_node__pb2.ApplyTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSlotBytes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backstay.v1.NodeService/GetSlotBytes',
+            backstay_dot_v1_dot_node__pb2.GetSlotBytesRequest.SerializeToString,
+            backstay_dot_v1_dot_node__pb2.GetSlotBytesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class NodeServiceStub:
     """Takes over a table that stands in the cluster's records, at once instead of when the
     record arrives. Idempotent.
     """
+    GetSlotBytes: _grpc.UnaryUnaryMultiCallable[_node_pb2.GetSlotBytesRequest, _node_pb2.GetSlotBytesResponse]
+    """How many bytes the rows of each slot take here."""
 
 @_typing.type_check_only
 class NodeServiceAsyncStub(NodeServiceStub):
@@ -47,6 +49,8 @@ class NodeServiceAsyncStub(NodeServiceStub):
     """Takes over a table that stands in the cluster's records, at once instead of when the
     record arrives. Idempotent.
     """
+    GetSlotBytes: _aio.UnaryUnaryMultiCallable[_node_pb2.GetSlotBytesRequest, _node_pb2.GetSlotBytesResponse]  # type: ignore[assignment]
+    """How many bytes the rows of each slot take here."""
 
 class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -66,5 +70,13 @@ class NodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes over a table that stands in the cluster's records, at once instead of when the
         record arrives. Idempotent.
         """
+
+    @_abc_1.abstractmethod
+    def GetSlotBytes(
+        self,
+        request: _node_pb2.GetSlotBytesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_node_pb2.GetSlotBytesResponse, _abc.Awaitable[_node_pb2.GetSlotBytesResponse]]:
+        """How many bytes the rows of each slot take here."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

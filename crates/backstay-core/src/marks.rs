@@ -1,0 +1,146 @@
+//! Which rows of a map have changed, in two generations of one bit for each row.
+//!
+//! An incremental checkpoint writes the rows that changed since the one it adds to. The recent
+//! generation holds what changed since the last checkpoint was written; the earlier one what
+//! changed before, for the case that the last one was never completed.
+
+/// See the module's documentation.
+#[derive(Debug, Clone, Default)]
+pub struct Marks {
+    recent: Vec<u64>,
+    earlier: Vec<u64>,
+}
+
+/// Which generations are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Since {
+    /// What changed since the last new generation.
+    Recent,
+    /// That, and what changed in the one before.
+    Earlier,
+}
+
+impl Marks {
+    /// Make room for the mark of one more row, the `rows`-th.
+    #[inline]
+    pub fn cover(&mut self, rows: usize) {
+        if rows > self.recent.len() * 64 {
+            if self.recent.len() == self.recent.capacity() {
+                self.recent.reserve_exact(self.recent.len().max(1));
+            }
+            self.recent.push(0);
+        }
+    }
+
+    /// Bytes that [`Self::cover`] allocates for so many rows in all, at most.
+    pub fn bytes_for(rows: usize) -> usize {
+        rows.div_ceil(64).next_power_of_two() * 8
+    }
+
+    /// Note that a row has changed.
+    #[inline]
+    pub fn mark(&mut self, row: usize) {
+        self.recent[row >> 6] |= 1 << (row & 63);
+    }
+
+    /// The rows that have changed, in ascending order.
+    pub fn rows(&self, since: Since) -> impl Iterator<Item = usize> + '_ {
+        let earlier: &[u64] = match since {
+            Since::Recent => &[],
+            Since::Earlier => &self.earlier,
+        };
+        self.recent.iter().enumerate().flat_map(move |(at, &word)| {
+            let mut bits = word | earlier.get(at).copied().unwrap_or(0);
+            std::iter::from_fn(move || {
+                let bit = bits.trailing_zeros();
+                bits &= bits.wrapping_sub(1);
+                (bit < 64).then(|| at * 64 + bit as usize)
+            })
+        })
+    }
+
+    /// Begin a new generation: the earlier one becomes what [`Self::rows`] gives for `since`.
+    pub fn begin(&mut self, since: Since) {
+        let mut earlier = vec![0; self.recent.len()];
+        std::mem::swap(&mut earlier, &mut self.recent);
+        // The same capacity again, or growing would not be foreseen any more.
+        self.recent
+            .reserve_exact(earlier.capacity() - self.recent.capacity());
+        if since == Since::Earlier {
+            for (word, &older) in earlier.iter_mut().zip(&self.earlier) {
+                *word |= older;
+            }
+        }
+        self.earlier = earlier;
+    }
+
+    /// Nothing has changed.
+    pub fn clear(&mut self) {
+        self.recent.fill(0);
+        self.earlier = Vec::new();
+    }
+
+    /// Bytes allocated for the earlier generation, which does not grow with the rows.
+    pub fn earlier_bytes(&self) -> usize {
+        self.earlier.capacity() * 8
+    }
+
+    /// Bytes allocated.
+    pub fn allocated_bytes(&self) -> usize {
+        self.recent.capacity() * 8 + self.earlier_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Add,
+        Mark(usize),
+        Begin(Since),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => Just(Step::Add),
+            4 => (0usize..300).prop_map(Step::Mark),
+            1 => prop::bool::ANY.prop_map(|all| Step::Begin(if all { Since::Earlier } else { Since::Recent })),
+        ]
+    }
+
+    proptest! {
+        /// Against sets.
+        #[test]
+        fn remembers_what_changed(steps in prop::collection::vec(step(), 0..400)) {
+            let mut marks = Marks::default();
+            let (mut rows, mut recent, mut earlier) = (0, BTreeSet::new(), BTreeSet::new());
+            for step in steps {
+                match step {
+                    Step::Add => {
+                        rows += 1;
+                        marks.cover(rows);
+                    }
+                    Step::Mark(row) if row < rows => {
+                        marks.mark(row);
+                        recent.insert(row);
+                    }
+                    Step::Mark(_) => {}
+                    Step::Begin(since) => {
+                        marks.begin(since);
+                        if since == Since::Recent {
+                            earlier.clear();
+                        }
+                        earlier.append(&mut recent);
+                    }
+                }
+            }
+            prop_assert!(marks.rows(Since::Recent).eq(recent.iter().copied()));
+            prop_assert!(marks.rows(Since::Earlier).eq(recent.union(&earlier).copied()));
+            prop_assert!(marks.recent.capacity() * 8 <= Marks::bytes_for(rows.max(1)));
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The rows of one slot as a whole: compared, copied out, taken in.
+
+use super::Table;
+use crate::error::Refusal;
+use crate::hash::mix64;
+use crate::marks::Since;
+use crate::row_map::{RowMap, KEY_WORDS};
+use crate::spec::Storage;
+use crate::storage;
+
+/// Rows of a slot as plain values: keys, weights, optimizer state.
+pub type PlainRows = (Vec<u64>, Vec<f32>, Vec<f32>);
+
+/// How a row lies in memory: two words of key, the weights, the optimizer's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowLayout {
+    /// Weights of a row.
+    pub elements: usize,
+    /// Words that they take.
+    pub weight_words: usize,
+    /// Words of optimizer state.
+    pub state_words: usize,
+    /// How the weights lie in their words.
+    pub storage: Storage,
+}
+
+impl RowLayout {
+    /// Words of a row.
+    pub fn stride(&self) -> usize {
+        KEY_WORDS + self.weight_words + self.state_words
+    }
+
+    /// Take rows as they lie in memory apart, behind what `rows` holds already.
+    pub fn take_apart(&self, words: &[u32], rows: &mut PlainRows) {
+        let count = words.len() / self.stride();
+        let (keys, weights, state) = rows;
+        keys.reserve(count);
+        state.reserve(count * self.state_words);
+        let first = weights.len();
+        weights.resize(first + count * self.elements, 0.0);
+        let out = weights[first..].chunks_exact_mut(self.elements);
+        for (row, weights) in words.chunks_exact(self.stride()).zip(out) {
+            let (key, values) = row.split_at(KEY_WORDS);
+            keys.push(u64::from(key[0]) | u64::from(key[1]) << 32);
+            let (stored, kept) = values.split_at(self.weight_words);
+            storage::decode(self.storage, stored, weights);
+            state.extend_from_slice(bytemuck::cast_slice(kept));
+        }
+    }
+
+    /// Add rows to a map; refuses a key that is there already, and adds none behind it.
+    fn fill(
+        &self,
+        map: &mut RowMap,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        map.check_room(keys.len())?;
+        map.reserve(keys.len());
+        for (i, &key) in keys.iter().enumerate() {
+            let hash = mix64(key);
+            if map.find(key, hash).is_some() {
+                return Err(twice(key));
+            }
+            let row = map.insert(key, hash);
+            let weights = &weights[i * self.elements..][..self.elements];
+            let state = &state[i * self.state_words..][..self.state_words];
+            self.store(map.values_mut(row), weights, state);
+        }
+        Ok(())
+    }
+
+    /// Write a row's words behind its key.
+    fn store(&self, words: &mut [u32], weights: &[f32], state: &[f32]) {
+        let (weight_words, state_words) = words.split_at_mut(self.weight_words);
+        storage::encode(self.storage, weights, weight_words);
+        state_words.copy_from_slice(bytemuck::cast_slice(state));
+    }
+}
+
+impl Table {
+    /// The rows of one slot, ordered by key.
+    pub fn export_slot(&self, slot: u32) -> PlainRows {
+        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
+            return PlainRows::default();
+        };
+        let mut order: Vec<(u64, usize)> = map.keys().collect();
+        order.sort_unstable();
+        let mut weights = vec![0.0; order.len() * self.elements];
+        let mut state = Vec::with_capacity(order.len() * self.state_words);
+        for (&(_, row), out) in order.iter().zip(weights.chunks_exact_mut(self.elements)) {
+            let values = map.values(row);
+            storage::decode(self.spec.storage, &values[..self.weight_words], out);
+            state.extend(
+                values[self.weight_words..]
+                    .iter()
+                    .map(|&word| f32::from_bits(word)),
+            );
+        }
+        (
+            order.into_iter().map(|(key, _)| key).collect(),
+            weights,
+            state,
+        )
+    }
+
+    /// Replace the rows of one slot.
+    pub fn import_slot(
+        &mut self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        self.check_import(slot, keys, weights, state)?;
+        let mut fresh = self.empty_map();
+        self.layout().fill(&mut fresh, keys, weights, state)?;
+        self.replace_map(slot, fresh);
+        Ok(())
+    }
+
+    /// Add rows to one slot; refuses a key that is there already, and adds none behind it.
+    pub fn add_rows(
+        &mut self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        self.check_import(slot, keys, weights, state)?;
+        self.ensure_maps();
+        let layout = self.layout();
+        let map = &mut self.maps[(slot - self.first_slot) as usize];
+        let (rows, bytes) = (map.len(), map.allocated_bytes());
+        let outcome = layout.fill(map, keys, weights, state);
+        self.rows += map.len() - rows;
+        self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - bytes;
+        outcome
+    }
+
+    /// Drop the rows of one slot.
+    pub fn clear_slot(&mut self, slot: u32) {
+        if !self.maps.is_empty() {
+            self.replace_map(slot, self.empty_map());
+        }
+    }
+
+    fn empty_map(&self) -> RowMap {
+        RowMap::new(self.weight_words + self.state_words)
+    }
+
+    fn replace_map(&mut self, slot: u32, new: RowMap) {
+        self.ensure_maps();
+        let (rows, bytes) = (new.len(), new.allocated_bytes());
+        let old = std::mem::replace(&mut self.maps[(slot - self.first_slot) as usize], new);
+        self.rows = self.rows + rows - old.len();
+        self.allocated_bytes = self.allocated_bytes + bytes - old.allocated_bytes();
+    }
+
+    /// A hash of the rows of one slot that does not depend on the order they came in.
+    pub fn digest_slot(&self, slot: u32) -> u64 {
+        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
+            return 0;
+        };
+        map.keys().fold(0u64, |sum, (key, row)| {
+            let hash = map
+                .values(row)
+                .iter()
+                .fold(mix64(key ^ self.id), |hash, &word| {
+                    mix64(hash.rotate_left(5) ^ u64::from(word))
+                });
+            sum.wrapping_add(hash)
+        })
+    }
+
+    fn check_import(
+        &self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        if weights.len() != keys.len() * self.elements
+            || state.len() != keys.len() * self.state_words
+        {
+            return Err(Refusal::InvalidRequest(format!(
+                "{} keys need {} weights and {} state values, got {} and {}",
+                keys.len(),
+                keys.len() * self.elements,
+                keys.len() * self.state_words,
+                weights.len(),
+                state.len()
+            )));
+        }
+        match keys.iter().find(|&&key| self.space.slot_of(key) != slot) {
+            Some(key) => Err(Refusal::InvalidRequest(format!(
+                "key {key} does not belong to slot {slot}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// How its rows lie in memory.
+    pub fn layout(&self) -> RowLayout {
+        RowLayout {
+            elements: self.elements,
+            weight_words: self.weight_words,
+            state_words: self.state_words,
+            storage: self.spec.storage,
+        }
+    }
+
+    /// Rows of one slot.
+    pub fn rows_in(&self, slot: u32) -> usize {
+        let map = self.maps.get((slot - self.first_slot) as usize);
+        map.map_or(0, RowMap::len)
+    }
+
+    /// Rows of one slot, and how many of them have changed.
+    pub fn changed_in(&self, slot: u32, since: Since) -> (usize, usize) {
+        let map = self.maps.get((slot - self.first_slot) as usize);
+        map.map_or((0, 0), |map| (map.len(), map.changed(since)))
+    }
+
+    /// Append rows of one slot as they lie in memory (see [`RowLayout`]) to the `words` of those
+    /// before them: at most so many. Whether there are more.
+    pub fn copy_more(&self, slot: u32, words: &mut Vec<u32>, most: usize) -> bool {
+        let Some(map) = self.maps.get((slot - self.first_slot) as usize) else {
+            return false;
+        };
+        let first = words.len() / self.layout().stride();
+        let end = map.len().min(first.saturating_add(most));
+        map.copy_rows(first..end, words);
+        end < map.len()
+    }
+
+    /// Bring copies of the first rows of one slot up to date with what has changed since the last
+    /// generation began, and append the rest.
+    pub fn patch(&self, slot: u32, words: &mut Vec<u32>) {
+        if let Some(map) = self.maps.get((slot - self.first_slot) as usize) {
+            map.patch(words);
+            self.copy_more(slot, words, usize::MAX);
+        }
+    }
+
+    /// The rows of one slot that have changed.
+    pub fn copy_changed(&self, slot: u32, since: Since) -> Vec<u32> {
+        let mut words = Vec::new();
+        if let Some(map) = self.maps.get((slot - self.first_slot) as usize) {
+            map.copy_changed(since, &mut words);
+        }
+        words
+    }
+
+    /// What has changed in one slot up to now is of an earlier generation.
+    pub fn begin_generation(&mut self, slot: u32, since: Since) {
+        self.on_map(slot, |map| map.begin_generation(since));
+    }
+
+    /// Nothing counts as changed in one slot.
+    pub fn clear_marks(&mut self, slot: u32) {
+        self.on_map(slot, RowMap::clear_marks);
+    }
+
+    /// Put rows into one slot: each is new, or replaces the one of its key.
+    pub fn put_rows(
+        &mut self,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        self.check_import(slot, keys, weights, state)?;
+        self.ensure_maps();
+        let at = (slot - self.first_slot) as usize;
+        self.maps[at].check_room(keys.len())?;
+        let layout = self.layout();
+        for (i, &key) in keys.iter().enumerate() {
+            let (_, row, _) = self.find_or_create(key, mix64(key), None);
+            let weights = &weights[i * layout.elements..][..layout.elements];
+            let state = &state[i * layout.state_words..][..layout.state_words];
+            layout.store(self.maps[at].values_mut(row), weights, state);
+        }
+        Ok(())
+    }
+
+    /// Remove rows from one slot; keys without a row are passed over.
+    pub fn remove_rows(&mut self, slot: u32, keys: &[u64]) {
+        let Some(old) = self.maps.get((slot - self.first_slot) as usize) else {
+            return;
+        };
+        let removed: std::collections::BTreeSet<u64> = keys.iter().copied().collect();
+        let mut new = self.empty_map();
+        for (key, row) in old.keys().filter(|(key, _)| !removed.contains(key)) {
+            let kept = new.insert(key, mix64(key));
+            new.values_mut(kept).copy_from_slice(old.values(row));
+        }
+        self.replace_map(slot, new);
+    }
+
+    /// Change a slot's map, and keep account of its memory.
+    fn on_map(&mut self, slot: u32, change: impl FnOnce(&mut RowMap)) {
+        if let Some(map) = self.maps.get_mut((slot - self.first_slot) as usize) {
+            let before = map.allocated_bytes();
+            change(map);
+            self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - before;
+        }
+    }
+}
+
+fn twice(key: u64) -> Refusal {
+    Refusal::InvalidRequest(format!("key {key} stands twice in the rows to import"))
+}

@@ -1,0 +1,234 @@
+//! Writing a part: some slots of this node, copied one after the other.
+
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backstay_core::engine::{SlotMemory, SlotSnapshot};
+use backstay_core::stream::StreamId;
+use backstay_core::table::PlainRows;
+use serde::{Deserialize, Serialize};
+
+use super::file::{write_whole, Pace};
+use super::tensors::{header, Tensor};
+use super::CheckpointError;
+use crate::replicator::Replicator;
+
+/// A slot to be written.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct SlotToWrite {
+    /// Which.
+    pub slot: u32,
+    /// Only what has changed since the checkpoint in which it was at this position and of this
+    /// birth; None: all of it.
+    pub base: Option<(u64, u64)>,
+}
+
+/// A part to be written.
+#[derive(Debug, Clone, Deserialize)]
+pub struct PartToWrite {
+    /// The file.
+    pub path: PathBuf,
+    /// The checkpoint's id, noted in the file.
+    pub checkpoint: String,
+    /// Bytes in a second, at most; 0: no limit.
+    pub bytes_per_s: u64,
+}
+
+/// A slot as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SlotWritten {
+    /// Which.
+    pub slot: u32,
+    /// Pushes that it had applied.
+    pub position: u64,
+    /// The routing version at which its content began.
+    pub birth: u64,
+    /// Whether all its rows were written.
+    pub whole: bool,
+    /// Rows that were written.
+    pub rows: u64,
+}
+
+/// A part that was written.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PartWritten {
+    /// Its size.
+    pub bytes: u64,
+    /// Its SHA-256, in hex.
+    pub sha256: String,
+    /// Its slots. Those of which this node is no master (any more) are missing; without any, there
+    /// is no file.
+    pub slots: Vec<SlotWritten>,
+}
+
+/// What is gathered for one table.
+#[derive(Default)]
+struct TableRows {
+    runs: Vec<u64>,
+    rows: PlainRows,
+}
+
+/// What is gathered for a part.
+#[derive(Default)]
+struct Content {
+    slots: Vec<u64>,
+    streams: Vec<u64>,
+    closed: Vec<u64>,
+    tables: BTreeMap<String, TableRows>,
+}
+
+/// Slots as they were copied, to be written.
+pub struct CopiedSlots {
+    /// Each with its birth.
+    slots: Vec<(u64, SlotSnapshot)>,
+    /// The names of the tables with rows in them.
+    names: BTreeMap<u64, String>,
+}
+
+/// Copy slots, each of one instant at which this node surely was its master. Those of which it is
+/// none (any more) are left out.
+///
+/// Pushes wait meanwhile for the slot that is copied, so this is no work for a thread that others
+/// go before.
+///
+/// Those behind more than `most_bytes` are left out, too: what has changed in a slot is known when
+/// it is copied.
+pub fn copy_slots(
+    replicator: &Replicator,
+    slots: &[SlotToWrite],
+    most_bytes: u64,
+    cancelled: &AtomicBool,
+) -> Result<CopiedSlots, CheckpointError> {
+    let mut bytes = 0;
+    let mut copied = CopiedSlots {
+        slots: Vec::with_capacity(slots.len()),
+        names: BTreeMap::new(),
+    };
+    for asked in slots {
+        if cancelled.load(Ordering::Relaxed) {
+            return Err(CheckpointError::Cancelled);
+        }
+        if bytes > most_bytes {
+            break;
+        }
+        let Some((birth, snapshot)) = replicator.snapshot_slot(asked.slot, asked.base) else {
+            continue;
+        };
+        let words = snapshot.tables.iter().map(|table| table.words.len() as u64);
+        bytes += 4 * words.sum::<u64>();
+        for table in &snapshot.tables {
+            if let Entry::Vacant(name) = copied.names.entry(table.table) {
+                name.insert(replicator.store().spec(table.table)?.name.clone());
+            }
+        }
+        copied.slots.push((birth, snapshot));
+    }
+    Ok(copied)
+}
+
+impl CopiedSlots {
+    /// Write them to a file; no file if there are none.
+    pub fn write(
+        self,
+        part: &PartToWrite,
+        cancelled: &AtomicBool,
+    ) -> Result<PartWritten, CheckpointError> {
+        if self.slots.is_empty() {
+            return Ok(PartWritten::default());
+        }
+        let mut content = Content::default();
+        let mut slots = Vec::with_capacity(self.slots.len());
+        for (birth, snapshot) in self.slots {
+            slots.push(SlotWritten {
+                slot: snapshot.slot,
+                position: snapshot.memory.position,
+                birth,
+                whole: snapshot.whole,
+                rows: content.add(&self.names, birth, &snapshot),
+            });
+        }
+        let tensors = content.tensors();
+        let metadata = [
+            ("format", "backstay-part-1"),
+            ("checkpoint", &*part.checkpoint),
+        ];
+        let header = header(&metadata, &tensors);
+        let mut pieces = vec![&header[..]];
+        pieces.extend(tensors.iter().map(|tensor| tensor.bytes));
+        let pace = Pace {
+            bytes_per_s: part.bytes_per_s,
+            cancelled,
+        };
+        let (bytes, sha256) = write_whole(&part.path, &pieces, &pace)?;
+        Ok(PartWritten {
+            bytes,
+            sha256,
+            slots,
+        })
+    }
+}
+
+impl Content {
+    /// Add a slot; returns its rows.
+    fn add(&mut self, names: &BTreeMap<u64, String>, birth: u64, snapshot: &SlotSnapshot) -> u64 {
+        let slot = u64::from(snapshot.slot);
+        self.slots.extend([slot, snapshot.memory.position, birth]);
+        self.add_streams(slot, &snapshot.memory);
+        let mut all = 0;
+        for table in &snapshot.tables {
+            let into = self.tables.entry(names[&table.table].clone()).or_default();
+            let rows = (table.words.len() / table.layout.stride()) as u64;
+            into.runs.extend([slot, rows]);
+            table.layout.take_apart(&table.words, &mut into.rows);
+            all += rows;
+        }
+        all
+    }
+
+    fn add_streams(&mut self, slot: u64, memory: &SlotMemory) {
+        for (stream, window) in &memory.streams {
+            let (job, task) = words_of(*stream);
+            let (low, high) = (window.applied as u64, (window.applied >> 64) as u64);
+            self.streams
+                .extend([slot, job, task, window.floor, low, high]);
+        }
+        for &stream in &memory.closed {
+            let (job, task) = words_of(stream);
+            self.closed.extend([slot, job, task]);
+        }
+    }
+
+    /// The arrays of the file: those of 64-bit numbers first, so that all are aligned.
+    fn tensors(&self) -> Vec<Tensor<'_>> {
+        let mut tensors = vec![
+            Tensor::numbers("memory.slots".into(), Some(3), &self.slots),
+            Tensor::numbers("memory.streams".into(), Some(6), &self.streams),
+            Tensor::numbers("memory.closed".into(), Some(3), &self.closed),
+        ];
+        for (name, table) in &self.tables {
+            let runs = format!("table.{name}.runs");
+            tensors.push(Tensor::numbers(runs, Some(2), &table.runs));
+            let keys = format!("table.{name}.keys");
+            tensors.push(Tensor::numbers(keys, None, &table.rows.0));
+        }
+        for (name, table) in &self.tables {
+            let (keys, weights, state) = &table.rows;
+            let name = format!("table.{name}.");
+            tensors.push(Tensor::floats(
+                name.clone() + "weights",
+                keys.len(),
+                weights,
+            ));
+            if !state.is_empty() {
+                tensors.push(Tensor::floats(name + "state", keys.len(), state));
+            }
+        }
+        tensors
+    }
+}
+
+fn words_of(stream: StreamId) -> (u64, u64) {
+    let task = u64::from(stream.pass) << 32 | u64::from(stream.task);
+    (stream.job, task)
+}

@@ -1,0 +1,59 @@
+//! What checkpoints need of the replication state: who is master, and what waits to be loaded.
+
+use backstay_core::engine::{SlotMemory, SlotSnapshot};
+use backstay_core::error::Refusal;
+use backstay_core::replication::Rows;
+
+use super::Replicator;
+use crate::checkpoint::LoadedSlot;
+use crate::store::Store;
+
+impl Replicator {
+    /// Copy a slot, with its birth, at an instant at which this node surely was its master; None
+    /// if it is not. `base`: position and birth of what is known of it already.
+    pub fn snapshot_slot(
+        &self,
+        slot: u32,
+        base: Option<(u64, u64)>,
+    ) -> Option<(u64, SlotSnapshot)> {
+        if slot >= self.store.space().count() {
+            return None;
+        }
+        let birth = self.state.lock().replica.birth(slot);
+        let base = base.filter(|&(_, known)| known == birth);
+        let snapshot = self
+            .store
+            .snapshot(slot, base.map(|(position, _)| position))?;
+        // As with a read: what was copied counts only if nobody else could be master by now.
+        self.check_alive().ok()?;
+        let unchanged = self.state.lock().replica.birth(slot) == birth;
+        unchanged.then_some((birth, snapshot))
+    }
+
+    /// The slots that wait to be loaded here, each with its birth.
+    pub fn to_load(&self) -> Vec<(u32, u64)> {
+        self.state.lock().replica.to_load().collect()
+    }
+
+    /// Change a slot that waits to be loaded, if it still does.
+    pub fn load_step(
+        &self,
+        asked: &LoadedSlot,
+        change: impl FnOnce(&Store) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        self.with(|replica, _, store| {
+            replica.check_load(asked.slot, asked.birth)?;
+            change(store)
+        })
+    }
+
+    /// A slot has all its rows.
+    pub fn finish_load(&self, asked: &LoadedSlot, memory: &SlotMemory) -> Result<(), Refusal> {
+        self.with(|replica, now, store| {
+            replica.check_load(asked.slot, asked.birth)?;
+            store.set_memory(asked.slot, memory);
+            replica.loaded(now, asked.slot);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! The store as checkpoints reach it.
+
+use backstay_core::engine::{Engine, SlotSnapshot, Standing};
+use backstay_core::error::Refusal;
+
+use super::Store;
+
+/// Rows of a slot that are copied while pushes wait: some hundred KB.
+const ROWS_AT_ONCE: usize = 2048;
+
+impl Store {
+    /// Copy a slot that is served here; None if it is not. See `Engine::begin_snapshot`.
+    pub fn snapshot(&self, slot: u32, base: Option<u64>) -> Option<SlotSnapshot> {
+        self.stripe_of(slot).ok()?;
+        let engine = &self.stripes[self.stripe(slot)];
+        let serves = |engine: &Engine| engine.standing(slot) == Standing::Serving;
+        let mut snapshot = self.write(self.stripe(slot), None, |engine| {
+            serves(engine).then(|| engine.begin_snapshot(slot, base))
+        })?;
+        // Pushes go on between two pieces; a fair lock lets those that wait go first.
+        while engine.read().copy_more(&mut snapshot, ROWS_AT_ONCE) {}
+        let engine = engine.read();
+        (serves(&engine) && engine.finish_snapshot(&mut snapshot)).then_some(snapshot)
+    }
+
+    /// For each slot, the bytes that its rows take in a checkpoint; 0 for those not held here.
+    pub fn slot_bytes(&self) -> Vec<u64> {
+        let mut bytes = Vec::with_capacity(self.space.count() as usize);
+        for stripe in &self.stripes {
+            let engine = stripe.read();
+            bytes.extend(engine.slots().map(|slot| engine.slot_bytes(slot)));
+        }
+        bytes
+    }
+
+    /// Weights and words of optimizer state in a row of a table.
+    pub fn row_shape(&self, table: u64) -> Result<(usize, usize), Refusal> {
+        let engine = self.stripes[0].read();
+        let layout = engine.table(table)?.layout();
+        Ok((layout.elements, layout.state_words))
+    }
+
+    /// Put rows into a slot, within the memory limit; see `Engine::put_rows`.
+    pub fn put_rows(
+        &self,
+        slot: u32,
+        table: u64,
+        rows: (&[u64], &[f32], &[f32]),
+    ) -> Result<(), Refusal> {
+        let _room = self.room_for(slot, table, rows.0)?;
+        self.write(self.stripe(slot), Some(table), |engine| {
+            engine.put_rows(table, slot, rows)
+        })
+    }
+
+    /// See `Engine::remove_rows`.
+    pub fn remove_rows(&self, slot: u32, table: u64, keys: &[u64]) -> Result<(), Refusal> {
+        self.write(self.stripe(slot), Some(table), |engine| {
+            engine.remove_rows(table, slot, keys)
+        })
+    }
+}

@@ -1,0 +1,302 @@
+//! Parts of checkpoints, from one node's rows to another's: what is written is loaded bit for bit,
+//! and what is damaged, or not asked for (any more), is not.
+
+// What fails in a helper is a failed test.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::hash::{mix64, table_id, SlotSpace};
+use backstay_core::replication::{ReplicaOptions, RoutingTable};
+use backstay_core::spec::TableSpec;
+use backstay_core::stream::{StreamId, TransactionId};
+use backstay_core::transaction::{Batch, Change, Transaction};
+use backstay_net::checkpoint::{
+    copy_slots, load_part, CheckpointError, LoadedSlot, PartToLoad, PartToWrite, PartWritten,
+    SlotToWrite,
+};
+use backstay_net::replicator::Replicator;
+use backstay_net::store::Store;
+
+const SLOTS: u32 = 8;
+const ME: u64 = 7;
+const FIRST: SlotToWrite = SlotToWrite {
+    slot: 0,
+    base: None,
+};
+
+/// One node, master of all slots; they wait to be loaded if `restoring`.
+fn node(version: u64, restoring: bool) -> Arc<Replicator> {
+    let store = Arc::new(Store::new(SlotSpace::new(SLOTS).unwrap(), 0));
+    for (name, storage) in [("ads.v1", "float32"), ("users", "float16")] {
+        let spec = format!(
+            r#"{{"name":"{name}","kind":{{"sparse":{{"dim":5}}}},"storage":"{storage}","initializer":{{"uniform":{{"low":-1.0,"high":1.0}}}},"optimizer":{{"adagrad":{{"learning_rate":0.1}}}}}}"#
+        );
+        let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
+        store.create_table(&spec).unwrap();
+    }
+    let node = Replicator::new(ME, store, ReplicaOptions::default());
+    node.set_routing(routing(version, 1, restoring));
+    node.extend_lease(Duration::from_secs(3600));
+    node
+}
+
+fn routing(version: u64, birth: u64, restoring: bool) -> RoutingTable {
+    let slots: Vec<u32> = (0..if restoring { SLOTS } else { 0 }).collect();
+    let record = serde_json::json!({
+        "format": 1, "version": version, "slot_count": SLOTS, "gone": [],
+        "nodes": [{"instance": ME, "node_id": "n", "data_address": "127.0.0.1:1"}],
+        "sets": [[0, [], []]], "set_of_slot": vec![0; SLOTS as usize],
+        "term_of_slot": vec![1; SLOTS as usize], "birth_of_slot": vec![birth; SLOTS as usize],
+        "restoring": {"url": "", "checkpoint": "", "slots": slots},
+    });
+    RoutingTable::from_json(&record.to_string(), SLOTS).unwrap()
+}
+
+fn push(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64]) {
+    let space = node.store().space();
+    let mut keys = keys.to_vec();
+    keys.sort_by_key(|&key| (space.slot_of(key), key));
+    let values: Vec<f32> = keys
+        .iter()
+        .flat_map(|&key| [mix64(key ^ sequence) as f32 / 1e19; 5])
+        .collect();
+    let stream = StreamId {
+        job: 3,
+        pass: 1,
+        task: 2,
+    };
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let id = TransactionId { stream, sequence };
+    let batch = Batch::new(&keys, &values);
+    let push = Transaction::new(space, id, 0, table_id(table), change, batch).unwrap();
+    node.push(push).unwrap();
+}
+
+fn filled() -> Arc<Replicator> {
+    let node = node(1, false);
+    let keys: Vec<u64> = (0..20_000).map(mix64).collect();
+    push(&node, 1, "ads.v1", &keys);
+    push(&node, 2, "users", &keys[..500]);
+    push(&node, 3, "ads.v1", &keys[300..900]);
+    node
+}
+
+fn write(node: &Replicator, path: &Path, base: Option<&PartWritten>) -> PartWritten {
+    let of = |slot: u32| base.map(|base| &base.slots[slot as usize]);
+    let slots = (0..SLOTS).map(|slot| SlotToWrite {
+        slot,
+        base: of(slot).map(|known| (known.position, known.birth)),
+    });
+    let part = PartToWrite {
+        path: path.to_path_buf(),
+        checkpoint: "ckpt-000001-abcdef".into(),
+        bytes_per_s: 0,
+    };
+    let slots: Vec<SlotToWrite> = slots.collect();
+    let goes_on = AtomicBool::new(false);
+    copy_slots(node, &slots, u64::MAX, &goes_on)
+        .and_then(|copied| copied.write(&part, &goes_on))
+        .unwrap()
+}
+
+fn load(
+    node: &Replicator,
+    path: &Path,
+    written: &PartWritten,
+    last: bool,
+) -> Result<u64, CheckpointError> {
+    let slots = written.slots.iter().map(|slot| LoadedSlot {
+        slot: slot.slot,
+        birth: 1,
+        whole: slot.whole,
+        last,
+    });
+    let part = PartToLoad {
+        path: path.to_path_buf(),
+        bytes: written.bytes,
+        sha256: written.sha256.clone(),
+        slots: slots.collect(),
+    };
+    load_part(node, &part)
+}
+
+/// A folder of its own, gone at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("backstay-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn digests(node: &Replicator) -> Vec<(u64, u64)> {
+    (0..SLOTS)
+        .map(|slot| node.store().slot_digest(slot).unwrap())
+        .collect()
+}
+
+#[test]
+fn what_is_written_is_loaded_bit_for_bit_and_then_served() {
+    let folder = Folder::new("roundtrip");
+    let (full, later) = (folder.0.join("full"), folder.0.join("later"));
+    let source = filled();
+    let first = write(&source, &full, None);
+    assert!(first.slots.iter().all(|slot| slot.whole && slot.birth == 1));
+    let keys: Vec<u64> = (100..600).map(mix64).collect();
+    push(&source, 4, "ads.v1", &keys);
+    let second = write(&source, &later, Some(&first));
+    assert!(second.slots.iter().all(|slot| !slot.whole));
+    assert_eq!(second.slots.iter().map(|slot| slot.rows).sum::<u64>(), 500);
+    assert!(second.bytes * 10 < first.bytes);
+
+    let target = node(1, true);
+    load(&target, &full, &first, false).unwrap();
+    let (_, report) = target.wait_report(0, Duration::ZERO);
+    assert!(report.loaded.is_empty(), "half of a chain is no content");
+    assert_eq!(load(&target, &later, &second, true).unwrap(), 500);
+    assert_eq!(digests(&target), digests(&source));
+    let (_, report) = target.wait_report(0, Duration::ZERO);
+    assert_eq!(report.loaded, (0..SLOTS).map(|slot| (slot, 1)).collect());
+
+    let (table, mut out) = (table_id("users"), [0.0; 5]);
+    assert!(
+        target.pull(table, &[1], &mut out).is_err(),
+        "not before the routing says so"
+    );
+    target.set_routing(routing(2, 1, false));
+    target.pull(table, &[1], &mut out).unwrap();
+    // It remembers which pushes it has: this one counts no more.
+    let before = digests(&target);
+    push(&target, 4, "ads.v1", &keys);
+    assert_eq!(digests(&target), before);
+}
+
+#[test]
+fn a_flipped_bit_and_a_cut_are_named_and_nothing_is_loaded() {
+    let folder = Folder::new("damage");
+    let path = folder.0.join("part");
+    let written = write(&filled(), &path, None);
+    let good = std::fs::read(&path).unwrap();
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 4;
+    for bytes in [&flipped[..], &good[..good.len() - 1], &[]] {
+        std::fs::write(&path, bytes).unwrap();
+        let target = node(1, true);
+        let error = load(&target, &path, &written, true).unwrap_err();
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        assert!(
+            error.to_string().contains(&*path.to_string_lossy()),
+            "{error}"
+        );
+        assert!(digests(&target).iter().all(|&(position, _)| position == 0));
+    }
+}
+
+#[test]
+fn a_slot_that_began_anew_meanwhile_takes_nothing_of_the_old_load() {
+    let folder = Folder::new("anew");
+    let path = folder.0.join("part");
+    let written = write(&filled(), &path, None);
+    let target = node(1, true);
+    target.set_routing(routing(2, 2, true));
+    assert!(matches!(
+        load(&target, &path, &written, true),
+        Err(CheckpointError::Refused(_))
+    ));
+    assert!(digests(&target).iter().all(|&(position, _)| position == 0));
+    // Nor one that nobody asked to be loaded.
+    let served = node(1, false);
+    assert!(matches!(
+        load(&served, &path, &written, true),
+        Err(CheckpointError::Refused(_))
+    ));
+}
+
+#[test]
+fn who_is_not_surely_the_master_writes_nothing() {
+    let folder = Folder::new("elsewhere");
+    let source = filled();
+    source.extend_lease(Duration::ZERO);
+    let written = write(&source, &folder.0.join("part"), None);
+    assert!(written.slots.is_empty());
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named() {
+    let source = filled();
+    let part = PartToWrite {
+        path: "/nonexistent/part".into(),
+        checkpoint: "c".into(),
+        bytes_per_s: 0,
+    };
+    let goes_on = AtomicBool::new(false);
+    let copied = copy_slots(&source, &[FIRST], u64::MAX, &goes_on).unwrap();
+    let error = copied.write(&part, &goes_on).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/part"), "{error}");
+}
+
+#[test]
+fn a_writer_that_is_told_to_stop_leaves_no_file() {
+    let folder = Folder::new("cancelled");
+    let source = filled();
+    let part = PartToWrite {
+        path: folder.0.join("part"),
+        checkpoint: "c".into(),
+        // So slow that it would take minutes.
+        bytes_per_s: 1000,
+    };
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let copied = copy_slots(&source, &[FIRST], u64::MAX, &cancelled).unwrap();
+    let writing = {
+        let cancelled = Arc::clone(&cancelled);
+        std::thread::spawn(move || copied.write(&part, &cancelled))
+    };
+    cancelled.store(true, std::sync::atomic::Ordering::Relaxed);
+    let stopped = writing.join().unwrap();
+    assert!(matches!(stopped, Err(CheckpointError::Cancelled)));
+    let not_even_copied = copy_slots(&source, &[FIRST], u64::MAX, &cancelled);
+    assert!(matches!(not_even_copied, Err(CheckpointError::Cancelled)));
+    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+}
+
+#[test]
+fn what_is_too_much_for_one_file_is_left_for_the_next() {
+    let folder = Folder::new("much");
+    let source = filled();
+    let slots: Vec<SlotToWrite> = (0..SLOTS)
+        .map(|slot| SlotToWrite { slot, base: None })
+        .collect();
+    let goes_on = AtomicBool::new(false);
+    let copied = copy_slots(&source, &slots, 1, &goes_on).unwrap();
+    let part = PartToWrite {
+        path: folder.0.join("part"),
+        checkpoint: "c".into(),
+        bytes_per_s: 0,
+    };
+    assert_eq!(copied.write(&part, &goes_on).unwrap().slots.len(), 1);
+}
+
+#[test]
+fn a_manifest_that_lies_about_a_size_takes_no_memory() {
+    let folder = Folder::new("lie");
+    let path = folder.0.join("part");
+    let mut written = write(&filled(), &path, None);
+    written.bytes = 1 << 62;
+    let error = load(&node(1, true), &path, &written, true).unwrap_err();
+    assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+}
