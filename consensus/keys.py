@@ -33,6 +33,11 @@ class Keys:
         return "routing"
 
     @property
+    def settings(self) -> str:
+        """What may change while the cluster runs."""
+        return "settings"
+
+    @property
     def controller(self) -> str:
         """The election key."""
         return "controller"
@@ -61,6 +66,31 @@ class Keys:
     def tables(self) -> str:
         """The prefix of the tables."""
         return "tables/"
+
+    @property
+    def checkpoint(self) -> str:
+        """The newest whole checkpoint."""
+        return "checkpoint"
+
+    @property
+    def plans(self) -> str:
+        """The prefix of what is under way on request."""
+        return "plans/"
+
+    @property
+    def save(self) -> str:
+        """The checkpoint that is being written."""
+        return "plans/save"
+
+    @property
+    def restore(self) -> str:
+        """The checkpoint that is being restored, or was restored last."""
+        return "plans/restore"
+
+    @property
+    def plan(self) -> str:
+        """The plan of a resize, a drain or a rebalance."""
+        return "plans/resize"
 
     @property
     def shards(self) -> str:

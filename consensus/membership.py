@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan, SaveRecord
 from backstay.consensus.json_fields import dump, parse_fields
 from backstay.consensus.keys import Keys
 from backstay.consensus.packing import unpack
+from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -27,6 +29,7 @@ from backstay.consensus.records import (
     RoutingTable,
     TableRecord,
 )
+from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import InvalidRequest
 
@@ -88,6 +91,7 @@ class ClusterSnapshot:
         revision: Grows with each change of anything below, in this process only; use it to
             wait for the next change. It is neither the store's nor the routing's.
         config: What is fixed for the cluster; None before it is read.
+        settings: What may change while it runs; the defaults where there is no record.
         members: The nodes with a lease that is alive, by id.
         routing: The routing table; None before there is one.
         routing_json: The same as the store has it.
@@ -97,12 +101,19 @@ class ClusterSnapshot:
         status: How the cluster does, as the controller said.
         controller: The controller; None while there is none.
         tables: The tables by name.
+        checkpoint: The newest whole checkpoint; None if there is none.
+        save: The checkpoint that is being written; None if none is.
+        restore: The checkpoint that is being restored, or was last; None if none ever was.
+        restore_revision: The store's revision of the last write of that record.
+        plan: The resize, drain or rebalance that was asked for last; None before the first.
+        plan_revision: The store's revision of the last write of that record.
         unreadable: Keys whose record this version cannot read, each with the reason.
         trouble: Why the store does not answer; empty while it does.
     """
 
     revision: int = 0
     config: ClusterConfig | None = None
+    settings: ClusterSettings = field(default_factory=ClusterSettings)
     members: Mapping[str, MemberRecord] = field(default_factory=lambda: MappingProxyType({}))
     routing: RoutingTable | None = None
     routing_json: str = ""
@@ -112,6 +123,12 @@ class ClusterSnapshot:
     status: ClusterHealthRecord = _NOT_TOLD
     controller: ControllerRecord | None = None
     tables: Mapping[str, TableRecord] = field(default_factory=lambda: MappingProxyType({}))
+    checkpoint: CheckpointRecord | None = None
+    save: SaveRecord | None = None
+    restore: RestorePlan | None = None
+    restore_revision: int = 0
+    plan: ResizePlan | None = None
+    plan_revision: int = 0
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     trouble: str = ""
 
@@ -236,6 +253,12 @@ class _Changes:
             self._values["status"] = _NOT_TOLD
         elif key == keys.controller:
             self._values["controller"] = None
+        elif key in (keys.checkpoint, keys.save, keys.restore):
+            self._values[key.removeprefix(keys.plans)] = None
+        elif key == keys.settings:
+            self._values["settings"] = ClusterSettings()
+        elif key == keys.plan:
+            self._values.update(plan=None, plan_revision=0)
         elif key == keys.config:
             self._map("unreadable")[key] = "the config record was removed"
         elif key.startswith(keys.members):
@@ -262,10 +285,22 @@ class _Changes:
             self._values["routing_revision"] = item.mod_revision
         elif key == keys.config:
             self._values["config"] = ClusterConfig.from_json(item.value)
+        elif key == keys.checkpoint:
+            self._values["checkpoint"] = CheckpointRecord.from_json(item.value)
+        elif key == keys.save:
+            self._values["save"] = SaveRecord.from_json(item.value)
+        elif key == keys.restore:
+            self._values["restore"] = RestorePlan.from_json(item.value)
+            self._values["restore_revision"] = item.mod_revision
+        elif key == keys.settings:
+            self._values["settings"] = ClusterSettings.from_json(item.value)
         elif key == keys.status:
             self._values["status"] = ClusterHealthRecord.from_json(item.value)
         elif key == keys.controller:
             self._values["controller"] = ControllerRecord.from_json(item.value)
+        elif key == keys.plan:
+            self._values["plan"] = ResizePlan.from_json(item.value)
+            self._values["plan_revision"] = item.mod_revision
         elif key.startswith(keys.members):
             member = MemberRecord.from_json(item.value)
             if key != keys.member(member.node_id):

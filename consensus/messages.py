@@ -10,7 +10,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backstay._proto.v1 import cluster_pb2
+from backstay._proto.v1 import cluster_pb2, resize_pb2
+from backstay.consensus.plans import (
+    PLAN_KINDS,
+    PLAN_STATES,
+    LeavingNode,
+    ResizePlan,
+)
 from backstay.consensus.records import (
     NO_MASTER,
     ClusterHealthRecord,
@@ -26,6 +32,8 @@ __all__ = [
     "health_from_message",
     "node_from_message",
     "node_to_message",
+    "plan_from_message",
+    "plan_to_message",
     "routing_from_message",
     "routing_to_message",
 ]
@@ -87,6 +95,7 @@ def routing_to_message(
     cluster_uid: str = "",
     health: ClusterHealthRecord | None = None,
     controller: str = "",
+    paused: str = "",
 ) -> cluster_pb2.GetClusterResponse:
     """Return the answer to GetCluster.
 
@@ -98,6 +107,7 @@ def routing_to_message(
         cluster_uid: What tells it from others of that name.
         health: How the cluster does; None while that is not known.
         controller: Id of the controller, empty while there is none.
+        paused: Why trainers are to begin nothing new; empty while they may.
     """
     masters = np.where(routing.master_of_slot == NO_MASTER, _NO_MASTER, routing.master_of_slot)
     return cluster_pb2.GetClusterResponse(
@@ -120,6 +130,7 @@ def routing_to_message(
         health_reason=health.reason if health else "",
         controller=controller,
         cluster_uid=cluster_uid,
+        paused=paused,
     )
 
 
@@ -180,3 +191,50 @@ def health_from_message(message: cluster_pb2.GetClusterResponse) -> ClusterHealt
         )
     )
     return ClusterHealthRecord(status, message.health_reason, alive)
+
+
+def plan_to_message(plan: ResizePlan) -> resize_pb2.Plan:
+    """Return the message for a plan; instances stay behind, they concern servers only."""
+    return resize_pb2.Plan(
+        plan_id=plan.plan_id,
+        kind=plan.kind,
+        nodes=plan.nodes,
+        leaving=[one.node_id for one in plan.leaving],
+        stop=plan.stop,
+        pause=plan.pause,
+        state=plan.state,
+        reason=plan.reason,
+        moves_total=plan.moves_total,
+        moves_left=plan.moves_left,
+        started=plan.started,
+        wait_s=plan.wait_s,
+    )
+
+
+def plan_from_message(message: resize_pb2.Plan) -> ResizePlan:
+    """Return the plan in a message.
+
+    Raises:
+        ProtocolError: It contradicts itself, or is of a later version.
+    """
+    kinds = [kind for kind in PLAN_KINDS if kind == message.kind]
+    states = [state for state in PLAN_STATES if state == message.state]
+    if not kinds or not states:
+        raise ProtocolError(f"plan of the unknown kind {message.kind!r} or state {message.state!r}")
+    try:
+        return ResizePlan(
+            plan_id=message.plan_id,
+            kind=kinds[0],
+            nodes=message.nodes,
+            leaving=tuple(LeavingNode(name) for name in message.leaving),
+            stop=message.stop,
+            pause=message.pause,
+            wait_s=message.wait_s,
+            state=states[0],
+            reason=message.reason,
+            moves_total=message.moves_total,
+            moves_left=message.moves_left,
+            started=message.started,
+        )
+    except InvalidRequest as error:
+        raise ProtocolError(str(error)) from error

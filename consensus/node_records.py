@@ -109,6 +109,8 @@ class MemberRecord:
         host: The machine it runs on, as it names it itself.
         lease: Id of the lease that the record is bound to.
         version: Version of the software it runs.
+        keeps_store: Whether it is a member of the embedded coordination store, so that it must
+            not go for good.
     """
 
     node_id: str
@@ -122,6 +124,7 @@ class MemberRecord:
     host: str
     lease: int
     version: str
+    keeps_store: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
@@ -164,6 +167,7 @@ class MemberRecord:
                 "host": self.host,
                 "lease": self.lease,
                 "version": self.version,
+                "keeps_store": self.keeps_store,
             }
         )
 
@@ -197,6 +201,7 @@ _MEMBER_FIELDS: Mapping[str, type] = {
     "host": str,
     "lease": int,
     "version": str,
+    "keeps_store": bool,
 }
 
 

@@ -1,9 +1,9 @@
 """The records that the coordination store keeps, but for nodes and the routing table.
 
 All are values: frozen, checked when made, and strict about their JSON form. Nodes are in
-``consensus.node_records``, the routing table is in ``consensus.routing``; both can be imported
-from here as well. This module imports these, ``consensus.json_fields`` and ``backstay.errors``;
-it knows no clock, no network and no randomness.
+``consensus.node_records``, what they report is in ``consensus.node_reports``, the routing table
+is in ``consensus.routing``; all can be imported from here as well. This module imports these,
+``consensus.json_fields`` and ``backstay.errors``; it knows no clock, no network and no randomness.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from backstay.consensus.json_fields import (
-    NUMBER_MAX,
     dump,
     fields_of,
     parse_fields,
@@ -22,17 +21,19 @@ from backstay.consensus.json_fields import (
     whole_numbers_of,
 )
 from backstay.consensus.node_records import (
-    INSTANCE_MAX,
     MemberRecord,
     MemberStatus,
     NodeRecord,
     NodeStatus,
 )
+from backstay.consensus.node_reports import CaughtUp, NodeReport
 from backstay.consensus.routing import (
     GONE_MAX,
     NO_MASTER,
+    NOT_RESTORING,
     REPLICAS_MAX,
     SLOT_COUNT_MAX,
+    Restoring,
     RoutingTable,
     SlotReplicas,
 )
@@ -40,6 +41,7 @@ from backstay.errors import InvalidRequest
 
 __all__ = [
     "GONE_MAX",
+    "NOT_RESTORING",
     "NO_MASTER",
     "CaughtUp",
     "ClusterConfig",
@@ -54,6 +56,7 @@ __all__ = [
     "NodeReport",
     "NodeStatus",
     "ReplicaStatus",
+    "Restoring",
     "RoutingTable",
     "ShardRecord",
     "SlotReplicas",
@@ -75,6 +78,8 @@ EventKind = Literal[
     "handed_over",
     "unavailable",
     "lost",
+    "restoring",
+    "restored",
 ]
 CLUSTER_STATUSES: tuple[ClusterStatus, ...] = get_args(ClusterStatus)
 REPLICA_STATUSES: tuple[ReplicaStatus, ...] = get_args(ReplicaStatus)
@@ -162,100 +167,6 @@ class ControllerRecord:
         """
         fields = parse_fields("controller record", text, {"id": str, "instance": int})
         return cls(fields["id"], fields["instance"])
-
-
-@dataclass(frozen=True, order=True)
-class CaughtUp:
-    """A backup that has everything its master has committed, as that master says.
-
-    Attributes:
-        slot: The slot.
-        term: The slot's term at which the master saw it.
-        instance: The backup.
-    """
-
-    slot: int
-    term: int
-    instance: int
-
-
-@dataclass(frozen=True)
-class NodeReport:
-    """``reports/<instance>``: what a process asks of the controller for the slots it masters.
-
-    Attributes:
-        instance: The process that reports.
-        routing_version: The routing version that it had in force. A report counts at exactly
-            this version.
-        silent: Nodes that do not answer it: backups to take out of its in-sync sets, and those
-            to give no copies.
-        full: Nodes that had no room for a copy a short time ago.
-        caught_up: Backups to take into them.
-    """
-
-    instance: int
-    routing_version: int
-    silent: tuple[int, ...] = ()
-    caught_up: tuple[CaughtUp, ...] = ()
-    full: tuple[int, ...] = ()
-
-    def is_news_after(self, written: NodeReport | None) -> bool:
-        """Return whether the store should have this one in place of the one it has.
-
-        Args:
-            written: That one; None if it is not known, because an answer did not come.
-        """
-        if written is None:
-            return True
-        asks = any((*written.lists, *self.lists))
-        return asks and self != written
-
-    @property
-    def lists(self) -> tuple[tuple[object, ...], ...]:
-        """What there is in it for the controller."""
-        return (self.silent, self.full, self.caught_up)
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that cannot be."""
-        if not 1 <= self.instance <= INSTANCE_MAX:
-            raise InvalidRequest(f"node report: instance {self.instance} is not 63 bits")
-        if not 0 <= self.routing_version <= NUMBER_MAX:
-            raise InvalidRequest(f"node report: routing_version {self.routing_version}")
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "instance": self.instance,
-                "routing_version": self.routing_version,
-                "silent": list(self.silent),
-                "full": list(self.full),
-                "caught_up": [[one.slot, one.term, one.instance] for one in self.caught_up],
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> NodeReport:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        what = "node report"
-        fields = parse_fields(what, text, _REPORT_FIELDS)
-        caught_up = []
-        for entry in fields["caught_up"]:
-            numbers = whole_numbers_of(what, "caught_up", entry)
-            if len(numbers) != 3:
-                raise InvalidRequest(f"{what}: caught_up is not of [slot, term, instance]")
-            caught_up.append(CaughtUp(*numbers))
-        return cls(
-            instance=fields["instance"],
-            routing_version=fields["routing_version"],
-            silent=tuple(whole_numbers_of(what, "silent", fields["silent"])),
-            full=tuple(whole_numbers_of(what, "full", fields["full"])),
-            caught_up=tuple(caught_up),
-        )
 
 
 @dataclass(frozen=True)
@@ -454,13 +365,6 @@ _CONFIG_FIELDS: Mapping[str, type] = {
     "replicas": int,
     "initial_nodes": int,
     "cluster_uid": str,
-}
-_REPORT_FIELDS: Mapping[str, type] = {
-    "instance": int,
-    "routing_version": int,
-    "silent": list,
-    "full": list,
-    "caught_up": list,
 }
 _HEALTH_FIELDS: Mapping[str, type] = {"cluster_status": str, "reason": str, "nodes": list}
 _EVENT_FIELDS: Mapping[str, type] = {

@@ -16,11 +16,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.consensus.json_fields import NUMBER_MAX, dump, parse_fields, whole_numbers_of
+from backstay.consensus.json_fields import (
+    NUMBER_MAX,
+    dump,
+    fields_of,
+    parse_fields,
+    whole_numbers_of,
+)
 from backstay.consensus.node_records import NodeRecord
 from backstay.errors import InvalidRequest
 
-__all__ = ["GONE_MAX", "NO_MASTER", "REPLICAS_MAX", "RoutingTable", "SlotReplicas"]
+__all__ = [
+    "GONE_MAX",
+    "NOT_RESTORING",
+    "NO_MASTER",
+    "REPLICAS_MAX",
+    "Restoring",
+    "RoutingTable",
+    "SlotReplicas",
+]
 
 ROUTING_FORMAT = 1
 NODE_COUNT_MAX = 2**16 - 1
@@ -58,6 +72,23 @@ class SlotReplicas(NamedTuple):
         return self.synced + self.catching_up
 
 
+class Restoring(NamedTuple):
+    """Slots whose content is to come from a checkpoint before their masters serve them.
+
+    Attributes:
+        url: The folder that the checkpoint is in.
+        checkpoint: Its id; empty if no slot is restored.
+        slots: The slots, in ascending order.
+    """
+
+    url: str
+    checkpoint: str
+    slots: tuple[int, ...]
+
+
+NOT_RESTORING = Restoring("", "", ())
+
+
 @dataclass(frozen=True, eq=False)
 class RoutingTable:
     """Who holds which slot.
@@ -73,6 +104,7 @@ class RoutingTable:
             empty. A replica of another birth is worthless.
         generation: Grows whenever some slot lost all its copies and began anew.
         gone: Instances known for sure to be dead, oldest first.
+        restoring: Slots that wait for their content from a checkpoint.
         sets: The distinct values in ``replicas_of_slot``, in the order of their first slot.
         set_of_slot: int64 [slot_count], read-only: index into ``sets``.
         master_of_slot: int64 [slot_count], read-only: index into ``nodes``, or ``NO_MASTER``.
@@ -86,6 +118,7 @@ class RoutingTable:
     birth_of_slot: NDArray[np.uint64]
     generation: int = 0
     gone: tuple[int, ...] = ()
+    restoring: Restoring = NOT_RESTORING
     sets: tuple[SlotReplicas, ...] = field(init=False)
     set_of_slot: NDArray[np.int64] = field(init=False)
     master_of_slot: NDArray[np.int64] = field(init=False)
@@ -124,6 +157,7 @@ class RoutingTable:
             and self.replicas == other.replicas
             and self.nodes == other.nodes
             and self.gone == other.gone
+            and self.restoring == other.restoring
             and self.replicas_of_slot == other.replicas_of_slot
             and np.array_equal(self.term_of_slot, other.term_of_slot)
             and np.array_equal(self.birth_of_slot, other.birth_of_slot)
@@ -154,6 +188,7 @@ class RoutingTable:
                 "set_of_slot": self.set_of_slot.tolist(),
                 "term_of_slot": self.term_of_slot.tolist(),
                 "birth_of_slot": self.birth_of_slot.tolist(),
+                "restoring": self.restoring._asdict(),
             }
         )
 
@@ -184,6 +219,7 @@ class RoutingTable:
             birth_of_slot=_counted(parts, "birth_of_slot"),
             generation=parts["generation"],
             gone=tuple(whole_numbers_of(_WHAT, "gone", parts["gone"])),
+            restoring=_restoring_of(parts["restoring"]),
         )
 
     def _check_numbers(self) -> None:
@@ -198,6 +234,9 @@ class RoutingTable:
             raise InvalidRequest(f"{_WHAT}: slot_count {count} is no power of two")
         if len(self.gone) > GONE_MAX or len(set(self.gone)) != len(self.gone):
             raise InvalidRequest(f"{_WHAT}: gone has over {GONE_MAX} instances, or one twice")
+        restored = self.restoring.slots
+        if list(restored) != sorted(set(restored)) or (restored and restored[-1] >= count):
+            raise InvalidRequest(f"{_WHAT}: restoring names a slot twice, or one of {count} on")
 
     def _check_nodes(self) -> None:
         if not 1 <= len(self.nodes) <= NODE_COUNT_MAX:
@@ -229,7 +268,9 @@ _ROUTING_FIELDS: Mapping[str, type] = {
     "set_of_slot": list,
     "term_of_slot": list,
     "birth_of_slot": list,
+    "restoring": dict,
 }
+_RESTORING_FIELDS: Mapping[str, type] = {"url": str, "checkpoint": str, "slots": list}
 
 
 def _check_sets(sets: Sequence[SlotReplicas], node_count: int) -> None:
@@ -253,6 +294,12 @@ def _check_sets(sets: Sequence[SlotReplicas], node_count: int) -> None:
         raise InvalidRequest(
             f"{_WHAT}: sets name nodes {lowest} to {highest}, but there are {node_count} nodes"
         )
+
+
+def _restoring_of(value: object) -> Restoring:
+    fields = fields_of(_WHAT, value, _RESTORING_FIELDS)
+    slots = whole_numbers_of(_WHAT, "restoring", fields["slots"])
+    return Restoring(fields["url"], fields["checkpoint"], tuple(slots))
 
 
 def _sets_of(values: Sequence[object]) -> list[SlotReplicas]:

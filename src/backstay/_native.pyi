@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "Cancellation",
+    "CopiedSlots",
     "DataClient",
     "DataServer",
     "KeyPlan",
@@ -19,6 +21,7 @@ __all__ = [
     "PendingPush",
     "SimMessage",
     "SimNode",
+    "SimSlot",
     "__version__",
     "canonical_table",
     "log_to_stderr",
@@ -134,8 +137,68 @@ class DataServer:
         """Replace the rows of one slot of one table."""
     def slot_digest(self, slot: int) -> tuple[int, int]:
         """Return ``(position, digest)``; equal rows and stream memory give equal digests."""
+    def slot_bytes(self) -> NDArray[np.uint64]:
+        """Return for each slot the bytes that its rows here would take in a checkpoint."""
+    def copy_slots(self, slots_json: str, most_bytes: int, cancelled: Cancellation) -> CopiedSlots:
+        """Copy slots of which this node is master, each in one short step.
+
+        Not for a thread that others go before: pushes wait for the slot that is copied.
+
+        Args:
+            slots_json: ``[{"slot", "base": [position, birth] or null}]``: with a base only what has
+                changed since.
+            most_bytes: Slots behind more than this are left out.
+            cancelled: Ends the copying when told to.
+
+        Raises:
+            ClosedError: It was cancelled.
+        """
+    def to_load(self) -> list[tuple[int, int]]:
+        """Return the slots that wait to be loaded from a checkpoint here, each with its birth."""
+    def load_part(self, request_json: str) -> int:
+        """Load slots that wait for it from a file of a checkpoint; return the rows put in.
+
+        Args:
+            request_json: ``{"path", "bytes", "sha256", "slots": [{"slot", "birth", "whole",
+                "last"}]}``: of a chain the parts come in order, ``last`` with the newest.
+
+        Raises:
+            CheckpointUnavailable: The file cannot be read.
+            CheckpointDamaged: It is not what the manifest says; nothing of it was used, or what
+                was used is wiped by the next attempt.
+            RequestRefused: A slot does not wait (any more), or there is no room.
+        """
     def stop(self, grace_ms: int) -> bool:
         """Stop taking requests, answer those being served, close. False if cut off by grace."""
+
+@final
+class Cancellation:
+    """Tells a writer of checkpoints to give up."""
+
+    def __new__(cls) -> Cancellation: ...
+    def cancel(self) -> None:
+        """Give up."""
+
+@final
+class CopiedSlots:
+    """Slots as they were copied, to be written to a file of a checkpoint."""
+
+    def write(self, part_json: str, cancelled: Cancellation) -> str:
+        """Write them, once.
+
+        Args:
+            part_json: ``{"path", "checkpoint", "bytes_per_s"}``.
+            cancelled: Ends the writing when told to.
+
+        Returns:
+            ``{"bytes", "sha256", "slots": [{"slot", "position", "birth", "whole", "rows"}]}``;
+            slots of which the node was not surely the master are missing, and there is no file if
+            none is left.
+
+        Raises:
+            CheckpointUnavailable: The file cannot be written.
+            ClosedError: It was cancelled, or they were written before.
+        """
 
 @final
 class KeyPlan:
@@ -277,6 +340,20 @@ class DataClient:
         """What the client has done so far, by name."""
 
 @final
+class SimSlot:
+    """A slot as a checkpoint of a simulated cluster keeps it."""
+
+    @property
+    def birth(self) -> int:
+        """The routing version at which its content began."""
+    @property
+    def position(self) -> int:
+        """How many pushes it had applied."""
+    @property
+    def whole(self) -> bool:
+        """Whether it has all rows; else those that changed since the base it was asked for."""
+
+@final
 class SimMessage:
     """A message between two simulated nodes."""
 
@@ -374,6 +451,25 @@ class SimNode:
 
     def holds(self, stream: tuple[int, int, int], sequence: int, slot: int) -> bool:
         """Return whether a push is applied or staged in a slot."""
+
+    def save_slot(self, now: int, slot: int, base: tuple[int, int] | None) -> SimSlot | None:
+        """Copy a slot as a checkpoint does; None if this node is not surely its master now.
+
+        Args:
+            now: Microseconds.
+            slot: Which.
+            base: (position, birth) of the copy to add to; None: all of it.
+        """
+
+    def to_load(self) -> list[tuple[int, int]]:
+        """Return the slots that are to be loaded from a checkpoint, each with its birth."""
+
+    def load_slot(self, now: int, slot: int, birth: int, chain: Sequence[SimSlot]) -> bool:
+        """Load a slot from copies, oldest first, the first one whole.
+
+        Returns:
+            False if that is not asked of this node (any more); nothing is changed then.
+        """
 
     def report_json(self) -> str:
         """Return what this node wants of the controller."""

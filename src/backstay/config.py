@@ -246,6 +246,21 @@ class ServerConfig(StoreConfig, SecurityConfig):
     memory_limit_bytes: int = setting(
         0, "Memory for rows; pushes that need more are refused. 0: no limit.", minimum=0
     )
+    checkpoint_url: str | None = setting(
+        None,
+        "Where checkpoints go in a cluster that this node creates: a folder that every node has "
+        "under this absolute path, or a URL. Later: `pserverctl config set checkpoint_url=...`.",
+    )
+    restore: str = setting(
+        "no",
+        "What a new cluster begins with: no (empty), latest (the newest checkpoint of "
+        "checkpoint_url if there is one) or the id of a checkpoint.",
+    )
+    restore_fallback: bool = setting(
+        False,
+        "If the checkpoint to begin with is damaged, begin with the newest one before it that is "
+        "not. Every file is read once more to find out.",
+    )
     max_tables: int = setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
     io_threads: int = setting(2, "Threads of the data plane.", minimum=1, maximum=256)
     max_frame_bytes: int = setting(
@@ -310,6 +325,17 @@ class ServerConfig(StoreConfig, SecurityConfig):
         for name in ("advertise_host", "host"):
             if getattr(self, name) is not None:
                 split_address(name, f"{getattr(self, name)}:0")
+        if not re.fullmatch(r"no|latest|ckpt-\d{6,12}-[0-9a-f]{6}", self.restore):
+            raise ConfigError(
+                f"restore: {self.restore!r} is neither no, latest nor the id of a checkpoint, "
+                "such as ckpt-000007-3fa9c1"
+            )
+        if self.checkpoint_url and not re.match(r"/|[a-z][a-z0-9+.-]*://.", self.checkpoint_url):
+            raise ConfigError(
+                f"checkpoint_url: {self.checkpoint_url!r} is neither an absolute path nor a URL"
+            )
+        if self.restore != "no" and not self.checkpoint_url:
+            raise ConfigError(f"restore: {self.restore!r} needs checkpoint_url, which is not set")
         self.check_store(self.node_id)
         self._check_cluster()
         self._check_exposure()

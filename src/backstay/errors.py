@@ -19,10 +19,12 @@
     │   ├── Unauthenticated    wrong or missing token, wrong cluster
     │   ├── UnknownTable       no table of that name
     │   ├── TableConflict      a table of that name exists with other settings
+    │   ├── SettingsChanged    somebody else has changed the cluster's settings since
     │   ├── InvalidRequest     wrong shape, dtype, key count, sequence or field
     │   ├── NonFiniteGradient  NaN or infinity, and the table's policy is to refuse
     │   ├── MemoryLimitReached no room for new rows
     │   ├── LimitExceeded      a frame, key count or queue is over its limit
+    │   ├── ResizeRefused      the nodes cannot be changed in that way, or not now
     │   ├── NotMaster          that node does not hold these slots (any more)
     │   └── Stopping           the server is shutting down
     ├── StoreError             the coordination store
@@ -31,6 +33,11 @@
     │   ├── StoreDataLost      it has lost what it had confirmed, or is another store
     │   ├── LeaseLost          the lease is over and its keys are gone
     │   └── WatchLost          events are gone: read again, and watch from there
+    ├── CheckpointError        a checkpoint, or the storage it is kept on
+    │   ├── CheckpointNotFound there is no checkpoint of that id
+    │   ├── CheckpointRefused  it cannot be written, restored or deleted as things are
+    │   ├── CheckpointDamaged  a file of it is missing, changed or contradicts another one
+    │   └── CheckpointUnavailable  its storage cannot be reached, read or written
     └── StateLost              slots lost all their copies and began anew, empty
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
@@ -45,6 +52,11 @@ from typing import ClassVar
 
 __all__ = [
     "BackstayError",
+    "CheckpointDamaged",
+    "CheckpointError",
+    "CheckpointNotFound",
+    "CheckpointRefused",
+    "CheckpointUnavailable",
     "ClosedError",
     "ConfigError",
     "DeadlineExceeded",
@@ -59,9 +71,11 @@ __all__ = [
     "OutcomeUnknown",
     "ProtocolError",
     "RequestRefused",
+    "ResizeRefused",
     "ServerEndedError",
     "ServerStartError",
     "ServerUnavailable",
+    "SettingsChanged",
     "StateLost",
     "Stopping",
     "StoreAuthError",
@@ -163,6 +177,10 @@ class TableConflict(RequestRefused):
     """A table of that name exists with other settings; the message shows the difference."""
 
 
+class SettingsChanged(RequestRefused):
+    """Somebody else has changed the cluster's settings since the revision that was expected."""
+
+
 class InvalidRequest(RequestRefused, ValueError):
     """Wrong shape, dtype, number of keys or field value."""
 
@@ -179,6 +197,10 @@ class MemoryLimitReached(RequestRefused):
 
 class LimitExceeded(RequestRefused):
     """A frame, key count or queue is over the limit named in the message."""
+
+
+class ResizeRefused(RequestRefused):
+    """The cluster's nodes cannot be changed in that way, or not now; the message says why."""
 
 
 class NotMaster(RequestRefused):
@@ -225,6 +247,31 @@ class LeaseLost(StoreError):
 
 class WatchLost(StoreError):
     """A watch cannot go on without a gap: read again, and watch from there."""
+
+    retry_safe = True
+
+
+class CheckpointError(BackstayError):
+    """Something is wrong with a checkpoint, or with the storage it is kept on."""
+
+
+class CheckpointNotFound(CheckpointError, LookupError):
+    """The storage has no finished checkpoint of that id; the message names both."""
+
+
+class CheckpointRefused(CheckpointError):
+    """It cannot be written, restored or deleted as things are; the message says what to do."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A file of the checkpoint is not what it should be; the message names it and says why.
+
+    It was cut short, changed, lost, or written by somebody else. Nothing of it was used.
+    """
+
+
+class CheckpointUnavailable(CheckpointError, OSError):
+    """The storage cannot be reached, read or written; the message names it and says why."""
 
     retry_safe = True
 

@@ -64,9 +64,11 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.NonFiniteGradient: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownTable: grpc.StatusCode.NOT_FOUND,
     errors.TableConflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.SettingsChanged: grpc.StatusCode.ABORTED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.MemoryLimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ResizeRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotMaster: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Stopping: grpc.StatusCode.UNAVAILABLE,
     errors.ServerUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -76,6 +78,10 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.StoreDataLost: grpc.StatusCode.DATA_LOSS,
     errors.LeaseLost: grpc.StatusCode.NOT_FOUND,
     errors.WatchLost: grpc.StatusCode.OUT_OF_RANGE,
+    errors.CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.CheckpointRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.CheckpointDamaged: grpc.StatusCode.DATA_LOSS,
+    errors.CheckpointUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StateLost: grpc.StatusCode.DATA_LOSS,
 }
 

@@ -157,4 +157,22 @@ class FTRL:
         check_number(self, "initial_accumulator", MIN_EPSILON)
 
 
+def state_elements(optimizer: Optimizer, row_elements: int) -> int:
+    """Return the words of state that an optimizer keeps for a row of so many weights.
+
+    The same rule as ``state_elements`` in the core.
+    """
+    match optimizer:
+        case SGD():
+            return 0
+        case Adam():  # AdamW too: two moments for each weight, and how often the row was updated
+            return 2 * row_elements + 1
+        case FTRL():
+            return 2 * row_elements
+        case RMSProp():
+            return row_elements * (1 + optimizer.centered + (optimizer.momentum > 0.0))
+        case _:
+            return row_elements
+
+
 Optimizer: TypeAlias = SGD | Momentum | Adagrad | Adam | AdamW | RMSProp | FTRL

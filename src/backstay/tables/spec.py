@@ -41,6 +41,7 @@ from backstay.tables.optimizers import (
     Momentum,
     Optimizer,
     RMSProp,
+    state_elements,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
@@ -236,6 +237,11 @@ class TableSpec:
     def row_elements(self) -> int:
         """Weights of one row: ``dim``, or ``block_elements`` of a dense table."""
         return self.kind.dim if isinstance(self.kind, Sparse) else self.kind.block_elements
+
+    @property
+    def state_elements(self) -> int:
+        """Words of optimizer state of one row, float32."""
+        return state_elements(self.optimizer, self.row_elements)
 
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""

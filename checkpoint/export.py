@@ -1,0 +1,221 @@
+"""Exports for inference: weights alone, sorted by key, in files that need no backstay.
+
+An export is a folder: a file for each sparse table with rows sorted by key, one for all dense
+tables, and ``export.json``, which says what is in it. It is written aside and renamed. Imports the
+reader, ``checkpoint.tensors`` and ``backstay.errors``; pyarrow only for Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.checkpoint import tensors
+from backstay.checkpoint.documents import write_object
+from backstay.checkpoint.reading import CheckpointReader
+from backstay.checkpoint.roots import sha256_of, sync_file, sync_folder
+from backstay.checkpoint.storage import CheckpointStorage
+from backstay.errors import CheckpointUnavailable, ConfigError, InvalidRequest
+from backstay.tables import Sparse, TableSpec
+
+__all__ = [
+    "DENSE_FILE",
+    "DENSE_FORMAT",
+    "EXPORT_FILE",
+    "EXPORT_FORMAT",
+    "TABLE_FORMAT",
+    "Format",
+    "export",
+]
+
+Format: TypeAlias = Literal["safetensors", "parquet"]
+# Called with a table's name and the rows of it written so far.
+Progress: TypeAlias = Callable[[str, int], None]
+
+EXPORT_FORMAT = 1
+EXPORT_FILE = "export.json"
+DENSE_FILE = "dense.safetensors"
+TABLE_FORMAT = "backstay-table-1"
+DENSE_FORMAT = "backstay-dense-1"
+# Rows that a reader of Parquet has in memory at once.
+ROW_GROUP_ROWS = 65_536
+SLUG_LENGTH_MAX = 80
+
+
+def export(
+    storage: CheckpointStorage,
+    checkpoint_id: str,
+    directory: str | Path,
+    format: Format = "safetensors",  # noqa: A002  # the word that users know
+    *,
+    scratch: Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the weights of a checkpoint to a folder of this machine.
+
+    Keys of a table are kept in memory meanwhile, 8 bytes a row; weights are not.
+
+    Args:
+        storage: Where the checkpoint is.
+        checkpoint_id: Which one.
+        directory: The folder to make; must not exist.
+        format: Of the sparse tables: "safetensors", which can be looked up mapped, or "parquet".
+            Dense tables are tensors, and always in a file of tensors.
+        scratch: A folder for copies of parts, if the storage is not local.
+        progress: Called after each slot.
+
+    Returns:
+        The folder.
+
+    Raises:
+        CheckpointNotFound: There is no such checkpoint.
+        CheckpointDamaged: It is damaged; nothing is left of the export.
+        CheckpointUnavailable: The storage cannot be read, or the folder not written.
+        ConfigError: Parquet needs a package that is missing.
+        InvalidRequest: The folder exists, or there is no such format.
+    """
+    target = Path(directory).absolute()
+    if format not in get_args(Format):
+        raise InvalidRequest(f"format {format!r}; allowed: {', '.join(get_args(Format))}")
+    if target.exists():
+        raise InvalidRequest(f"{target} exists already: an export makes its own folder")
+    if format == "parquet":
+        _parquet()
+    aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    with CheckpointReader(storage, checkpoint_id, scratch=scratch) as reader:
+        try:
+            aside.mkdir(parents=True)
+            _write(reader, aside, format, progress)
+            sync_folder(aside)
+            aside.rename(target)
+            sync_folder(target.parent)
+        except OSError as error:
+            # Some of backstay's own errors are OSErrors too.
+            if isinstance(error, CheckpointUnavailable):
+                raise
+            raise CheckpointUnavailable(f"{target}: {error}") from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _write(reader: CheckpointReader, folder: Path, kind: Format, progress: Progress | None) -> None:
+    manifest = reader.manifest
+    tables, dense = [], []
+    for number, spec in enumerate(manifest.tables):
+        if not isinstance(spec.kind, Sparse):
+            dense.append(spec)
+            continue
+        slug = re.sub(r"[^A-Za-z0-9_-]", "_", spec.name)[:SLUG_LENGTH_MAX]
+        name = f"table-{number:04d}-{slug}.{kind}"
+        count = _write_table(reader, spec, folder / name, kind, progress)
+        tables.append({"spec": json.loads(spec.to_json()), "file": name, "rows": count})
+    if dense:
+        _write_dense(reader, dense, folder / DENSE_FILE)
+    files = []
+    for path in sorted(folder.iterdir()):
+        sync_file(path)
+        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        files.append(entry)
+    text = write_object(
+        {
+            "format": EXPORT_FORMAT,
+            "checkpoint": manifest.id,
+            "cluster": manifest.cluster,
+            "created": manifest.created,
+            "tags": dict(manifest.tags),
+            "tables": tables,
+            "dense": [
+                {"spec": json.loads(spec.to_json()), "file": DENSE_FILE, "tensor": spec.name}
+                for spec in dense
+            ],
+            "files": files,
+        }
+    )
+    path = folder / EXPORT_FILE
+    path.write_text(text, encoding="utf-8")
+    sync_file(path)
+
+
+def _write_table(
+    reader: CheckpointReader, spec: TableSpec, path: Path, kind: Format, progress: Progress | None
+) -> int:
+    """Write a table's rows sorted by key and return how many they are."""
+    keys = np.sort(np.concatenate([_none(), *(rows.keys for rows in reader.rows(spec.name))]))
+    # Parquet is written in order too, so its rows are sorted in a file that is removed again.
+    sorted_file = path if kind == "safetensors" else path.with_name(path.name + ".sorted")
+    arrays = tensors.create(
+        sorted_file,
+        {"keys": ("U64", (len(keys),)), "weights": ("F32", (len(keys), spec.row_elements))},
+        {"format": TABLE_FORMAT, "table": spec.name, "checkpoint": reader.manifest.id},
+    )
+    arrays["keys"][:] = keys
+    done = 0
+    for rows in reader.rows(spec.name):
+        arrays["weights"][np.searchsorted(keys, rows.keys)] = rows.weights
+        done += len(rows.keys)
+        if progress is not None:
+            progress(spec.name, done)
+    if kind == "parquet":
+        _write_parquet(path, spec, arrays["keys"], arrays["weights"])
+        sorted_file.unlink()
+    return len(keys)
+
+
+def _write_dense(reader: CheckpointReader, specs: list[TableSpec], path: Path) -> None:
+    shapes = {spec.name: ("F32", _shape_of(spec)) for spec in specs}
+    metadata = {"format": DENSE_FORMAT, "checkpoint": reader.manifest.id}
+    for name, array in tensors.create(path, shapes, metadata).items():
+        reader.dense(name, out=array)
+
+
+def _shape_of(spec: TableSpec) -> tuple[int, ...]:
+    assert not isinstance(spec.kind, Sparse)
+    return spec.kind.shape
+
+
+def _write_parquet(
+    path: Path, spec: TableSpec, keys: NDArray[np.uint64], weights: NDArray[np.float32]
+) -> None:
+    arrow, parquet = _parquet()
+    row = arrow.list_(arrow.float32(), spec.row_elements)
+    schema = arrow.schema(
+        [
+            arrow.field("key", arrow.uint64(), nullable=False),
+            arrow.field("weights", row, nullable=False),
+        ],
+        metadata={"format": TABLE_FORMAT, "table": spec.name},
+    )
+    with parquet.ParquetWriter(path, schema) as writer:
+        for part in _slices(len(keys)):
+            flat = arrow.array(weights[part].reshape(-1))
+            rows = arrow.FixedSizeListArray.from_arrays(flat, spec.row_elements)
+            writer.write_table(
+                arrow.Table.from_arrays([arrow.array(keys[part]), rows], schema=schema)
+            )
+
+
+def _slices(count: int) -> Iterator[slice]:
+    for begin in range(0, count, ROW_GROUP_ROWS):
+        yield slice(begin, min(begin + ROW_GROUP_ROWS, count))
+
+
+def _none() -> NDArray[np.uint64]:
+    return np.empty(0, np.uint64)
+
+
+def _parquet() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError("Parquet needs pyarrow: pip install 'backstay[parquet]'") from error
+    return pyarrow, pyarrow.parquet

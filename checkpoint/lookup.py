@@ -1,0 +1,310 @@
+"""Exports, opened: tables that are looked up by key, and dense tensors.
+
+A table in a file of tensors is mapped: opening it reads nothing, and processes that serve the same
+model share its pages. Imports ``checkpoint.export`` (names), ``checkpoint.tensors``,
+``backstay.tables`` and ``backstay.errors``; pyarrow only for Parquet. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.checkpoint import tensors
+from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, check_fields, parse_object
+from backstay.checkpoint.export import (
+    DENSE_FILE,
+    EXPORT_FILE,
+    EXPORT_FORMAT,
+    TABLE_FORMAT,
+)
+from backstay.checkpoint.initial import initial_rows
+from backstay.checkpoint.roots import sha256_of
+from backstay.errors import (
+    CheckpointDamaged,
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    ConfigError,
+    InvalidRequest,
+)
+from backstay.tables import Dense, Sparse, TableSpec
+
+__all__ = ["Export", "ExportedTable", "Unknown"]
+
+# What a key gets that training has not met: zeros, the initial value that it would have on a
+# server, or an error.
+Unknown: TypeAlias = Literal["zeros", "initial", "refuse"]
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedTable:
+    """The rows of one sparse table.
+
+    Attributes:
+        spec: The table's description.
+        keys: uint64 [n], ascending, read-only.
+        weights: float32 [n, dim], read-only; mapped, unless it comes from Parquet.
+    """
+
+    spec: TableSpec
+    keys: NDArray[np.uint64]
+    weights: NDArray[np.float32]
+
+    @classmethod
+    def open(cls, path: str | Path) -> ExportedTable:
+        """Open one table's file of an export, which stands beside its ``export.json``.
+
+        Raises:
+            CheckpointNotFound: There is no export.
+            CheckpointDamaged: It is damaged, or the file is not one of its tables.
+        """
+        return Export.open(Path(path).parent).table_in(Path(path).name)
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self.spec.row_elements
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.keys)
+
+    def lookup(self, keys: Any, *, unknown: Unknown = "zeros") -> NDArray[np.float32]:
+        """Return the rows of keys, float32 [*keys.shape, dim].
+
+        Args:
+            keys: Integers of any shape; signed ones keep their bits.
+            unknown: What a key without a row gets: "zeros"; "initial", the value that it would
+                have on a server before its first push, at microseconds a key; "refuse".
+
+        Raises:
+            InvalidRequest: The keys are not integers; or one has no row, with "refuse".
+        """
+        if unknown not in get_args(Unknown):
+            raise InvalidRequest(f"unknown={unknown!r}; allowed: {', '.join(get_args(Unknown))}")
+        wanted = _as_keys(keys)
+        flat = wanted.reshape(-1)
+        rows = np.zeros((len(flat), self.dim), np.float32)
+        places = np.searchsorted(self.keys, flat)
+        known = places < len(self.keys)
+        known[known] = self.keys[places[known]] == flat[known]
+        rows[known] = self.weights[places[known]]
+        missing = flat[~known]
+        if len(missing) and unknown == "refuse":
+            raise InvalidRequest(
+                f"table {self.spec.name} has no row of {len(missing)} of {len(flat)} keys; "
+                f"the first is {missing[0]}"
+            )
+        if len(missing) and unknown == "initial":
+            rows[~known] = initial_rows(self.spec, missing)
+        return rows.reshape(*wanted.shape, self.dim)
+
+    def to_numpy(self) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+        """Return keys and weights as arrays of their own, in memory."""
+        return np.array(self.keys), np.array(self.weights)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A folder that ``checkpoint.export`` has made.
+
+    Attributes:
+        directory: The folder.
+        checkpoint: The id of the checkpoint it was made of.
+        tags: What was noted there.
+        sparse: Descriptions of the sparse tables.
+        dense_tables: Descriptions of the dense tables.
+    """
+
+    directory: Path
+    checkpoint: str
+    tags: Mapping[str, Any]
+    sparse: tuple[TableSpec, ...]
+    dense_tables: tuple[TableSpec, ...]
+    _entries: tuple[Mapping[str, Any], ...]
+    _files: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Export:
+        """Open an export; of its files only the lengths are looked at.
+
+        Raises:
+            CheckpointNotFound: There is none.
+            CheckpointDamaged: It is damaged; the message names the file.
+            CheckpointUnavailable: It cannot be read.
+        """
+        folder = Path(directory)
+        path = folder / EXPORT_FILE
+        try:
+            if path.stat().st_size > DOCUMENT_BYTES_MAX:
+                raise CheckpointDamaged(f"{path}: over {DOCUMENT_BYTES_MAX} bytes")
+            text = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CheckpointNotFound(f"{folder} holds no export: {path.name} is missing") from error
+        except OSError as error:
+            raise CheckpointUnavailable(f"{path}: {error}") from error
+        try:
+            opened = cls(folder, **_read_index(parse_object(text)))
+        except (InvalidRequest, ConfigError) as error:
+            raise CheckpointDamaged(f"{path}: {error}") from error
+        opened._check_lengths()
+        return opened
+
+    def table(self, name: str) -> ExportedTable:
+        """Open a sparse table.
+
+        Raises:
+            InvalidRequest: There is none of that name.
+            CheckpointDamaged: Its file is damaged.
+        """
+        for spec, entry in zip(self.sparse, self._entries, strict=True):
+            if spec.name == name:
+                return self._open_table(spec, entry)
+        known = ", ".join(spec.name for spec in self.sparse) or "none"
+        raise InvalidRequest(f"{self.directory} has no sparse table {name!r}; it has: {known}")
+
+    def table_in(self, file: str) -> ExportedTable:
+        """Open the sparse table that is in a file.
+
+        Raises:
+            InvalidRequest: The file is not a table of this export.
+        """
+        for spec, entry in zip(self.sparse, self._entries, strict=True):
+            if entry["file"] == file:
+                return self._open_table(spec, entry)
+        raise InvalidRequest(f"{self.directory / file} is not a table of the export there")
+
+    def dense(self, name: str) -> NDArray[np.float32]:
+        """Return a dense table, float32 of its shape, mapped and read-only.
+
+        Raises:
+            InvalidRequest: There is none of that name.
+            CheckpointDamaged: The file is damaged.
+        """
+        for spec in self.dense_tables:
+            if spec.name == name and isinstance(spec.kind, Dense):
+                found = tensors.read(self.directory / DENSE_FILE, DENSE_FILE).tensors.get(name)
+                if found is None or found.shape != spec.kind.shape or found.dtype != np.float32:
+                    raise CheckpointDamaged(f"{DENSE_FILE}: no tensor {name} as its table says")
+                return found
+        known = ", ".join(spec.name for spec in self.dense_tables) or "none"
+        raise InvalidRequest(f"{self.directory} has no dense table {name!r}; it has: {known}")
+
+    def verify(self) -> None:
+        """Read every file to its end and compare its checksum.
+
+        Raises:
+            CheckpointDamaged: One was changed; the message names it.
+        """
+        for name, entry in self._files.items():
+            if sha256_of(self.directory / name) != entry["sha256"]:
+                raise CheckpointDamaged(f"{self.directory / name}: its checksum is wrong")
+
+    def _check_lengths(self) -> None:
+        for name, entry in self._files.items():
+            path = self.directory / name
+            size = path.stat().st_size if path.is_file() else -1
+            if size != entry["bytes"]:
+                found = "missing" if size < 0 else f"{size} bytes"
+                raise CheckpointDamaged(f"{path}: {found}, {EXPORT_FILE} says {entry['bytes']}")
+
+    def _open_table(self, spec: TableSpec, entry: Mapping[str, Any]) -> ExportedTable:
+        path = self.directory / entry["file"]
+        if path.suffix == ".parquet":
+            keys, weights = _read_parquet(path)
+        else:
+            found = tensors.read(path, str(path))
+            if found.metadata.get("format") != TABLE_FORMAT:
+                raise CheckpointDamaged(f"{path}: its format is not {TABLE_FORMAT}")
+            if found.tensors.keys() != {"keys", "weights"}:
+                raise CheckpointDamaged(f"{path}: it does not have keys and weights alone")
+            keys, weights = found.tensors["keys"], found.tensors["weights"]
+        shape = (entry["rows"], spec.row_elements)
+        if keys.shape != shape[:1] or weights.shape != shape:
+            raise CheckpointDamaged(f"{path}: keys or weights are not as {EXPORT_FILE} says")
+        if keys.dtype != np.uint64 or weights.dtype != np.float32:
+            raise CheckpointDamaged(f"{path}: {keys.dtype} keys and {weights.dtype} weights")
+        return ExportedTable(spec, keys, weights)
+
+
+def _read_index(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of :class:`Export` that ``export.json`` stands for."""
+    found = check_fields(EXPORT_FILE, document, _FIELDS)
+    if found["format"] != EXPORT_FORMAT:
+        raise InvalidRequest(f"format {found['format']}, this version reads {EXPORT_FORMAT} only")
+    files = {}
+    for value in found["files"]:
+        entry = check_fields("a file", value, _FILE_FIELDS)
+        if Path(entry["file"]).name != entry["file"] or entry["file"] in ("", ".", ".."):
+            raise InvalidRequest(f"{entry['file']!r} leads out of the folder")
+        files[entry["file"]] = entry
+    entries = tuple(check_fields("a table", each, _TABLE_FIELDS) for each in found["tables"])
+    dense = tuple(check_fields("a dense table", each, _DENSE_FIELDS) for each in found["dense"])
+    for each in (*entries, *dense):
+        if each["file"] not in files:
+            raise InvalidRequest(f"{each['file']!r} is not among its files")
+    if any(each["file"] != DENSE_FILE for each in dense):
+        raise InvalidRequest(f"a dense table is not in {DENSE_FILE}")
+    sparse_specs = tuple(TableSpec.from_json(json.dumps(each["spec"])) for each in entries)
+    dense_specs = tuple(TableSpec.from_json(json.dumps(each["spec"])) for each in dense)
+    if not all(isinstance(spec.kind, Sparse) for spec in sparse_specs):
+        raise InvalidRequest("a dense table among the sparse ones")
+    return {
+        "checkpoint": found["checkpoint"],
+        "tags": found["tags"],
+        "sparse": sparse_specs,
+        "dense_tables": dense_specs,
+        "_entries": entries,
+        "_files": files,
+    }
+
+
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "format": (int,),
+    "checkpoint": (str,),
+    "cluster": (str,),
+    "created": (str,),
+    "tags": (dict,),
+    "tables": (list,),
+    "dense": (list,),
+    "files": (list,),
+}
+_FILE_FIELDS = {"file": (str,), "bytes": (int,), "sha256": (str,)}
+_TABLE_FIELDS = {"spec": (dict,), "file": (str,), "rows": (int,)}
+_DENSE_FIELDS = {"spec": (dict,), "file": (str,), "tensor": (str,)}
+
+
+def _read_parquet(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError("Parquet needs pyarrow: pip install 'backstay[parquet]'") from error
+    try:
+        table = pyarrow.parquet.read_table(path, columns=["key", "weights"]).combine_chunks()
+        keys = table["key"].to_numpy()
+        rows = table["weights"].combine_chunks()
+        weights = rows.flatten().to_numpy(zero_copy_only=False)
+        weights = weights.reshape(len(keys), rows.type.list_size)
+    except (pyarrow.ArrowException, OSError, ValueError, AttributeError) as error:
+        raise CheckpointDamaged(f"{path}: {error}") from error
+    for array in (keys, weights):
+        array.setflags(write=False)
+    return keys, weights
+
+
+def _as_keys(keys: Any) -> NDArray[np.uint64]:
+    array = np.asarray(keys)
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int64)  # an empty list, which has no numbers to be of a kind
+    if array.dtype.kind not in "iu":
+        raise InvalidRequest(f"keys must be integers, these are {array.dtype}")
+    # Through int64, so that a narrow -1 is the same key as a wide one.
+    wide = array if array.dtype.kind == "u" else array.astype(np.int64)
+    return wide.astype(np.uint64, copy=False)

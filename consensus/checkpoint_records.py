@@ -1,0 +1,137 @@
+"""The records about checkpoints: the newest one, one being written, one being restored.
+
+Values, strict about their JSON form, like those of ``consensus.records``. What a checkpoint holds
+is in its own manifest; here is only what the nodes of a cluster must agree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.errors import InvalidRequest
+
+__all__ = ["CheckpointRecord", "RestorePlan", "RestoreState", "SaveRecord"]
+
+RestoreState = Literal["requested", "loading", "done"]
+RESTORE_STATES: tuple[RestoreState, ...] = get_args(RestoreState)
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """``checkpoint``: the newest whole checkpoint of the cluster.
+
+    Attributes:
+        url: The folder that it is in.
+        id: Its id.
+        created: When it was begun, ISO 8601.
+    """
+
+    url: str
+    id: str
+    created: str
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump({"url": self.url, "id": self.id, "created": self.created})
+
+    @classmethod
+    def from_json(cls, text: str) -> CheckpointRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        return cls(**parse_fields("checkpoint record", text, _CHECKPOINT_FIELDS))
+
+
+@dataclass(frozen=True)
+class SaveRecord:
+    """``plans/save``: a checkpoint is being written; bound to the writer's lease.
+
+    Attributes:
+        id: Its id.
+        node: Id of the node that was asked for it.
+        instance: Its process.
+        started: ISO 8601, for people.
+    """
+
+    id: str
+    node: str
+    instance: int
+    started: str
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {"id": self.id, "node": self.node, "instance": self.instance, "started": self.started}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SaveRecord:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        return cls(**parse_fields("save record", text, _SAVE_FIELDS))
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """``plans/restore``: slots are to take their content from a checkpoint.
+
+    Attributes:
+        url: The folder that the checkpoint is in.
+        checkpoint: Its id.
+        slots: Which slots; empty: all.
+        state: ``requested``; ``loading`` once the routing table says so; ``done``.
+        version: The routing version at which it became ``loading``; 0 before.
+    """
+
+    url: str
+    checkpoint: str
+    slots: tuple[int, ...] = ()
+    state: RestoreState = "requested"
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a state that is none."""
+        if self.state not in RESTORE_STATES:
+            raise InvalidRequest(f"restore plan: unknown state {self.state!r}")
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump(
+            {
+                "url": self.url,
+                "checkpoint": self.checkpoint,
+                "slots": list(self.slots),
+                "state": self.state,
+                "version": self.version,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> RestorePlan:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        fields = parse_fields("restore plan", text, _RESTORE_FIELDS)
+        slots = whole_numbers_of("restore plan", "slots", fields.pop("slots"))
+        return cls(slots=tuple(slots), **fields)
+
+
+_CHECKPOINT_FIELDS: Mapping[str, type] = {"url": str, "id": str, "created": str}
+_SAVE_FIELDS: Mapping[str, type] = {"id": str, "node": str, "instance": int, "started": str}
+_RESTORE_FIELDS: Mapping[str, type] = {
+    "url": str,
+    "checkpoint": str,
+    "slots": list,
+    "state": str,
+    "version": int,
+}

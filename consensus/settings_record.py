@@ -1,0 +1,191 @@
+"""``settings``: what an operator may change while the cluster runs, one record for all nodes.
+
+Each field says its default, its range and what it does; ``pserverctl config`` and the reference
+page show just that. This module imports ``backstay.settings``, ``backstay.errors`` and
+``consensus.json_fields``; it knows no clock, no network and no randomness.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from backstay.consensus.json_fields import dump, fields_of
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.settings import check, load, setting
+
+__all__ = ["ClusterSettings", "SettingText"]
+
+SETTINGS_FORMAT = 1
+ON_SLOT_LOSS = ("empty", "restore")
+# A relative path would be another folder on each node.
+_URL = re.compile(r"/.*|[a-z][a-z0-9+.-]*://.+|", re.DOTALL)
+_PASSWORD = re.compile(r"[^/]*://[^/]*:[^/]*@")
+
+
+@dataclass(frozen=True)
+class SettingText:
+    """One setting for people, all in text.
+
+    Attributes:
+        name: Its name.
+        value: What it is.
+        default: What it is if nobody has set it.
+        allowed: The range of a number; empty for a text.
+        help: What it does.
+        is_number: Whether the value is a whole number.
+    """
+
+    name: str
+    value: str
+    default: str
+    allowed: str
+    help: str
+    is_number: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """The settings in force; without a record, the defaults."""
+
+    checkpoint_url: str = setting(
+        "",
+        "Where checkpoints go: a folder that every node has under this absolute path, or a URL "
+        "such as s3://bucket/path. It is shown to everyone who may ask: put no secret in it. "
+        "Empty: nowhere.",
+    )
+    checkpoint_every_s: int = setting(
+        0,
+        "Seconds from one checkpoint to the next. 0: none by time.",
+        minimum=0,
+        maximum=31_536_000,
+    )
+    checkpoint_every_pushes: int = setting(
+        0,
+        "Pushes, counted over all masters, from one checkpoint to the next. 0: none by pushes.",
+        minimum=0,
+        maximum=10**15,
+    )
+    checkpoint_full_every: int = setting(
+        8,
+        "Of so many checkpoints one is full; the others hold what changed since the one before. "
+        "1: all are full.",
+        minimum=1,
+        maximum=1000,
+    )
+    checkpoint_keep_last: int = setting(
+        3, "So many of the newest checkpoints are kept.", minimum=1, maximum=10_000
+    )
+    checkpoint_keep_every: int = setting(
+        0,
+        "Of the older checkpoints, one in so many is kept as well. 0: none.",
+        minimum=0,
+        maximum=10_000,
+    )
+    checkpoint_bytes_per_s: int = setting(
+        0, "Bytes that each node writes in a second, at most. 0: no limit.",
+        minimum=0, maximum=2**40,
+    )  # fmt: skip
+    on_slot_loss: str = setting(
+        "empty",
+        "What becomes of slots that lost all their copies: empty (they begin anew) or restore "
+        "(they come back from the newest checkpoint).",
+    )
+    moves_at_once: int = setting(
+        256,
+        "Slots that a resize, a drain or a rebalance moves at one time, at most.",
+        minimum=1,
+        maximum=65_536,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed, each for itself."""
+        check(self)
+        if _PASSWORD.match(self.checkpoint_url):
+            # Not repeated here: messages go to logs.
+            raise ConfigError(
+                "checkpoint_url: the value (not shown) holds a password, and everyone who may ask "
+                "could read it; give the nodes their credentials in their environment"
+            )
+        if not _URL.fullmatch(self.checkpoint_url):
+            raise ConfigError(
+                f"checkpoint_url: {self.checkpoint_url!r} is neither an absolute path nor a URL "
+                "such as s3://bucket/path"
+            )
+        if self.on_slot_loss not in ON_SLOT_LOSS:
+            raise ConfigError(
+                f"on_slot_loss: {self.on_slot_loss!r} is not one of {', '.join(ON_SLOT_LOSS)}"
+            )
+
+    def changed(self, texts: Mapping[str, str]) -> ClusterSettings:
+        """Return these settings with some others, given as texts.
+
+        Raises:
+            ConfigError: There is no setting of that name, a value is not allowed, or the
+                settings do not fit together; the message says what is.
+        """
+        given: dict[str, object] = {item.name: getattr(self, item.name) for item in fields(self)}
+        config = load(ClusterSettings, {}, {}, given | dict(texts)).config
+        if config.checkpoint_url:
+            return config
+        for name, needs_it in (
+            ("checkpoint_every_s", config.checkpoint_every_s > 0),
+            ("checkpoint_every_pushes", config.checkpoint_every_pushes > 0),
+            ("on_slot_loss", config.on_slot_loss == "restore"),
+        ):
+            if needs_it:
+                value = getattr(config, name)
+                raise ConfigError(
+                    f"{name}: {value} needs checkpoint_url, which is empty; set both together"
+                )
+        return config
+
+    def texts(self) -> list[SettingText]:
+        """Return each setting as people read and write it, in the order of the fields."""
+        shown = []
+        for item in fields(self):
+            low, high = item.metadata["minimum"], item.metadata["maximum"]
+            shown.append(
+                SettingText(
+                    name=item.name,
+                    value=str(getattr(self, item.name)),
+                    default=str(item.default),
+                    allowed="" if low is None else f"{low} to {high}",
+                    help=item.metadata["doc"],
+                    is_number=low is not None,
+                )
+            )
+        return shown
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return dump({"format": SETTINGS_FORMAT, "settings": values})
+
+    @classmethod
+    def from_json(cls, text: str) -> ClusterSettings:
+        """Return the record that ``to_json`` gave.
+
+        A setting that is not in it has its default: the record may be older than the setting.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        what = "cluster settings"
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequest(f"{what}: not JSON: {error}") from error
+        outer = fields_of(what, document, {"format": int, "settings": dict})
+        if outer["format"] != SETTINGS_FORMAT:
+            raise InvalidRequest(f"{what}: this version reads format {SETTINGS_FORMAT} only")
+        known = {item.name for item in fields(cls)}
+        for name in outer["settings"]:
+            if name not in known:
+                raise InvalidRequest(f"{what}: this version knows no setting {name!r}")
+        try:
+            return cls(**outer["settings"])
+        except ConfigError as error:
+            raise InvalidRequest(f"{what}: {error}") from error
