@@ -11,6 +11,7 @@ import secrets
 from backstay.config import ServerConfig
 from backstay.consensus.keys import Keys
 from backstay.consensus.records import ClusterConfig
+from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import CoordinationStore, Get, Put, Txn, absent
 from backstay.errors import ConfigError, InvalidRequest
 
@@ -42,10 +43,14 @@ async def join_or_create(
             initial_nodes=wanted.initial_nodes_wanted,
             cluster_uid=secrets.token_hex(UID_BYTES),
         )
+        settings: tuple[Put, ...] = ()
+        if wanted.checkpoint_url:
+            first = ClusterSettings(checkpoint_url=wanted.checkpoint_url)
+            settings = (Put(keys.settings, first.to_json()),)
         result = await store.transaction(
             Txn(
                 (absent(keys.config),),
-                success=() if strangers else (Put(keys.config, made.to_json()),),
+                success=() if strangers else (Put(keys.config, made.to_json()), *settings),
                 failure=(Get(keys.config),),
             )
         )

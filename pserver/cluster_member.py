@@ -29,22 +29,32 @@ from backstay.errors import (
     StoreError,
     StoreUnavailable,
 )
+from backstay.pserver.checkpoints.loading import SlotLoader
+from backstay.pserver.checkpoints.restoring import FirstRestore
+from backstay.pserver.checkpoints.saving import Saver
+from backstay.pserver.checkpoints.schedule import CheckpointSchedule
+from backstay.pserver.checkpoints.turn import Turns
+from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
 from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.departures import Departures, now_text
 from backstay.pserver.evidence import all_refuse, can_judge
-from backstay.pserver.handover import all_in_sync
+from backstay.pserver.handover import all_in_sync, is_dismissed
 from backstay.pserver.logs import fields
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peer_probe import PeerProbe
 from backstay.pserver.peers import PeerCalls
+from backstay.pserver.plan_requests import PlanRequests
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.registration import Predecessor, Registration
 from backstay.pserver.reporting import Reporter
+from backstay.pserver.services.checkpoint import CheckpointParts
+from backstay.pserver.slot_sizes import SlotSizes
 from backstay.pserver.table_creation import TableCreation, TableKeeper
 from backstay.pserver.table_registry import TableRegistry
 from backstay.pserver.tasks import end_tasks
+from backstay.tables import TableSpec
 
 __all__ = ["ClusterMember", "Identity", "keep_on"]
 
@@ -81,14 +91,19 @@ class ClusterMember:
         registry: TableRegistry,
         keeper: TableKeeper,
         figures: ControlFigures,
+        on_dismissed: Callable[[], None],
     ) -> None:
-        """Put the parts together; nothing runs before ``run``."""
+        """Put the parts together; nothing runs before ``run``.
+
+        ``on_dismissed`` is called when a plan is done by which this process is to end.
+        """
         self._mirror = mirror
         self._joined = joined
         self._identity = identity
         self._plane = plane
         self._keeper = keeper
         self._figures = figures
+        self._on_dismissed = on_dismissed
         self._calls = PeerCalls(config, config.control_deadline_ms)
         self._watch = RecordWatch(store, keys, mirror)
         self._departures = Departures(store, keys, mirror, identity.node_id, identity.host)
@@ -96,7 +111,7 @@ class ClusterMember:
             store,
             keys,
             joined,
-            _first_record(identity),
+            _first_record(identity, keeps_store=config.is_store_member(identity.node_id)),
             ttl_ms=config.lease_ttl_ms,
             judge=self._judge,
             on_alive=self._extend_lease,
@@ -115,20 +130,54 @@ class ClusterMember:
             joined,
             ControllerRecord(identity.node_id, identity.instance),
             return_grace_ms=config.return_grace_ms,
+            first_restore=FirstRestore(config, store, keys),
+            sizes=SlotSizes(self._calls),
             decide=decide,
             figures=figures,
         )
+        self._open_services(config, store, keys, registry)
+        self.is_registered = False
+
+    def _open_services(
+        self,
+        config: ServerConfig,
+        store: CoordinationStore,
+        keys: Keys,
+        registry: TableRegistry,
+    ) -> None:
+        """Put together what this node does for whoever asks it: tables, checkpoints, plans."""
+        mirror, identity = self._mirror, self._identity
         self.creation = TableCreation(
             store=store,
             keys=keys,
             view=mirror,
             node_id=identity.node_id,
             registry=registry,
-            keeper=keeper,
+            keeper=self._keeper,
             calls=self._calls,
             deadline_ms=config.control_deadline_ms,
         )
-        self.is_registered = False
+        self.checkpoints = CheckpointParts(
+            store=store,
+            keys=keys,
+            view=mirror,
+            saver=Saver(
+                turns=Turns(store, keys, mirror, lambda: self._registration.record.node()),
+                view=mirror,
+                cluster_uid=self._joined.cluster_uid,
+                calls=self._calls,
+                specs=lambda: [TableSpec.from_json(table.spec_json) for table in registry],
+                figures=self._figures,
+            ),
+            writer=SlotWriter(self._plane.server, identity.instance),
+            create_table=self.creation.create,
+        )
+        self._loader = SlotLoader(
+            self._plane.server,
+            self._keeper.apply,
+            self._reporter.set_load_trouble,
+        )
+        self.plans = PlanRequests(store, keys, mirror, self._calls)
 
     @property
     def status(self) -> MemberStatus:
@@ -148,6 +197,7 @@ class ClusterMember:
         """
         async with AsyncExitStack() as stack:
             stack.callback(self._registration.close)
+            stack.callback(self.checkpoints.writer.close)
             await self._registration.register()
             self.is_registered = True
             stack.push_async_callback(self._departures.close)
@@ -159,9 +209,17 @@ class ClusterMember:
             await stack.enter_async_context(self._probe)
             self._reporter.start()
             stack.push_async_callback(self._reporter.stop)
+            schedule = CheckpointSchedule(
+                self._mirror,
+                self.checkpoints.saver,
+                self._calls,
+                is_controller=lambda: self._figures.is_controller,
+            )
             tasks = [
                 asyncio.ensure_future(self._registration.hold(self._work)),
                 asyncio.ensure_future(self._follow(on_ready)),
+                asyncio.ensure_future(self._loader.run()),
+                asyncio.ensure_future(schedule.run()),
             ]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -209,10 +267,16 @@ class ClusterMember:
             self._figures.notice(snapshot, loop.time())
             self._keeper.apply_records(dict(snapshot.tables))
             routing = snapshot.routing
+            own = self._identity
+            if is_ready and is_dismissed(snapshot.plan, routing, own.node_id, own.instance):
+                assert snapshot.plan is not None
+                log.info("%s is done and this node holds nothing: ending", snapshot.plan.kind)
+                self._on_dismissed()
             if routing is None or routing.version <= version:
                 continue
             version = routing.version
             self._plane.apply_routing(snapshot.routing_json)
+            self._loader.follow(routing)
             self._figures.take_routing(before, routing, self._identity.instance)
             before = routing
             self._registration.set_sync(all_in_sync(routing, self._identity.instance))
@@ -305,7 +369,7 @@ async def keep_on(work: Callable[[], Awaitable[None]], what: str) -> None:
             await asyncio.sleep(REFUSED_PAUSE_S)
 
 
-def _first_record(identity: Identity) -> MemberRecord:
+def _first_record(identity: Identity, *, keeps_store: bool) -> MemberRecord:
     return MemberRecord(
         node_id=identity.node_id,
         instance=identity.instance,
@@ -318,4 +382,5 @@ def _first_record(identity: Identity) -> MemberRecord:
         host=identity.host,
         lease=0,
         version=__version__,
+        keeps_store=keeps_store,
     )

@@ -17,8 +17,10 @@ from contextlib import suppress
 from backstay.consensus import ClusterMirror, ClusterSnapshot
 from backstay.consensus.keys import Keys
 from backstay.consensus.packing import pack
+from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
+    ClusterHealthRecord,
     ControllerRecord,
     Event,
     RoutingTable,
@@ -34,11 +36,13 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.consensus.store_follow import Election, FencingToken
-from backstay.errors import InvalidRequest, StoreUnavailable
+from backstay.errors import CheckpointError, InvalidRequest, StoreUnavailable
+from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.controller import (
     Absences,
     ClusterRecords,
     Decision,
+    PlanWait,
     living,
     shard_changes,
 )
@@ -46,6 +50,7 @@ from backstay.pserver.departures import now_text
 from backstay.pserver.logs import fields
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.slot_sizes import SlotSizes
 from backstay.pserver.tasks import end_tasks, spawn
 
 __all__ = ["ControllerHost"]
@@ -61,6 +66,8 @@ EVENTS_MAX = 1000
 EVENTS_PER_WRITE = 40
 DEATHS_MAX = 64
 SHARDS_PER_WRITE = 100
+# Until a checkpoint that a cluster is to begin with is looked for again.
+CHECKPOINT_PAUSE_S = 2.0
 # The least pause between two looks at processes whose time to come back is over.
 LOOK_AGAIN_S = 0.05
 
@@ -84,6 +91,8 @@ class ControllerHost:
         own: ControllerRecord,
         *,
         return_grace_ms: int,
+        first_restore: FirstRestore,
+        sizes: SlotSizes,
         decide: Callable[[ClusterRecords], Decision],
         figures: ControlFigures,
     ) -> None:
@@ -98,6 +107,8 @@ class ControllerHost:
             own: This process, as the election key names it.
             return_grace_ms: How long a process whose lease is over may come back before slots
                 that nobody else holds are given up.
+            first_restore: What a cluster without a routing table begins with.
+            sizes: How large the slots are.
             decide: The pure core.
             figures: Where failovers are counted.
         """
@@ -108,6 +119,9 @@ class ControllerHost:
         self._config = config
         self._own = own
         self._absences = Absences(return_grace_ms / 1000)
+        self._first_restore = first_restore
+        self._sizes = sizes
+        self._plan_wait = PlanWait()
         self._decide = decide
         self._figures = figures
         self._loop = asyncio.get_running_loop()
@@ -179,9 +193,11 @@ class ControllerHost:
 
     def _patience_s(self) -> float | None:
         """Return how long to wait for a change before looking again at who is missing."""
-        end_s = self._absences.next_end(self._loop.time())
+        now_s = self._loop.time()
+        ends = [self._absences.next_end(now_s), self._plan_wait.next_end(now_s)]
+        known = [end for end in ends if end is not None]
         # Where nothing can be decided now, the end stays in the past: no busy loop then.
-        return None if end_s is None else max(end_s, LOOK_AGAIN_S)
+        return max(min(known), LOOK_AGAIN_S) if known else None
 
     async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
         routing, routing_revision = snapshot.routing, snapshot.routing_revision
@@ -194,6 +210,10 @@ class ControllerHost:
             key, reason = next(iter(snapshot.unreadable.items()))
             log.error("nothing is decided while %s cannot be read: %s", key, reason)
             return
+        if routing is None and await self._begins_with_checkpoint(snapshot, token):
+            # The plan for it comes back as a record.
+            return
+        self._sizes.look(snapshot)
         records = self._records(snapshot, routing)
         if not records.members:
             return
@@ -211,6 +231,13 @@ class ControllerHost:
             relied_on = [self._keys.report(instance) for instance in decision.relies_on]
             relied_on += [self._keys.member(node_id) for node_id in decision.given_up]
             conditions += [mod_revision_is(key, revision_of[key]) for key in relied_on]
+        if decision.restore is not None:
+            operations.append(Put(self._keys.restore, decision.restore.to_json()))
+            conditions.append(mod_revision_is(self._keys.restore, snapshot.restore_revision))
+        if decision.plan is not None:
+            operations.append(Put(self._keys.plan, decision.plan.to_json()))
+            # Whoever asked for it may have cancelled it meanwhile.
+            conditions.append(mod_revision_is(self._keys.plan, snapshot.plan_revision))
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
@@ -230,7 +257,7 @@ class ControllerHost:
             if decision.routing is not None:
                 self._written = result.revision
                 self._figures.routing_written(lost, routing, decision.routing, self._loop.time())
-            self._tell(decision)
+            self._tell(decision, snapshot.plan)
         for start in range(EVENTS_PER_WRITE, len(decision.events), EVENTS_PER_WRITE):
             await self._write(
                 self._event_writes(decision.events[start : start + EVENTS_PER_WRITE], start), token
@@ -249,9 +276,33 @@ class ControllerHost:
             reports=snapshot.reports,
             gone=gone,
             waiting=self._absences.note(self._loop.time(), routing, snapshot.members, gone),
+            restore=snapshot.restore,
+            on_loss=snapshot.checkpoint if snapshot.settings.on_slot_loss == "restore" else None,
+            plan=snapshot.plan,
+            plan_overdue=self._plan_wait.note(self._loop.time(), snapshot.plan),
+            bytes_of_slot=self._sizes.known(snapshot),
+            moves_at_once=snapshot.settings.moves_at_once,
         )
 
-    def _tell(self, decision: Decision) -> None:
+    async def _begins_with_checkpoint(self, snapshot: ClusterSnapshot, token: FencingToken) -> bool:
+        """Let a new cluster begin with a checkpoint, or say in its status why it cannot yet."""
+        if snapshot.restore is not None or self._first_restore.is_settled:
+            return False
+        try:
+            return await self._first_restore.request(token.still_mine())
+        except CheckpointError as error:
+            reason = f"it is to begin with a checkpoint: {error}"
+            status = ClusterHealthRecord("UNKNOWN", reason, tuple(sorted(snapshot.members)))
+            if status != snapshot.status:
+                log.error("the cluster cannot begin: %s", error)
+                await self._write([Put(self._keys.status, status.to_json())], token)
+            await asyncio.sleep(CHECKPOINT_PAUSE_S)
+            raise StoreUnavailable(reason) from error
+
+    def _tell(self, decision: Decision, before: ResizePlan | None) -> None:
+        plan = decision.plan
+        if plan is not None and (before is None or before.state != plan.state):
+            log.info("%s %s: %s", plan.kind, plan.state.replace("_", " "), plan.reason)
         for event in decision.events:
             level = logging.ERROR if event.kind in ("lost", "unavailable") else logging.INFO
             log.log(
@@ -261,7 +312,7 @@ class ControllerHost:
                 event.reason,
                 extra=fields(kind=event.kind, node=event.node, slots=event.slot_count),
             )
-        if decision.routing is None:
+        if decision.routing is None and plan is None:
             log.info(
                 "cluster status %s: %s", decision.health.cluster_status, decision.health.reason
             )

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable
 
-__all__ = ["all_in_sync", "slots_to_hand_over"]
+__all__ = ["all_in_sync", "is_dismissed", "slots_to_hand_over"]
 
 
 def slots_to_hand_over(
@@ -45,3 +46,13 @@ def all_in_sync(routing: RoutingTable | None, instance: int) -> bool:
         return True
     catching_up = {index for held in routing.sets for index in held.catching_up}
     return all(routing.nodes[index].instance != instance for index in catching_up)
+
+
+def is_dismissed(
+    plan: ResizePlan | None, routing: RoutingTable | None, node_id: str, instance: int
+) -> bool:
+    """Whether a plan that is done wants a process to end, and it holds nothing any more."""
+    if plan is None or routing is None or not plan.dismisses(node_id, instance):
+        return False
+    holders = {index for held in routing.sets for index in held.holders}
+    return all(routing.nodes[index].instance != instance for index in holders)

@@ -7,11 +7,9 @@ results are plain objects, ready for JSON; showing them is the command's work.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import grpc
 import numpy as np
 
 from backstay import rpc
@@ -21,17 +19,14 @@ from backstay._proto.v1 import (
     tables_pb2,
     tables_pb2_grpc,
 )
-from backstay.addresses import parse_endpoints
-from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import health_from_message, routing_from_message
 from backstay.consensus.records import NO_MASTER
-from backstay.errors import BackstayError, ServerUnavailable, TransportError
+from backstay.errors import BackstayError, TransportError
+from backstay.pserver.cluster_channels import ClusterChannels
 from backstay.pserver.verification import HeldSlot, compare_replicas
 
 __all__ = ["ClusterInspection", "roles_of_nodes", "slots_short_of_copies"]
-
-AnswerT = TypeVar("AnswerT")
 
 
 def roles_of_nodes(routing: RoutingTable) -> dict[str, dict[str, int]]:
@@ -65,6 +60,12 @@ def _store_reachable(nodes: Sequence[Mapping[str, Any]]) -> bool | None:
     return all(said) if said else None
 
 
+def _said(nodes: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Return what the first node that answers says of something that all nodes see."""
+    said = (node["control"].get(name) for node in nodes if node["control"] is not None)
+    return next(said, None)
+
+
 def _last_failover(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the newest failover that a controller which still runs has carried out."""
     controls = (node["control"] for node in nodes if node["control"] is not None)
@@ -72,23 +73,8 @@ def _last_failover(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return max(known, key=lambda one: one["routing_version"], default=None)
 
 
-class ClusterInspection:
+class ClusterInspection(ClusterChannels):
     """Questions to a cluster. A context manager; not thread-safe."""
-
-    def __init__(self, endpoints: str, config: ClientConfig) -> None:
-        """Prepare; nothing is sent yet.
-
-        Args:
-            endpoints: ``"host:port,host:port"``: nodes to try in turn.
-            config: Deadlines, token and certificates.
-
-        Raises:
-            ConfigError: An endpoint is not of that form.
-        """
-        self._endpoints = parse_endpoints(endpoints)
-        self._config = config
-        self._timeout_s = config.connect_timeout_ms / 1000
-        self._channels: dict[str, grpc.Channel] = {}
 
     def status(self) -> dict[str, Any]:
         """Return the cluster and its nodes.
@@ -99,7 +85,7 @@ class ClusterInspection:
             ServerUnavailable: None of the endpoints answers.
             Unauthenticated: The token is wrong.
         """
-        answer, routing = self._cluster()
+        answer, routing = self.cluster()
         roles = roles_of_nodes(routing)
         health = health_from_message(answer)
         nodes = [self._node_status(node, roles[node.node_id]) for node in routing.nodes]
@@ -119,8 +105,43 @@ class ClusterInspection:
             "reason": health.reason,
             "store_reachable": _store_reachable(nodes),
             "last_failover": _last_failover(nodes),
+            "plan": _said(nodes, "plan"),
+            "checkpoint": _said(nodes, "checkpoint"),
+            "saving": _said(nodes, "saving"),
             "healthy": health.cluster_status == "OK" and serve,
             "nodes": nodes,
+        }
+
+    def routing(self) -> RoutingTable:
+        """Return who holds what, with the nodes' status; births are not told.
+
+        Raises:
+            ServerUnavailable: None of the endpoints answers.
+        """
+        return self.cluster()[1]
+
+    def slot(self, slot: int) -> dict[str, Any]:
+        """Return one slot: its term, its birth and its replicas.
+
+        Raises:
+            ConfigError: The cluster has no such slot.
+            ServerUnavailable: None of the endpoints answers.
+        """
+        answer = self.first_answer(
+            lambda channel: cluster_pb2_grpc.ClusterServiceStub(channel).GetSlot(
+                cluster_pb2.GetSlotRequest(slot=slot), timeout=self.timeout_s
+            )
+        )
+        synced = len(answer.in_sync) + (answer.master != "")
+        return {
+            "slot": slot,
+            "routing_version": answer.routing_version,
+            "term": answer.term,
+            "birth": answer.birth,
+            "master": answer.master or None,
+            "in_sync": list(answer.in_sync),
+            "catching_up": list(answer.catching_up),
+            "copies_missing": max(0, answer.replicas - synced),
         }
 
     def events(self, newest: int) -> dict[str, Any]:
@@ -129,9 +150,9 @@ class ClusterInspection:
         Raises:
             ServerUnavailable: None of the endpoints answers, or none reaches the store.
         """
-        answer = self._first_answer(
-            lambda stub: stub.ListEvents(
-                cluster_pb2.ListEventsRequest(newest=newest), timeout=self._timeout_s
+        answer = self.first_answer(
+            lambda channel: cluster_pb2_grpc.ClusterServiceStub(channel).ListEvents(
+                cluster_pb2.ListEventsRequest(newest=newest), timeout=self.timeout_s
             )
         )
         return {
@@ -150,7 +171,7 @@ class ClusterInspection:
 
     def tables(self) -> dict[str, Any]:
         """Return the tables, with rows and bytes summed over the nodes that answer."""
-        routing = self._cluster()[1]
+        routing = self.cluster()[1]
         tables: dict[str, dict[str, Any]] = {}
         silent = []
         for node in routing.nodes:
@@ -179,7 +200,7 @@ class ClusterInspection:
 
         Nodes that do not answer leave their slots undecided.
         """
-        routing = self._cluster()[1]
+        routing = self.cluster()[1]
         silent: set[str] = set()
 
         def ask() -> dict[str, dict[int, HeldSlot]]:
@@ -196,52 +217,25 @@ class ClusterInspection:
         return {**result.to_dict(), "silent_nodes": sorted(silent)}
 
     def _slots_of(self, address: str) -> dict[int, HeldSlot]:
-        stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(address))
+        stub = cluster_pb2_grpc.ClusterServiceStub(self.channel(address))
         with rpc.mapped_errors(address):
             answer = stub.GetSlotDigests(
                 cluster_pb2.GetSlotDigestsRequest(), timeout=self._config.deadline_ms / 1000
             )
         return {one.slot: HeldSlot(one.term, one.position, one.digest) for one in answer.slots}
 
-    def close(self) -> None:
-        """Close every channel."""
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+    def cluster(self) -> tuple[cluster_pb2.GetClusterResponse, RoutingTable]:
+        """Return the cluster as the first endpoint that answers sees it, with its routing.
 
-    def __enter__(self) -> ClusterInspection:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _cluster(self) -> tuple[cluster_pb2.GetClusterResponse, RoutingTable]:
-        """Return the cluster as the first endpoint that answers sees it, with its routing."""
-        answer = self._first_answer(
-            lambda stub: stub.GetCluster(cluster_pb2.GetClusterRequest(), timeout=self._timeout_s)
+        Raises:
+            ServerUnavailable: None of the endpoints answers.
+        """
+        answer = self.first_answer(
+            lambda channel: cluster_pb2_grpc.ClusterServiceStub(channel).GetCluster(
+                cluster_pb2.GetClusterRequest(), timeout=self.timeout_s
+            )
         )
         return answer, routing_from_message(answer)
-
-    def _first_answer(
-        self, ask: Callable[[cluster_pb2_grpc.ClusterServiceStub], AnswerT]
-    ) -> AnswerT:
-        """Return the answer of the first endpoint that gives one."""
-        failures = []
-        for endpoint in self._endpoints:
-            stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(endpoint))
-            try:
-                with rpc.mapped_errors(endpoint):
-                    return ask(stub)
-            except BackstayError as error:
-                if not error.retry_safe:
-                    raise
-                failures.append(str(error))
-        raise ServerUnavailable("; ".join(failures))
 
     def _node_status(self, node: NodeRecord, roles: Mapping[str, int]) -> dict[str, Any]:
         """Return what is known about a node and, if it answers, its own figures."""
@@ -262,11 +256,11 @@ class ClusterInspection:
             "control": None,
             "error": None,
         }
-        stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(node.control_address))
+        stub = cluster_pb2_grpc.ClusterServiceStub(self.channel(node.control_address))
         try:
             with rpc.mapped_errors(node.control_address):
                 answer = stub.GetNodeStats(
-                    cluster_pb2.GetNodeStatsRequest(), timeout=self._timeout_s
+                    cluster_pb2.GetNodeStatsRequest(), timeout=self.timeout_s
                 )
             held = self._tables_of(node.control_address)
         except BackstayError as error:
@@ -289,12 +283,7 @@ class ClusterInspection:
         }
 
     def _tables_of(self, address: str) -> list[tables_pb2.Table]:
-        stub = tables_pb2_grpc.TablesServiceStub(self._channel(address))
+        stub = tables_pb2_grpc.TablesServiceStub(self.channel(address))
         with rpc.mapped_errors(address):
-            response = stub.ListTables(tables_pb2.ListTablesRequest(), timeout=self._timeout_s)
+            response = stub.ListTables(tables_pb2.ListTablesRequest(), timeout=self.timeout_s)
         return list(response.tables)
-
-    def _channel(self, address: str) -> grpc.Channel:
-        if address not in self._channels:
-            self._channels[address] = rpc.open_channel(address, self._config)
-        return self._channels[address]

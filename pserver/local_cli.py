@@ -21,6 +21,7 @@ from rich.console import Console
 from backstay._version import __version__
 from backstay.errors import ConfigError, ServerEndedError, ServerStartError
 from backstay.pserver.local_cluster import SERVERS_MAX, LocalCluster
+from backstay.pserver.provisioning import PlanFollower
 
 __all__ = ["main"]
 
@@ -93,7 +94,7 @@ def local(
     settings = {name: value for name, value in given.items() if value is not None}
     try:
         cluster = LocalCluster(servers, directory=log_dir, settings=settings)
-        with _stop_signals() as stops, cluster:
+        with _stop_signals() as stops, cluster, PlanFollower(cluster, cluster.client_config()):
             exit_code = _run(cluster, command, stops) if command else _wait(cluster)
             _warn_if_dead(cluster)
     except _Stopped:

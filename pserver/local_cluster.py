@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from backstay.config import ServerConfig
+from backstay.config import ClientConfig, ServerConfig
+from backstay.consensus.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
 from backstay.pserver.supervision import Ready
 
@@ -132,6 +133,7 @@ class LocalCluster:
         self._stack = ExitStack()
         self._directory = Path()
         self._keepers: list[str] = []
+        self._numbers = servers
         self.servers: list[LocalServer] = []
 
     @property
@@ -187,9 +189,7 @@ class LocalCluster:
             server.process.terminate()
             # One that is paused cannot stop.
             server.process.send_signal(signal.SIGCONT)
-        grace_ms = self._settings.get("stop_grace_ms", ServerConfig.stop_grace_ms)
-        # Once for handing over, once for the requests under way.
-        deadline_s = time.monotonic() + 2 * float(str(grace_ms)) / 1000 + KILL_WAIT_S
+        deadline_s = time.monotonic() + self._stop_limit_s
         codes = []
         for server in self.servers:
             try:
@@ -236,11 +236,86 @@ class LocalCluster:
         Raises:
             ServerStartError: It did not start in time.
         """
+        return self.add_nodes(1)[0]
+
+    def add_nodes(self, count: int) -> list[LocalServer]:
+        """Start so many more servers at once, wait until they serve, and return them.
+
+        Raises:
+            ServerStartError: One did not start in time; none of them runs then.
+        """
         self._server(0)
-        server = self._spawn_server(len(self.servers), _free_addresses(1)[0], {})
-        self.servers.append(server)
-        self._wait_until_ready([server])
-        return server
+        if len(self.servers) + count > SERVERS_MAX:
+            raise ConfigError(f"{len(self.servers)} + {count} servers; {SERVERS_MAX} at most")
+        servers = [
+            self._spawn_server(self._next_number(), address, {})
+            for address in _free_addresses(count)
+        ]
+        try:
+            self._wait_until_ready(servers)
+        except BaseException:
+            _kill(servers)
+            raise
+        self.servers += servers
+        return servers
+
+    def resize(
+        self,
+        servers: int,
+        *,
+        pause: bool = False,
+        timeout_s: float | None = None,
+        progress: Callable[[ResizePlan], None] | None = None,
+    ) -> ResizePlan:
+        """Have the rows on so many servers, while trainers go on; wait until they are.
+
+        Those that are missing are started; those that leave end, and are no longer listed.
+
+        Args:
+            servers: How many.
+            pause: Whether trainers are to wait while copies move.
+            timeout_s: How long to wait at most; None: without end.
+            progress: Called with the plan each time that it has changed.
+
+        Raises:
+            ResizeRefused: It cannot be done; the message says why.
+            DeadlineExceeded: It is not done in time, and goes on.
+            ServerStartError: One did not start in time.
+        """
+        # Here, so that a cluster that is only started needs no gRPC.
+        from backstay.pserver.provisioning import LocalProvisioner, provision
+        from backstay.pserver.resizing import ClusterResizing
+
+        self._server(0)
+        provisioner = LocalProvisioner(self)
+        with ClusterResizing(",".join(self.endpoints), self.client_config()) as resizing:
+            plan = resizing.resize(servers, pause=pause)
+            provision(plan, provisioner)
+            plan = resizing.wait(plan, timeout_s=timeout_s, progress=progress)
+        provision(plan, provisioner)
+        return plan
+
+    def reap(self, node_ids: Collection[str]) -> None:
+        """Take servers off the list that were told to end; waits for their end.
+
+        Raises:
+            ServerEndedError: One did not end.
+        """
+        for server in [one for one in self.servers if one.node_id in node_ids]:
+            try:
+                server.process.wait(self._stop_limit_s)
+            except subprocess.TimeoutExpired as error:
+                raise ServerEndedError(
+                    f"{server.node_id} does not end; its log ends with:\n{server.log_tail()}"
+                ) from error
+            server.line.close()
+            self.servers.remove(server)
+
+    def client_config(self) -> ClientConfig:
+        """Return what a client of this cluster needs: the environment, and the token given here."""
+        names = ("token", "tls_ca_file", "tls_cert_file", "tls_key_file")
+        given = {name: self._settings[name] for name in names if name in self._settings}
+        return ClientConfig.load(explicit=given)
 
     def restart(self, *indexes: int) -> None:
         """Start servers again after ``kill``, empty, and wait until they serve.
@@ -272,6 +347,18 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
+    @property
+    def _stop_limit_s(self) -> float:
+        """How long a server may take to stop."""
+        grace_ms = self._settings.get("stop_grace_ms", ServerConfig.stop_grace_ms)
+        # Once for handing over, once for the requests under way.
+        return 2 * float(str(grace_ms)) / 1000 + KILL_WAIT_S
+
+    def _next_number(self) -> int:
+        """Return a number that no server of this cluster has had."""
+        self._numbers += 1
+        return self._numbers - 1
+
     def _server(self, index: int) -> LocalServer:
         if not self.servers:
             raise ClosedError("the cluster was not started")
@@ -289,6 +376,7 @@ class LocalCluster:
                 data_dir = str(self._directory / f"ps-{index}.store")
                 store = {"store_members": members, "store_data_dir": data_dir}
             self.servers.append(self._spawn_server(index, address, store))
+        self._numbers = self._count
         self._wait_until_ready(self.servers)
 
     @property
@@ -336,11 +424,15 @@ class LocalCluster:
                     selector.unregister(key.fileobj)
 
     def _kill_all(self) -> None:
-        for server in self.servers:
-            server.process.kill()
-            server.process.wait()
-            server.line.close()
+        _kill(self.servers)
         self.servers.clear()
+
+
+def _kill(servers: Iterable[LocalServer]) -> None:
+    for server in servers:
+        server.process.kill()
+        server.process.wait()
+        server.line.close()
 
 
 def _take_ready_line(server: LocalServer) -> None:

@@ -18,7 +18,15 @@ from typing import TypeVar
 
 from backstay import _native
 from backstay._native import DataServer
-from backstay._proto.v1 import cluster_pb2_grpc, node_pb2_grpc, store_pb2_grpc, tables_pb2_grpc
+from backstay._proto.v1 import (
+    checkpoint_pb2_grpc,
+    cluster_pb2_grpc,
+    node_pb2_grpc,
+    resize_pb2_grpc,
+    settings_pb2_grpc,
+    store_pb2_grpc,
+    tables_pb2_grpc,
+)
 from backstay.addresses import split_address
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
@@ -26,6 +34,7 @@ from backstay.consensus.keys import Keys
 from backstay.errors import ListenError, StoreError, StoreUnavailable
 from backstay.pserver.cluster_config import join_or_create
 from backstay.pserver.cluster_member import ClusterMember, Identity
+from backstay.pserver.cluster_settings import SettingsKeeper
 from backstay.pserver.control_server import ControlServer
 from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.event_log import read_events
@@ -34,8 +43,11 @@ from backstay.pserver.logs import fields
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.services.checkpoint import CheckpointService
 from backstay.pserver.services.cluster import ClusterService
 from backstay.pserver.services.node import NodeService
+from backstay.pserver.services.resize import ResizeService
+from backstay.pserver.services.settings import SettingsService
 from backstay.pserver.services.store import StoreService
 from backstay.pserver.services.tables import TablesService
 from backstay.pserver.stores import OpenedStore, open_for_node
@@ -51,6 +63,9 @@ SERVICE_NAMES = [
     "backstay.v1.ClusterService",
     "backstay.v1.TablesService",
     "backstay.v1.NodeService",
+    "backstay.v1.CheckpointService",
+    "backstay.v1.SettingsService",
+    "backstay.v1.ResizeService",
 ]
 STORE_SERVICE_NAME = "backstay.v1.StoreService"
 # Control calls are short; what is still under way after this is cut off.
@@ -85,7 +100,7 @@ class Node:
         self._keeper = TableKeeper(self._registry, self._plane.server.create_table)
         self._keys = Keys(config.cluster)
         self._mirror = ClusterMirror(self._keys)
-        self._figures = ControlFigures()
+        self._figures = ControlFigures(config.memory_limit_bytes)
         control_port = split_address("control address", self._control.address)[1]
         data_port = split_address("data address", self._plane.server.address)[1]
         self._identity = Identity(
@@ -103,6 +118,8 @@ class Node:
             figures=self._figures,
             cluster_uid=self._cluster_uid,
         )
+        self._settings_service = SettingsService()
+        self._checkpoint_service = CheckpointService()
         self._metrics = self._open_metrics()
         self._member: ClusterMember | None = None
         self._has_left = False
@@ -177,8 +194,11 @@ class Node:
             registry=self._registry,
             keeper=self._keeper,
             figures=self._figures,
+            on_dismissed=self.stop,
         )
         self._cluster_service.read_events = lambda: read_events(opened.store, self._keys)
+        self._checkpoint_service.parts = self._member.checkpoints
+        self._settings_service.keeper = SettingsKeeper(opened.store, self._keys)
 
         async def ready() -> None:
             await self._control.set_serving()
@@ -292,12 +312,20 @@ class Node:
             ),
             server,
         )
+        settings_pb2_grpc.add_SettingsServiceServicer_to_server(self._settings_service, server)
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(
+            self._checkpoint_service, server
+        )
+        resize_pb2_grpc.add_ResizeServiceServicer_to_server(
+            ResizeService(lambda: self._member.plans if self._member is not None else None), server
+        )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(
                 config=self._config,
                 own=self._own,
                 cluster_uid=self._cluster_uid,
                 apply_here=self._keeper.apply,
+                slot_bytes=self._plane.server.slot_bytes,
             ),
             server,
         )

@@ -36,12 +36,15 @@ class RecordWatch:
         # The readable view and the events are left out: they are large, and for people.
         self._prefixes = (
             keys.routing,
+            keys.settings,
             keys.controller,
             keys.status,
             keys.members,
             keys.reports,
             keys.deaths,
             keys.tables,
+            keys.checkpoint,
+            keys.plans,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from backstay.consensus.keys import Keys
@@ -51,6 +52,7 @@ class NativeReport(NamedTuple):
                 silent=tuple(sorted(said["silent"])),
                 full=tuple(sorted(said["full"])),
                 caught_up=tuple(sorted(CaughtUp(*entry) for entry in said["caught_up"])),
+                loaded=tuple(sorted((slot, birth) for slot, birth in said["loaded"])),
             ),
             tuple(said["refused"]),
         )
@@ -79,6 +81,7 @@ class Reporter:
         self._latest: NativeReport | None = None
         self._news = asyncio.Event()
         self._stopping = threading.Event()
+        self._load_trouble = ""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -86,6 +89,12 @@ class Reporter:
         # A daemon: a native call that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._listen, name="reports", daemon=True)
         self._thread.start()
+
+    def set_load_trouble(self, reason: str) -> None:
+        """Report why slots cannot be loaded from a checkpoint; empty when they can."""
+        if reason != self._load_trouble:
+            self._load_trouble = reason
+            self._news.set()
 
     async def stop(self) -> None:
         """Listen no more."""
@@ -117,7 +126,7 @@ class Reporter:
                 )
                 suspected.add(task)
                 task.add_done_callback(suspected.discard)
-            report = said.report
+            report = replace(said.report, load_trouble=self._load_trouble)
             if not report.is_news_after(written):
                 continue
             # Only over what is known to be there: a write that was given up unseen may still come

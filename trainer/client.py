@@ -25,6 +25,7 @@ from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
+from backstay.trainer.checkpoints import Checkpoints
 from backstay.trainer.directory import ClusterInfo, Directory
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
@@ -154,6 +155,12 @@ class Client:
         """Return the nodes and the routing that this client goes by."""
         return self._watch.info
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The cluster's checkpoints: write one, list them, see what was restored."""
+        self._check_open()
+        return Checkpoints(self._directory)
+
     # -- sparse rows ----------------------------------------------------------------------
 
     def prepare(self, keys: ArrayLike) -> KeyBatch:
@@ -188,6 +195,7 @@ class Client:
         """
         table, batch = self._sparse(table, keys)
         rows = output(out, (*batch.shape, table.dim))
+        self._watch.wait_until_running()
         self._native.pull(
             table.id, table.dim, batch.plan, rows.reshape(-1), self._config.deadline_ms
         )
@@ -204,6 +212,7 @@ class Client:
         table, batch = self._sparse(table, keys)
         rows = output(out, (*batch.shape, table.dim))
         deadline_ms = self._config.deadline_ms
+        self._watch.wait_until_running()
         pending = self._native.pull_begin(table.id, table.dim, batch.plan, deadline_ms)
 
         def finish() -> Rows:
@@ -297,6 +306,7 @@ class Client:
         blocks = (
             values.reshape(-1) if whole else np.empty(plan.size * table.row_elements, np.float32)
         )
+        self._watch.wait_until_running()
         pending = self._native.pull_begin(
             table.id, table.row_elements, plan, self._config.deadline_ms
         )
@@ -427,12 +437,14 @@ class Client:
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
     ) -> None:
         """Push and wait."""
+        self._watch.wait_until_running()
         self._native.push(*self._push_arguments(table, plan, values, kind, scale))
 
     def _push_begin(
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
     ) -> Pending[None]:
         """Push without waiting."""
+        self._watch.wait_until_running()
         pending = self._native.push_begin(*self._push_arguments(table, plan, values, kind, scale))
         return Pending(pending.done, pending.finish)
 

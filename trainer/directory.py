@@ -57,11 +57,13 @@ class ClusterInfo:
         cluster_id: Its name.
         cluster_uid: What tells it from others of that name.
         routing: Its nodes, and the master of each slot.
+        paused: Why nothing new is to begin at present; empty while it may.
     """
 
     cluster_id: str
     cluster_uid: str
     routing: RoutingTable
+    paused: str = ""
 
     @property
     def nodes(self) -> tuple[NodeRecord, ...]:
@@ -121,10 +123,14 @@ class Directory:
             )
         return _info_of(response)
 
-    def open_stream(self, endpoint: str, known_routing_version: int) -> RoutingStream:
-        """Ask one node for every routing above a version; read it with :meth:`read_stream`."""
+    def open_stream(
+        self, endpoint: str, known_routing_version: int, known_paused: str
+    ) -> RoutingStream:
+        """Ask one node for what is newer than this; read it with :meth:`read_stream`."""
         stub = cluster_pb2_grpc.ClusterServiceStub(self._channel(endpoint))
-        request = cluster_pb2.WatchClusterRequest(known_routing_version=known_routing_version)
+        request = cluster_pb2.WatchClusterRequest(
+            known_routing_version=known_routing_version, known_paused=known_paused
+        )
         return cast(RoutingStream, stub.WatchCluster(request))
 
     def read_stream(self, endpoint: str, call: RoutingStream) -> Iterator[ClusterInfo]:
@@ -179,6 +185,17 @@ class Directory:
             )
         )
         return [TableSpec.from_json(table.spec_json) for table in response.tables]
+
+    def call(self, call: Callable[[grpc.Channel, float], T]) -> T:
+        """Make any other call; see :meth:`_call`."""
+        return self._call(call)
+
+    def call_to_its_end(self, call: Callable[[grpc.Channel], T]) -> T:
+        """Make a call that may take as long as it takes, and tells how it goes.
+
+        The deadline is for finding somebody who takes it on.
+        """
+        return self._call(lambda channel, _: call(channel))
 
     def close(self) -> None:
         """Close every channel."""
@@ -240,4 +257,9 @@ class Directory:
 
 
 def _info_of(response: cluster_pb2.GetClusterResponse) -> ClusterInfo:
-    return ClusterInfo(response.cluster_id, response.cluster_uid, routing_from_message(response))
+    return ClusterInfo(
+        response.cluster_id,
+        response.cluster_uid,
+        routing_from_message(response),
+        response.paused,
+    )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from backstay._native import DataClient
-from backstay.errors import BackstayError
+from backstay.errors import BackstayError, ClosedError
 from backstay.trainer.directory import ClusterInfo, Directory, RoutingStream
 
 __all__ = ["ClusterWatch", "ProgressHook", "set_routing"]
@@ -70,6 +70,10 @@ class ClusterWatch:
         self._stream_endpoint = ""
         # False once every node has said that it does not know the stream.
         self._streaming = True
+        # Set while calls may begin.
+        self._running = threading.Event()
+        self._paused = ""
+        self._running.set()
         self._silent: set[str] = set()
         self._strangers: set[str] = set()
         self._pause_s = _FIRST_PAUSE_S
@@ -90,12 +94,15 @@ class ClusterWatch:
 
     def start(self) -> None:
         """Begin to watch."""
+        self._pause(self.info.paused)
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
         """End both threads; a second call does nothing."""
         self._closing.set()
+        # Whoever waits is told that the client is closed.
+        self._running.set()
         self._native.unwatch()
         self._cancel_stream()
         for thread in self._threads:
@@ -120,6 +127,41 @@ class ClusterWatch:
             )
         _LOG.debug("routing %d", info.routing.version)
         return True
+
+    def wait_until_running(self) -> None:
+        """Return at once, or when the cluster wants nothing to wait any more.
+
+        Raises:
+            ClosedError: The client was closed meanwhile.
+        """
+        if self._running.is_set():
+            return
+        self._running.wait()
+        if self._closing.is_set():
+            raise ClosedError("the client was closed while the cluster was paused")
+
+    def _pause(self, why: str) -> None:
+        """Let calls wait before they begin, or go on if there is no reason."""
+        before, self._paused = self._paused, why
+        if why == before:
+            return
+        if why:
+            self._running.clear()
+        else:
+            self._running.set()
+        self._say(f"waiting: {why}" if why else "going on: the cluster is not paused any more")
+
+    def _say(self, text: str) -> None:
+        _LOG.info("%s", text)
+        self._tell_hook(text)
+
+    def _tell_hook(self, text: str) -> None:
+        if self._progress is not None:
+            try:
+                self._progress(text)
+            except Exception:  # noqa: BLE001
+                # The hook is the user's; what it raises must not end the watch.
+                _LOG.exception("the progress hook raised")
 
     def _refuse(self, info: ClusterInfo) -> None:
         """Say, once, that some server belongs to another cluster of the same name."""
@@ -155,6 +197,9 @@ class ClusterWatch:
                 _LOG.debug("the stream from %s ended: %s", endpoint, error)
             failures += 1
             if failures >= len(candidates):
+                # Nobody tells how the cluster does. A pause must not outlive it: calls go on to
+                # their own deadline.
+                self._pause("")
                 # Every node was tried in turn: not in a busy loop.
                 pause = _FIRST_PAUSE_S * 2 ** min(failures // len(candidates), 5)
                 self._closing.wait(min(pause, _LONGEST_PAUSE_S))
@@ -162,7 +207,7 @@ class ClusterWatch:
     def _read_stream(self, endpoint: str) -> bool:
         """Apply what one node's stream tells; return whether it told anything."""
         told = False
-        call = self._directory.open_stream(endpoint, self.info.routing.version)
+        call = self._directory.open_stream(endpoint, self.info.routing.version, self._paused)
         with self._lock:
             self._stream, self._stream_endpoint = call, endpoint
         if self._closing.is_set():
@@ -170,6 +215,10 @@ class ClusterWatch:
         for info in self._directory.read_stream(endpoint, call):
             told = True
             self.apply(info)
+            # Only the node that is watched is asked: another one may be behind, and would not
+            # say a second time that a pause is over.
+            if info.cluster_uid == self.info.cluster_uid:
+                self._pause(info.paused)
         return told
 
     @staticmethod
@@ -193,12 +242,7 @@ class ClusterWatch:
                 self._look()
                 continue
             _LOG.log(logging.WARNING if kind == "waiting" else logging.INFO, "%s", text)
-            if self._progress is not None:
-                try:
-                    self._progress(text)
-                except Exception:  # noqa: BLE001
-                    # The hook is the user's; what it raises must not end the watch.
-                    _LOG.exception("the progress hook raised")
+            self._tell_hook(text)
 
     def _look(self) -> None:
         """A server does not answer: ask the nodes whether the cluster has changed."""

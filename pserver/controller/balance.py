@@ -7,6 +7,7 @@ slot to more hosts, so the steps come to an end.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -32,13 +33,14 @@ def relieve_stopping(draft: Draft) -> None:
     leaving = {
         number
         for number, alive in enumerate(draft.alive)
-        if alive and not draft.serving[number] and draft.masters[number]
+        if alive and not draft.able[number] and draft.masters[number]
     }
     if not leaving:
         return
     for slot, held in enumerate(draft.held):
         if held.master in leaving and slot not in draft.changed:
-            heirs = [number for number in held.in_sync if draft.serving[number]]
+            # One that is to leave is better than none; ``heir`` prefers the others.
+            heirs = [number for number in held.in_sync if draft.able[number]]
             if heirs:
                 heir = draft.heir(heirs)
                 hand_over(draft, slot, heir, f"{draft.name(held.master)} does not serve any more")
@@ -53,9 +55,10 @@ def hand_over(draft: Draft, slot: int, heir: int, why: str) -> None:
 
 
 def move_copies(draft: Draft) -> bool:
-    """Begin to move copies to other hosts, and from full processes to emptier ones.
+    """Begin to move copies away from who leaves, to other hosts, and to emptier processes.
 
-    A move is an additional copy; ``drop_surplus`` ends it once that one is in sync.
+    One after the other: what is moved from who leaves evens out the others already. A move is an
+    additional copy; ``drop_surplus`` ends it once that one is in sync.
 
     Returns:
         Whether a move is under way.
@@ -67,6 +70,8 @@ def move_copies(draft: Draft) -> bool:
         if held.catching_up:
             moving = True
             load[surplus_of(draft, held.synced + held.catching_up, load)] -= 1
+    if any(leaves and draft.copies[number] for number, leaves in enumerate(draft.leaves)):
+        return _empty_leaving(draft, load) or moving
     crowded = _crowded(draft)
     if not crowded and (serving.size < 2 or load[serving].max() - load[serving].min() < 2):
         return moving
@@ -75,19 +80,21 @@ def move_copies(draft: Draft) -> bool:
         if not held.catching_up and held.master != NO_MASTER:
             for number in held.synced:
                 slots_of[number].append(slot)
+    size = _sizes_held(draft)
+    most = _moves_left(draft)
     begun = 0
     for slot in crowded:
         for target in serving[np.argsort(load[serving], kind="stable")].tolist():
-            if begun < MOVES_MAX and _begin(draft, slot, target, load):
+            if begun < most and _begin(draft, slot, target, load):
                 begun += 1
                 break
     failed: set[int] = set()
-    while begun < MOVES_MAX:
+    while begun < most:
         targets = [n for n in serving.tolist() if n not in failed]
         if not targets:
             break
         target = min(targets, key=lambda number: (load[number], number))
-        if _fill(draft, target, slots_of, load):
+        if _fill(draft, target, slots_of, load, size):
             begun += 1
         else:
             failed.add(target)
@@ -185,17 +192,85 @@ def _crowded(draft: Draft) -> list[int]:
     ]
 
 
-def _fill(draft: Draft, target: int, slots_of: dict[int, list[int]], load: np.ndarray) -> bool:
-    """Begin to move one copy to a process, from one of the fullest that allows it."""
+def _empty_leaving(draft: Draft, load: np.ndarray) -> bool:
+    """Begin to move what processes hold that are to leave; return whether any move began.
+
+    Each copy moves once, to the process that holds least. Large ones are dealt first: so each
+    round of dealing makes up for the differences of the one before.
+    """
+    leaving = {number for number, leaves in enumerate(draft.leaves) if leaves}
+    slots = draft.slots_with(leaving)
+    sizes = draft.bytes_of_slot
+    if sizes is not None:
+        slots.sort(key=lambda slot: (-sizes[slot], slot))
+    size = _sizes_held(draft)
+    serving = np.flatnonzero(draft.serving)
+    free = serving[~np.isin(serving, list(draft.full))]
+    most = _moves_left(draft)
+    begun = 0
+    for slot in slots:
+        if begun >= most:
+            break
+        held = draft.held[slot]
+        stay = [number for number in held.synced if number not in leaving]
+        shares_host = np.isin(draft.hosts[free], draft.hosts[stay])
+        # On another host, then who holds least; ties in the order of the processes.
+        for target in free[np.lexsort((size[free], load[free], shares_host))].tolist():
+            if _begin(draft, slot, target, load):
+                begun += 1
+                size[target] += sizes[slot] if sizes is not None else 0
+                break
+            if target not in held.holders and draft.copying[target] >= CATCHING_UP_MAX:
+                break  # Its turn will come; what another one took now would go on to it later.
+    return begun > 0
+
+
+def _moves_left(draft: Draft) -> int:
+    """Return how many moves may begin in this decision."""
+    under_way = sum(1 for held in draft.held if held.catching_up)
+    return max(0, min(MOVES_MAX, draft.moves_at_once - under_way))
+
+
+def _sizes_held(draft: Draft) -> np.ndarray:
+    """Return by number the bytes of the slots that a process holds; zeros if not known."""
+    size = np.zeros(len(draft.processes), dtype=np.float64)
+    if draft.bytes_of_slot is not None:
+        for slot, held in enumerate(draft.held):
+            for number in held.holders:
+                size[number] += draft.bytes_of_slot[slot]
+    return size
+
+
+def _fill(
+    draft: Draft,
+    target: int,
+    slots_of: dict[int, list[int]],
+    load: np.ndarray,
+    size: np.ndarray,
+) -> bool:
+    """Begin to move one copy to a process, from one of the fullest that allows it.
+
+    Of its slots one is taken whose size evens out the bytes as the number evens out the copies:
+    what one has more in bytes, over what it has more in copies.
+    """
     if draft.copying[target] >= CATCHING_UP_MAX:
         return False
-    for source in sorted(slots_of, key=lambda number: (-load[number], number)):
+    for source in sorted(slots_of, key=lambda number: (-load[number], -size[number], number)):
         if load[source] - load[target] < 2:
             return False
         slots = slots_of[source]
-        for at, slot in enumerate(slots):
+        order: Iterable[int] = range(len(slots))
+        sizes = draft.bytes_of_slot
+        if sizes is not None:
+            ideal = (size[source] - size[target]) / (load[source] - load[target])
+            order = np.argsort(np.abs(np.array([sizes[slot] for slot in slots]) - ideal)).tolist()
+        for at in order:
+            slot = slots[at]
             if _begin(draft, slot, target, load):
                 del slots[at]
+                if sizes is not None:
+                    size[source] -= sizes[slot]
+                    size[target] += sizes[slot]
                 return True
     return False
 
@@ -215,11 +290,14 @@ def _begin(draft: Draft, slot: int, target: int, load: np.ndarray) -> bool:
     if not draft.reaches(target, after):
         return False
     gain = distinct_hosts(draft, after) - distinct_hosts(draft, held.synced)
-    if gain < 0 or (gain == 0 and load[victim] - load[target] < 2):
+    leaves = draft.leaves[victim]
+    if not leaves and (gain < 0 or (gain == 0 and load[victim] - load[target] < 2)):
         return False
     draft.put(slot, held._replace(catching_up=(target,)))
     load[target] += 1
     load[victim] -= 1
     why = "copies are on distinct hosts" if gain else "copies are spread evenly"
+    if leaves:
+        why = f"{draft.name(victim)} is to leave"
     draft.note("copy_added", target, f"{draft.name(target)} gets a copy of {{slots}}: {why}", slot)
     return True

@@ -14,11 +14,22 @@ from backstay.errors import InvalidRequest
 from backstay.pserver.controller.balance import balance_masters, move_copies, relieve_stopping
 from backstay.pserver.controller.draft import Draft
 from backstay.pserver.controller.failover import fail_over, note_members
-from backstay.pserver.controller.first_routing import FIRST_VERSION, first_routing
+from backstay.pserver.controller.first_routing import (
+    FIRST_VERSION,
+    first_routing,
+    restored_routing,
+)
 from backstay.pserver.controller.health import health_of, health_without_routing
 from backstay.pserver.controller.inputs import ClusterRecords, Decision
+from backstay.pserver.controller.plans import followed, progressed
 from backstay.pserver.controller.repair import add_missing, drop_surplus
 from backstay.pserver.controller.reports import follow_reports
+from backstay.pserver.controller.restoring import (
+    begin_restore,
+    being_restored,
+    follow_loads,
+    restore_after,
+)
 
 __all__ = ["decide"]
 
@@ -56,6 +67,12 @@ def _begin(records: ClusterRecords) -> Decision:
     if len(nodes) < config.initial_nodes:
         return Decision(None, health_without_routing(records))
     routing = first_routing(nodes, config.slot_count, config.replicas)
+    restore = records.restore
+    if restore is not None and restore.state == "requested":
+        routing = restored_routing(routing, restore)
+        restore = replace(restore, state="loading", version=FIRST_VERSION)
+    else:
+        restore = None
     copies = len(routing.replicas_of_slot[0].holders)
     event = Event(
         routing_version=FIRST_VERSION,
@@ -66,28 +83,40 @@ def _begin(records: ClusterRecords) -> Decision:
         reason=f"{config.slot_count} slots with {copies} of {config.replicas} copies on "
         f"{len(nodes)} nodes: the first nodes serve",
     )
-    return Decision(routing, health_of(records, routing), (event,))
+    return Decision(routing, health_of(records, routing), (event,), restore=restore)
 
 
 def _continue(records: ClusterRecords, before: RoutingTable) -> Decision:
+    plan = followed(records)
+    records, known = replace(records, plan=plan), records.plan
     draft = Draft(records, before)
     note_members(draft)
-    fail_over(draft)
+    fail_over(draft, records.on_loss or being_restored(records.restore))
+    begin_restore(draft, records.restore)
+    follow_loads(draft, records)
     relies_on = follow_reports(draft, records)
     relieve_stopping(draft)
     drop_surplus(draft)
     short = add_missing(draft)
     # Evening out waits until every slot has its copies: it must not delay what is urgent.
+    at_rest = False
     if not short and not draft.changed and _all_in_sync(draft):
-        moving = move_copies(draft)
+        # Moves that begin before all nodes have come would be made again when they have.
+        waits = plan is not None and plan.state == "waiting_for_nodes"
+        moving = draft.copying.any() if waits else move_copies(draft)
         if not moving:
             balance_masters(draft)
+            at_rest = not draft.changed
+    if plan is not None and plan.is_under_way:
+        plan = progressed(plan, draft, at_rest=at_rest)
+    news = None if plan == known else plan
     routing, events = draft.finish()
     health = health_of(records, routing or before)
+    restore = restore_after(draft, records.restore, before.version + 1)
     if routing is None:
-        return Decision(None, health, events)
+        return Decision(None, health, events, restore=restore, plan=news)
     given_up = tuple(sorted(draft.name(number) for number in draft.given_up))
-    return Decision(routing, health, events, relies_on, given_up)
+    return Decision(routing, health, events, relies_on, given_up, restore, news)
 
 
 def _all_in_sync(draft: Draft) -> bool:

@@ -13,14 +13,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backstay.consensus.records import (
     GONE_MAX,
     NO_MASTER,
+    NOT_RESTORING,
     Event,
     EventKind,
     NodeRecord,
     NodeReport,
+    Restoring,
     RoutingTable,
     SlotReplicas,
 )
@@ -45,7 +48,9 @@ class Draft:
         processes: The processes by number.
         index_of: Their numbers by instance.
         alive: By number, whether the lease is alive and nobody knows the process dead.
-        serving: By number, whether it is alive and serves: only such take something new.
+        able: By number, whether it is alive and serves.
+        leaves: By number, whether it is alive and a plan wants it to hold nothing.
+        serving: By number, whether it is able and does not leave: only such take something new.
         waiting: By number, whether it may still come back with its memory.
         gone: By number, whether its memory is gone: it is dead, or another has its node id.
         held: For each slot the processes that hold it, by number.
@@ -53,8 +58,11 @@ class Draft:
         copies: By number, the slots it holds.
         copying: By number, the slots it is catching up in.
         hosts: By number, a number for its host.
+        bytes_of_slot: The size of each slot; None if it is not known.
+        moves_at_once: Slots that may be on the move at one time.
         full: Numbers of those who had no room for a copy a short time ago.
         lost: Slots that were lost in this decision.
+        restoring: Slots that wait for their content from a checkpoint, which is ``source``.
         given_up: Numbers of those who had them and may still live.
     """
 
@@ -86,26 +94,32 @@ class Draft:
             node.instance in living and not gone
             for node, gone in zip(self.processes, self.gone, strict=True)
         ]
-        self.serving = [
+        self.able = [
             alive and living[node.instance].status == "serving"
             for node, alive in zip(self.processes, self.alive, strict=True)
         ]
+        plan = records.plan
+        self.leaves = [
+            alive and plan is not None and plan.lets_go(node.node_id, node.instance)
+            for node, alive in zip(self.processes, self.alive, strict=True)
+        ]
+        self.serving = [
+            able and not leaves for able, leaves in zip(self.able, self.leaves, strict=True)
+        ]
+        self.bytes_of_slot = (
+            None if records.bytes_of_slot is None else records.bytes_of_slot.tolist()
+        )
+        self.moves_at_once = records.moves_at_once
         self.waiting = [
             node.instance in records.waiting and not alive and not gone
             for node, alive, gone in zip(self.processes, self.alive, self.gone, strict=True)
         ]
-        host_numbers: dict[str, int] = {}
-        self.hosts = np.array(
-            # A node that names no host is taken for a machine of its own.
-            [
-                host_numbers.setdefault(n.host or f"/{n.node_id}", len(host_numbers))
-                for n in self.processes
-            ],
-            dtype=np.int64,
-        )
+        self.hosts = _host_numbers(self.processes)
         self.held: list[SlotReplicas] = list(before.replicas_of_slot)
         self.changed: dict[int, None] = {}
         self.lost: list[int] = []
+        self.restoring = set(before.restoring.slots)
+        self.source = before.restoring[:2]
         self.given_up: set[int] = set()
         self._count()
         self._apart = self._who_is_apart(records)
@@ -174,6 +188,18 @@ class Draft:
         self.held[slot] = held
         self.changed[slot] = None
 
+    def restore(self, slot: int, url: str, checkpoint: str) -> None:
+        """Let a slot that begins anew in this decision take its content from a checkpoint.
+
+        One checkpoint at a time: slots that still wait for another one begin anew as well, to
+        wait for this. Their new birth tells what is loaded from this one from what came from
+        the other.
+        """
+        if self.restoring and self.source != (url, checkpoint):
+            self.lost += sorted(self.restoring - set(self.lost))
+        self.source = (url, checkpoint)
+        self.restoring.add(slot)
+
     def note(self, kind: EventKind, process: int, reason: str, slot: int | None = None) -> None:
         """Remember what was decided; what agrees in all but the slot becomes one event.
 
@@ -215,11 +241,15 @@ class Draft:
             if node.instance in self._dead and node.instance not in self.before.gone
         )
         gone = (*self.before.gone, *newly_gone)[-GONE_MAX:]
+        restoring = NOT_RESTORING
+        if self.restoring:
+            restoring = Restoring(*self.source, tuple(sorted(self.restoring)))
         if (
             not differs
             and nodes == tuple(_stored(node) for node in self.before.nodes)
             and gone == self.before.gone
             and self.wanted == self.before.replicas
+            and restoring == self.before.restoring
         ):
             return None, ()
         table = RoutingTable(
@@ -231,6 +261,7 @@ class Draft:
             birth_of_slot=births,
             generation=self.before.generation + bool(self.lost),
             gone=gone,
+            restoring=restoring,
         )
         return table, self._events(version)
 
@@ -306,6 +337,14 @@ class Draft:
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _host_numbers(processes: Sequence[NodeRecord]) -> NDArray[np.int64]:
+    """Return for each process a number for its host."""
+    numbers: dict[str, int] = {}
+    # A node that names no host is taken for a machine of its own.
+    hosts = [node.host or f"/{node.node_id}" for node in processes]
+    return np.array([numbers.setdefault(host, len(numbers)) for host in hosts], dtype=np.int64)
 
 
 def _stored(node: NodeRecord) -> NodeRecord:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backstay.consensus.checkpoint_records import CheckpointRecord
 from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import Draft
 
@@ -33,8 +34,13 @@ def note_members(draft: Draft) -> None:
             draft.note("node_gone", number, f"{name}: {draft.state(number)}")
 
 
-def fail_over(draft: Draft) -> None:
-    """Take absent processes out of every set, and find a master for each slot without one."""
+def fail_over(draft: Draft, on_loss: CheckpointRecord | None = None) -> None:
+    """Take absent processes out of every set, and find a master for each slot without one.
+
+    Args:
+        draft: To be changed.
+        on_loss: The checkpoint that slots without any copy come back from, if any.
+    """
     absent = {number for number, alive in enumerate(draft.alive) if not alive}
     concerned = set(draft.slots_with(absent)) if absent else set()
     concerned.update(np.flatnonzero(draft.before.master_of_slot == NO_MASTER).tolist())
@@ -55,7 +61,7 @@ def fail_over(draft: Draft) -> None:
         if present.in_sync:
             _promote(draft, slot, present)
         else:
-            _wait_or_give_up(draft, slot, present)
+            _wait_or_give_up(draft, slot, present, on_loss)
 
 
 def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
@@ -71,11 +77,15 @@ def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
     draft.note("promoted", new, f"{draft.name(new)} becomes master of {{slots}}: {was}", slot)
 
 
-def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas) -> None:
+def _wait_or_give_up(
+    draft: Draft, slot: int, present: SlotReplicas, on_loss: CheckpointRecord | None
+) -> None:
     """Keep a slot for those who have its content, or declare it lost and begin anew."""
     held = draft.held[slot]
     candidates = tuple([number for number in held.synced if not draft.gone[number]])
-    if any(draft.waiting[number] for number in candidates):
+    # Nobody has been served what is not loaded yet, and others can load it as well.
+    waits = slot not in draft.restoring
+    if waits and any(draft.waiting[number] for number in candidates):
         kept = SlotReplicas(NO_MASTER, candidates, present.catching_up)
         if kept != held:
             draft.put(slot, kept)
@@ -92,7 +102,7 @@ def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas) -> None:
     if len(given_up) > GIVEN_UP_MAX:
         return  # In a later decision.
     draft.given_up = given_up
-    serving = np.flatnonzero(draft.serving)
+    serving = np.flatnonzero(draft.serving if any(draft.serving) else draft.able)
     if not serving.size:
         # Nobody to begin anew on; the content is gone all the same.
         empty = SlotReplicas(NO_MASTER)
@@ -104,12 +114,15 @@ def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas) -> None:
     draft.put(slot, SlotReplicas(new))
     draft.lost.append(slot)
     who = ", ".join(_why(draft, number) for number in held.synced) or "no copy was left"
-    draft.note(
-        "lost",
-        new,
-        f"DATA LOST: {{slots}} begin anew, empty, on {draft.name(new)}: {who}",
-        slot,
-    )
+    how = "begin anew, empty, on"
+    if slot in draft.restoring:
+        how = f"wait for checkpoint {draft.source[1]} on"
+    elif on_loss is not None:
+        # Others that come back at this moment come from the same one: see ``Draft.restore``.
+        url, checkpoint = draft.source if draft.restoring else (on_loss.url, on_loss.id)
+        draft.restore(slot, url, checkpoint)
+        how = f"come back as checkpoint {checkpoint} has them, without what came since, on"
+    draft.note("lost", new, f"DATA LOST: {{slots}} {how} {draft.name(new)}: {who}", slot)
 
 
 def _why(draft: Draft, process: int) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from backstay.consensus.records import NodeRecord, RoutingTable, SlotReplicas
+from backstay.consensus.checkpoint_records import RestorePlan
+from backstay.consensus.records import NodeRecord, Restoring, RoutingTable, SlotReplicas
 from backstay.pserver.controller.slot_order import shuffled_slots
 
-__all__ = ["FIRST_VERSION", "first_routing", "place_replicas"]
+__all__ = ["FIRST_VERSION", "first_routing", "place_replicas", "restored_routing"]
 
 FIRST_VERSION = 1
 
@@ -27,6 +29,17 @@ def first_routing(nodes: Sequence[NodeRecord], slot_count: int, replicas: int) -
         term_of_slot=ones,
         birth_of_slot=ones,
     )
+
+
+def restored_routing(routing: RoutingTable, plan: RestorePlan) -> RoutingTable:
+    """Return a first routing table whose slots come from a checkpoint: with their masters only.
+
+    A backup that begins empty would not have what its master loads.
+    """
+    sets = [SlotReplicas(held.master) for held in routing.replicas_of_slot]
+    slots = plan.slots or tuple(range(routing.slot_count))
+    restoring = Restoring(plan.url, plan.checkpoint, slots)
+    return replace(routing, replicas_of_slot=tuple(sets), restoring=restoring)
 
 
 def place_replicas(slot_count: int, hosts: Sequence[str], replicas: int) -> list[SlotReplicas]:

@@ -41,6 +41,10 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
             f"{_list(outcast)}: taken for dead and no longer part of the cluster; start it again"
         )
     serving = [n for n in nodes if members[n].status == "serving" and n not in outcast]
+    if records.plan is not None:
+        # They are to hold nothing.
+        plan = records.plan
+        serving = [n for n in serving if not plan.lets_go(n, members[n].instance)]
     if len(serving) < wanted:
         reasons.append(f"{counted(len(serving), 'node')} for {wanted} copies: start more nodes")
     copies = np.array([len(held.in_sync) + 1 if held.master >= 0 else 0 for held in routing.sets])
@@ -51,12 +55,22 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
     short = int(np.count_nonzero((copies_of_slot > 0) & (copies_of_slot < wanted)))
     if short:
         reasons.append(f"{counted(short, 'slot')} with fewer than {wanted} copies in sync")
+    restoring = routing.restoring
+    if restoring.slots:
+        trouble = sorted({report.load_trouble for report in records.reports.values()} - {""})
+        reasons.append(
+            f"{counted(len(restoring.slots), 'slot')} to be loaded from checkpoint "
+            f"{restoring.checkpoint}" + (f": {'; '.join(trouble)}" if trouble else "")
+        )
     births = routing.birth_of_slot
     anew = (births > 1) & ((births == routing.version) | (copies_of_slot < wanted))
+    if records.restore is not None:
+        # Those were not lost, but given up for a checkpoint.
+        anew &= births != (records.restore.version or routing.version)
     lost = int(np.count_nonzero(anew))
     if lost:
         reasons.append(
-            f"{counted(lost, 'slot')} lost all copies and began anew, empty "
+            f"{counted(lost, 'slot')} lost all copies and began anew "
             f"(generation {routing.generation})"
         )
     return ClusterHealthRecord("UNHEALTHY" if reasons else "OK", "; ".join(reasons), nodes)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
+from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -33,6 +38,14 @@ class ClusterRecords:
         waiting: Instances whose lease is over without such evidence, and which are still
             given time to come back with their memory. It delays nothing but the declaration
             of a slot as lost; empty means that a lease that is over is enough for that.
+        restore: A restore that was asked for, None if none ever was.
+        on_loss: The checkpoint that slots which lost all copies are to come back from; None: they
+            begin anew, empty.
+        plan: The resize, drain or rebalance that was asked for last; None before the first.
+        plan_overdue: Whether the plan has waited for nodes for longer than it is to.
+        bytes_of_slot: The size of each slot's rows, [slot_count]; None if it is not known. It
+            decides only which slots move, never how many.
+        moves_at_once: Slots that may be on the move at one time.
     """
 
     config: ClusterConfig
@@ -41,6 +54,12 @@ class ClusterRecords:
     reports: Mapping[int, NodeReport] = field(default_factory=dict)
     gone: frozenset[int] = frozenset()
     waiting: frozenset[int] = frozenset()
+    restore: RestorePlan | None = None
+    on_loss: CheckpointRecord | None = None
+    plan: ResizePlan | None = None
+    plan_overdue: bool = False
+    bytes_of_slot: NDArray[np.uint64] | None = None
+    moves_at_once: int = 256
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,9 @@ class Decision:
         given_up: Ids of nodes without a lease whose content the routing declares lost. The
             transaction should compare the revisions of their registrations: one that has come
             back meanwhile serves by the old table.
+        restore: What the record of the restore is to say; None if it is right.
+        plan: The plan as it stands now; None if it stands as it did. The transaction should
+            compare the revision of its record.
     """
 
     routing: RoutingTable | None
@@ -64,3 +86,5 @@ class Decision:
     events: tuple[Event, ...] = ()
     relies_on: tuple[int, ...] = ()
     given_up: tuple[str, ...] = ()
+    restore: RestorePlan | None = None
+    plan: ResizePlan | None = None

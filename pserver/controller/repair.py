@@ -65,6 +65,11 @@ def drop_surplus(draft: Draft) -> None:
         and slot not in draft.changed
     ]
     for slot in many:
+        held = draft.held[slot]
+        for number in held.catching_up:
+            # It was to get the copy before it was to leave.
+            if draft.leaves[number] and len(held.synced) >= draft.wanted:
+                _drop(draft, slot, number)
         while len(draft.held[slot].synced) > draft.wanted:
             held = draft.held[slot]
             _drop(draft, slot, surplus_of(draft, held.synced, draft.copies))
@@ -75,17 +80,18 @@ def drop_surplus(draft: Draft) -> None:
 def surplus_of(draft: Draft, holders: tuple[int, ...], load: NDArray[np.int64]) -> int:
     """Return which of the holders of a slot is to go if one of them is.
 
-    One that does not hear another one of them; else one on a host that has another one of them;
-    else one that does not serve; else the one that holds most slots; the master, which comes
-    first, only if it holds more than others.
+    One that does not hear another one of them; else one that is to leave; else one on a host that
+    has another one of them; else one that does not serve; else the one that holds most slots; the
+    master, which comes first, only if it holds more than others.
     """
     hosts = [int(draft.hosts[number]) for number in holders]
 
-    def weight(at: int) -> tuple[bool, bool, bool, int, int]:
+    def weight(at: int) -> tuple[bool, bool, bool, bool, int, int]:
         number = holders[at]
         apart = not draft.reaches(number, holders)
         return (
             apart,
+            draft.leaves[number],
             hosts.count(hosts[at]) > 1,
             not draft.serving[number],
             int(load[number]),
@@ -118,12 +124,10 @@ def _drop(draft: Draft, slot: int, number: int) -> None:
         )
     catching_up = tuple([one for one in held.catching_up if one != number])
     draft.put(slot, SlotReplicas(master, in_sync, catching_up))
-    draft.note(
-        "copy_dropped",
-        number,
-        f"{draft.name(number)} drops {{slots}}: there are more copies than {draft.wanted}",
-        slot,
-    )
+    why = f"there are more copies than {draft.wanted}"
+    if draft.leaves[number]:
+        why += ", and it is to leave"
+    draft.note("copy_dropped", number, f"{draft.name(number)} drops {{slots}}: {why}", slot)
 
 
 def _target(draft: Draft, held: SlotReplicas) -> int | None:

@@ -122,6 +122,10 @@ def _holds(draft: Draft, reporter: int, backup: int, entry: CaughtUp) -> bool:
     before = draft.before
     return (
         entry.slot < before.slot_count
+        # What is not served yet cannot have been copied: this is about what the slot was before,
+        # in the same term, also if this decision lets it be served.
+        and entry.slot not in before.restoring.slots
+        and entry.slot not in draft.restoring
         and entry.term == int(before.term_of_slot[entry.slot])
         and before.replicas_of_slot[entry.slot].master == reporter
         and backup in draft.held[entry.slot].catching_up

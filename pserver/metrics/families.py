@@ -197,6 +197,15 @@ def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Met
         {"added": figures.in_sync.added, "removed": figures.in_sync.removed},
     )
     yield _failover_histogram(figures.failovers)
+    written = figures.checkpoints
+    yield _counters(
+        "checkpoints_total",
+        "Checkpoints that this node was asked for.",
+        "outcome",
+        {"written": written.written, "failed": written.failed},
+    )
+    yield _gauge("checkpoint_seconds", "Time of the last whole one.", written.last_s)
+    yield _gauge("checkpoint_bytes", "Size of the last whole one.", written.last_bytes)
 
 
 def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:

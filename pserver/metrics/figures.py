@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from backstay.consensus.routing import NO_MASTER, RoutingTable
 
 __all__ = [
     "FAILOVER_BOUNDS_S",
+    "Checkpoints",
     "ControlFigures",
     "Durations",
     "Failover",
@@ -77,6 +78,23 @@ class Failover:
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    """What this node did as the one that was asked for checkpoints.
+
+    Attributes:
+        written: Whole checkpoints.
+        failed: Those that were given up.
+        last_s: How long the last whole one took.
+        last_bytes: Of its files.
+    """
+
+    written: int = 0
+    failed: int = 0
+    last_s: float = 0.0
+    last_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class InSyncChanges:
     """Replicas that joined or left the in-sync sets of slots, masters counted among them."""
 
@@ -117,12 +135,14 @@ def _holders(routing: RoutingTable) -> dict[int, str]:
 class ControlFigures:
     """What the control plane of one node has done."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_limit_bytes: int = 0) -> None:
+        self.memory_limit_bytes = memory_limit_bytes
         self.is_controller = False
         self.lease_until_s = 0.0
         self.failovers = Durations()
         self.last_failover: Failover | None = None
         self.in_sync = InSyncChanges()
+        self.checkpoints = Checkpoints()
         self.report_sizes: Mapping[str, int] = {
             "silent": 0,
             "full": 0,
@@ -139,6 +159,19 @@ class ControlFigures:
             self.in_sync = InSyncChanges(
                 self.in_sync.added + more.added, self.in_sync.removed + more.removed
             )
+
+    def checkpoint_written(self, seconds: float, size_bytes: int) -> None:
+        """Count a whole checkpoint."""
+        self.checkpoints = replace(
+            self.checkpoints,
+            written=self.checkpoints.written + 1,
+            last_s=seconds,
+            last_bytes=size_bytes,
+        )
+
+    def checkpoint_failed(self) -> None:
+        """Count one that was given up."""
+        self.checkpoints = replace(self.checkpoints, failed=self.checkpoints.failed + 1)
 
     def notice(self, snapshot: ClusterSnapshot, now_s: float) -> None:
         """Note since when which nodes that the routing relies on are lost."""
@@ -182,15 +215,29 @@ class ControlFigures:
 
     def to_object(self, snapshot: ClusterSnapshot, now_s: float) -> dict[str, Any]:
         """Return the figures as a JSON object."""
-        last = self.last_failover
+        last, plan, newest = self.last_failover, snapshot.plan, snapshot.checkpoint
         return {
             "controller": self.is_controller,
             "store_reachable": not snapshot.trouble,
             "store_trouble": snapshot.trouble,
+            "memory_limit_bytes": self.memory_limit_bytes,
             "lease_remaining_ms": max(0, round((self.lease_until_s - now_s) * 1000)),
             "report": dict(self.report_sizes),
             "in_sync_added": self.in_sync.added,
             "in_sync_removed": self.in_sync.removed,
             "failovers": self.failovers.total,
             "last_failover": last.to_object() if last is not None else None,
+            "plan": None
+            if plan is None
+            else {
+                "kind": plan.kind,
+                "state": plan.state,
+                "reason": plan.reason,
+                "moves_left": plan.moves_left,
+                "moves_total": plan.moves_total,
+            },
+            "checkpoint": None
+            if newest is None
+            else {"id": newest.id, "created": newest.created, "url": newest.url},
+            "saving": None if snapshot.save is None else snapshot.save.id,
         }

@@ -12,11 +12,11 @@ from grpc import aio
 
 from backstay._native import DataServer
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
-from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord
+from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.membership import seen_routing
 from backstay.consensus.messages import node_to_message, routing_to_message
-from backstay.consensus.records import Event
-from backstay.errors import ServerUnavailable, Stopping
+from backstay.consensus.records import NO_MASTER, Event
+from backstay.errors import ConfigError, ServerUnavailable, Stopping
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.table_registry import TableRegistry
 
@@ -62,12 +62,16 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> cluster_pb2.GetClusterResponse:
         """Return nodes, routing and health, once there is a routing."""
+        self._routing()
+        return self._answer_of(self._view.snapshot())
+
+    def _routing(self) -> RoutingTable:
         snapshot = self._view.snapshot()
         if snapshot.routing is None:
             raise ServerUnavailable(
                 f"{self._own().node_id} knows no routing yet: {snapshot.health.reason}"
             )
-        return self._answer_of(snapshot)
+        return snapshot.routing
 
     async def WatchCluster(  # noqa: N802
         self,
@@ -82,7 +86,11 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             if snapshot.routing is None:
                 continue
             answer = self._answer_of(snapshot)
-            if last is None and answer.routing_version <= request.known_routing_version:
+            if (
+                last is None
+                and answer.routing_version <= request.known_routing_version
+                and answer.paused == request.known_paused
+            ):
                 # Known already: the next change is of interest.
                 last = answer
                 continue
@@ -90,6 +98,30 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
                 last = answer
                 yield answer
                 await asyncio.sleep(ANSWER_PAUSE_S)
+
+    async def GetSlot(  # noqa: N802
+        self,
+        request: cluster_pb2.GetSlotRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> cluster_pb2.GetSlotResponse:
+        """Return who holds one slot, and since when."""
+        routing = self._routing()
+        if request.slot >= routing.slot_count:
+            raise ConfigError(
+                f"slot: {request.slot} is out of range; the cluster has 0 to "
+                f"{routing.slot_count - 1}"
+            )
+        held = routing.replicas_of_slot[request.slot]
+        ids = [node.node_id for node in routing.nodes]
+        return cluster_pb2.GetSlotResponse(
+            routing_version=routing.version,
+            term=int(routing.term_of_slot[request.slot]),
+            birth=int(routing.birth_of_slot[request.slot]),
+            master="" if held.master == NO_MASTER else ids[held.master],
+            in_sync=[ids[index] for index in held.in_sync],
+            catching_up=[ids[index] for index in held.catching_up],
+            replicas=routing.replicas,
+        )
 
     async def GetNodeStats(  # noqa: N802
         self,
@@ -192,6 +224,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
                 cluster_uid=self._cluster_uid(),
                 health=snapshot.health,
                 controller=snapshot.controller.node_id if snapshot.controller else "",
+                paused=snapshot.plan.pause_reason if snapshot.plan is not None else "",
             )
             self._answer = (snapshot.revision, answer)
         return self._answer[1]

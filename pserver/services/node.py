@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from grpc import aio
+from numpy.typing import NDArray
 
 from backstay._proto.v1 import node_pb2, node_pb2_grpc
 from backstay.config import ServerConfig
@@ -17,7 +20,7 @@ __all__ = ["NodeService"]
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
-    """Describes this node and takes over tables."""
+    """Describes this node, takes over tables, tells sizes."""
 
     def __init__(
         self,
@@ -26,6 +29,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         own: Callable[[], NodeRecord],
         cluster_uid: Callable[[], str],
         apply_here: Callable[[str], KnownTable],
+        slot_bytes: Callable[[], NDArray[np.uint64]],
     ) -> None:
         """Prepare.
 
@@ -34,11 +38,13 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             own: Says who this node is at present.
             cluster_uid: Says which cluster it has joined; empty before.
             apply_here: Takes a table in on this node.
+            slot_bytes: Says how many bytes each slot takes here.
         """
         self._config = config
         self._own = own
         self._cluster_uid = cluster_uid
         self._apply_here = apply_here
+        self._slot_bytes = slot_bytes
 
     async def Describe(  # noqa: N802 (the name is the service's)
         self,
@@ -61,3 +67,12 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """Take over a table of the cluster's records."""
         self._apply_here(request.spec_json)
         return node_pb2.ApplyTableResponse()
+
+    async def GetSlotBytes(  # noqa: N802
+        self,
+        request: node_pb2.GetSlotBytesRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> node_pb2.GetSlotBytesResponse:
+        """Say how large the slots are here."""
+        sizes = await asyncio.to_thread(self._slot_bytes)
+        return node_pb2.GetSlotBytesResponse(bytes_of_slot=sizes.tolist())

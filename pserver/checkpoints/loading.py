@@ -1,0 +1,183 @@
+"""A node loads the slots that the routing table lets it take from a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from backstay._native import DataServer
+from backstay.checkpoint.manifest import Manifest
+from backstay.checkpoint.storage import CheckpointStorage
+from backstay.consensus.records import RoutingTable
+from backstay.errors import CheckpointDamaged, RequestRefused
+from backstay.pserver.checkpoints.disk import in_disk_thread
+
+__all__ = ["LoadStep", "SlotLoader", "load_steps"]
+
+LOADERS = 2
+RETRY_PAUSE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class LoadStep(NamedTuple):
+    """A file of a chain of checkpoints, with the slots that are wanted of it.
+
+    Attributes:
+        manifest: The checkpoint that it is of.
+        part: Its index there.
+        slots: The slots, ascending.
+        whole: For each of them, whether the file has all its rows.
+        last: Whether nothing comes behind.
+    """
+
+    manifest: Manifest
+    part: int
+    slots: tuple[int, ...]
+    whole: tuple[bool, ...]
+    last: bool
+
+
+def load_steps(chain: Sequence[Manifest], slots: Sequence[int]) -> Iterator[list[LoadStep]]:
+    """Yield what is to be read, checkpoint by checkpoint; those of one list in any order.
+
+    For each slot it begins at the newest checkpoint of the chain that has it whole.
+    """
+    wanted = np.array(sorted(slots), dtype=np.int64)
+    begins = np.zeros(len(wanted), dtype=np.int64)
+    for at, manifest in enumerate(chain):
+        begins[manifest.slots.whole[wanted]] = at
+    for at, manifest in enumerate(chain):
+        parts: dict[int, list[int]] = defaultdict(list)
+        for slot in wanted[begins <= at].tolist():
+            parts[int(manifest.slots.part[slot])].append(slot)
+        yield [
+            LoadStep(
+                manifest,
+                part,
+                tuple(some),
+                tuple(bool(manifest.slots.whole[slot]) for slot in some),
+                at == len(chain) - 1,
+            )
+            for part, some in sorted(parts.items())
+        ]
+
+
+class SlotLoader:
+    """Loads what the newest routing table asks for, again and again until it is done."""
+
+    def __init__(
+        self,
+        server: DataServer,
+        apply_table: Callable[[str], object],
+        tell_trouble: Callable[[str], None],
+    ) -> None:
+        """Prepare; call it while the event loop runs.
+
+        Args:
+            server: The data plane.
+            apply_table: Takes a table in here, by its description.
+            tell_trouble: Called with why slots cannot be loaded; with an empty text when they can.
+        """
+        self._server = server
+        self._apply_table = apply_table
+        self._tell_trouble = tell_trouble
+        self._routing: RoutingTable | None = None
+        self._news = asyncio.Event()
+
+    def follow(self, routing: RoutingTable) -> None:
+        """Go by a newer routing table; the data plane goes by it already."""
+        self._routing = routing
+        self._news.set()
+
+    async def run(self) -> None:
+        """Load whatever there is to load; never returns."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            routing = self._routing
+            wanted = self._wanted(routing) if routing is not None else {}
+            if routing is None or not wanted:
+                self._tell_trouble("")
+                continue
+            try:
+                await in_disk_thread(self._load, routing, wanted)
+                self._tell_trouble("")
+                log.info("%d slots are loaded from a checkpoint", len(wanted))
+            except RequestRefused as error:
+                # A newer routing table may say otherwise by now; no room stays no room.
+                log.warning("slots cannot be loaded now: %s", error)
+                self._tell_trouble(str(error))
+                await self._pause()
+            except Exception as error:  # noqa: BLE001
+                # Whatever a storage raises: it must not end the node.
+                log.error("slots cannot be loaded from a checkpoint: %s", error)
+                self._tell_trouble(str(error))
+                await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(RETRY_PAUSE_S)
+        self._news.set()
+
+    def _wanted(self, routing: RoutingTable) -> dict[int, int]:
+        """Return the births of the slots that wait in the data plane to be loaded by this table.
+
+        It may go by a newer table already, in which they come from another checkpoint: then their
+        births differ.
+        """
+        restoring = set(routing.restoring.slots)
+        return {
+            slot: birth
+            for slot, birth in self._server.to_load()
+            if slot in restoring and birth == int(routing.birth_of_slot[slot])
+        }
+
+    def _load(self, routing: RoutingTable, births: Mapping[int, int]) -> None:
+        url, checkpoint, _ = routing.restoring
+        storage = CheckpointStorage(url)
+        chain = storage.chain(checkpoint)
+        if chain[-1].slot_count != routing.slot_count:
+            raise CheckpointDamaged(
+                f"{checkpoint} has {chain[-1].slot_count} slots, this cluster {routing.slot_count}"
+            )
+        for spec in chain[-1].tables:
+            self._apply_table(spec.to_json())
+        with (
+            tempfile.TemporaryDirectory(prefix="backstay-restore-") as folder,
+            ThreadPoolExecutor(LOADERS, thread_name_prefix="restore") as threads,
+        ):
+            for steps in load_steps(chain, list(births)):
+                # The first failure is raised here; the rest of the step is finished first.
+                list(
+                    threads.map(
+                        lambda step: self._load_part(storage, step, births, Path(folder)), steps
+                    )
+                )
+
+    def _load_part(
+        self, storage: CheckpointStorage, step: LoadStep, births: Mapping[int, int], folder: Path
+    ) -> None:
+        part = step.manifest.parts[step.part]
+        path = storage.fetch(step.manifest.id, part.file, folder)
+        slots = [
+            {"slot": slot, "birth": births[slot], "whole": whole, "last": step.last}
+            for slot, whole in zip(step.slots, step.whole, strict=True)
+        ]
+        request = {
+            "path": str(path),
+            "bytes": part.bytes,
+            "sha256": part.sha256,
+            "slots": slots,
+        }
+        self._server.load_part(json.dumps(request))
+        if not storage.is_local:
+            path.unlink()

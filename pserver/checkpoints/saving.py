@@ -1,0 +1,469 @@
+"""Writing a whole checkpoint, by the node that was asked for it.
+
+The masters write their slots; this node asks them, slot by slot again if one fails or loses its
+slots meanwhile, puts the manifest together and writes it last. There is one writer at a time, see
+``turn``. Nothing here stops a push.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from backstay._proto.v1 import checkpoint_pb2
+from backstay.checkpoint.manifest import Manifest, Part, SlotEntries, new_id
+from backstay.checkpoint.storage import CheckpointStorage
+from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
+from backstay.consensus.records import NO_MASTER
+from backstay.errors import (
+    BackstayError,
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointNotFound,
+    CheckpointRefused,
+    CheckpointUnavailable,
+)
+from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.checkpoints.turn import Turns
+from backstay.pserver.checkpoints.upkeep import (
+    newest_without,
+    next_number,
+    remove_half,
+    remove_unfinished,
+    thin_out,
+)
+from backstay.pserver.departures import now_text
+from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.peers import PeerCalls
+from backstay.tables import TableSpec
+
+__all__ = ["TURN_WAIT_S", "SaveKind", "Saver"]
+
+SaveKind = Literal["auto", "full", "incremental"]
+# Without a slot more written in this time, a checkpoint is given up.
+STALL_S = 60.0
+RETRY_PAUSE_S = 0.2
+# For so long the turn is waited for: another checkpoint is being written, or its writer has just
+# died and its lease is not over.
+TURN_WAIT_S = 60.0
+NAMES_MAX = 8
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Gathered:
+    """What the masters have written so far."""
+
+    todo: set[int]
+    parts: list[Part] = field(default_factory=list)
+    entries: dict[int, tuple[int, int, int, bool, int]] = field(default_factory=dict)
+    bytes: int = 0
+
+    def add(self, response: checkpoint_pb2.WriteSlotsResponse) -> bool:
+        """Take over what a master has written; whether there was anything."""
+        for part in response.parts:
+            # A slot may come twice if an answer was late: the first one counts.
+            new = [one for one in part.slots if one.slot in self.todo]
+            if not new:
+                continue
+            at = len(self.parts)
+            self.parts.append(Part(part.file, part.bytes, part.sha256))
+            self.bytes += part.bytes
+            for one in new:
+                self.entries[one.slot] = (at, one.position, one.birth, one.whole, one.rows)
+                self.todo.discard(one.slot)
+        return bool(response.parts)
+
+    def slots(self) -> SlotEntries:
+        columns = list(zip(*(self.entries[slot] for slot in sorted(self.entries)), strict=True))
+        return SlotEntries(
+            part=np.array(columns[0], dtype=np.int64),
+            position=np.array(columns[1], dtype=np.uint64),
+            birth=np.array(columns[2], dtype=np.uint64),
+            whole=np.array(columns[3], dtype=np.bool_),
+            rows=np.array(columns[4], dtype=np.uint64),
+        )
+
+
+class Saver:
+    """Writes checkpoints of the cluster that this node is in."""
+
+    def __init__(
+        self,
+        *,
+        turns: Turns,
+        view: ClusterView,
+        cluster_uid: str,
+        calls: PeerCalls,
+        specs: Callable[[], list[TableSpec]],
+        figures: ControlFigures,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            turns: Let one write at a time.
+            view: The cluster as this node sees it.
+            cluster_uid: Which cluster this is.
+            calls: Asks the masters.
+            specs: Says which tables there are.
+            figures: Where checkpoints are counted.
+        """
+        self.turns = turns
+        self._view = view
+        self._cluster_uid = cluster_uid
+        self._calls = calls
+        self._specs = specs
+        self._figures = figures
+
+    async def save(
+        self,
+        kind: SaveKind,
+        *,
+        tags: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        tell: Callable[[int, int, int], None],
+    ) -> Manifest:
+        """Write a checkpoint.
+
+        Args:
+            kind: ``auto``: full every so often, as the settings say.
+            tags: What the caller wants to note.
+            progress: The trainers' progress, of now.
+            tell: Called with slots written, slots in all, and bytes, as it goes.
+
+        Raises:
+            CheckpointRefused: No folder is set, a checkpoint is being restored, or others are
+                written for longer than ``TURN_WAIT_S``.
+            CheckpointUnavailable: The folder or some slots cannot be reached. Nothing counts as
+                written.
+        """
+        snapshot = self._view.snapshot()
+        if not snapshot.settings.checkpoint_url:
+            raise CheckpointRefused(
+                "no folder for checkpoints is set: pserverctl config set "
+                "checkpoint_url=/shared/folder (or a URL)"
+            )
+        if snapshot.routing is None:
+            raise CheckpointUnavailable("this node knows no routing yet; repeat the call")
+        storage = await in_disk_thread(CheckpointStorage, snapshot.settings.checkpoint_url)
+        checkpoint_id, turn = await self._begin(storage)
+        begun_s = asyncio.get_running_loop().time()
+        try:
+            manifest = await self._save(
+                storage, checkpoint_id, kind, snapshot, tags, progress, tell
+            )
+            took_s = asyncio.get_running_loop().time() - begun_s
+            self._figures.checkpoint_written(took_s, manifest.total_bytes)
+            return manifest
+        except BaseException:
+            self._figures.checkpoint_failed()
+            # What is there is of no use, and takes room; a later checkpoint would remove it, too.
+            await asyncio.shield(in_disk_thread(remove_half, storage, checkpoint_id))
+            raise
+        finally:
+            await asyncio.shield(self.turns.end(turn))
+
+    async def delete(self, storage: CheckpointStorage, checkpoint_id: str) -> None:
+        """Remove a checkpoint that no other one needs; damaged and unfinished ones as well.
+
+        Raises:
+            CheckpointNotFound: There is none of that id.
+            CheckpointRefused: Another one adds to it; it is being restored; or one is being
+                written, which may add to it.
+        """
+        turn = await self.turns.take(checkpoint_id)
+        try:
+            in_use = _in_use(self._view.snapshot()) | {await self.turns.restoring()}
+            if checkpoint_id in in_use:
+                raise CheckpointRefused(f"checkpoint {checkpoint_id} is being restored")
+            newest = await in_disk_thread(newest_without, storage, checkpoint_id)
+            await self.turns.forget(storage.url, checkpoint_id, newest)
+            await in_disk_thread(storage.delete, checkpoint_id)
+        finally:
+            await asyncio.shield(self.turns.end(turn))
+
+    async def _begin(self, storage: CheckpointStorage) -> tuple[str, int]:
+        """Return the id of a new checkpoint, and the turn in which to write it."""
+        while True:
+            number = await in_disk_thread(next_number, storage)
+            checkpoint_id = new_id(number, secrets.token_hex(3))
+            turn = await self.turns.take(checkpoint_id, wait_s=TURN_WAIT_S)
+            try:
+                if restoring := await self.turns.restoring():
+                    # It would be newer than what is given up by it, and of before.
+                    raise CheckpointRefused(f"checkpoint {restoring} is being restored")
+                if await in_disk_thread(next_number, storage) == number:
+                    return checkpoint_id, turn
+            except BaseException:
+                await asyncio.shield(self.turns.end(turn))
+                raise
+            # Another one was finished just before this turn began: numbers tell their order.
+            await self.turns.end(turn)
+
+    async def _save(
+        self,
+        storage: CheckpointStorage,
+        checkpoint_id: str,
+        kind: SaveKind,
+        snapshot: ClusterSnapshot,
+        tags: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        tell: Callable[[int, int, int], None],
+    ) -> Manifest:
+        routing = snapshot.routing
+        assert routing is not None
+        settings = snapshot.settings
+        created = now_text()
+        full_every = 1 if kind == "full" else settings.checkpoint_full_every
+        # Before anything is written: they may be what fills the disk.
+        await in_disk_thread(remove_unfinished, storage)
+        base = await in_disk_thread(self._base, storage, routing, full_every)
+        if kind == "incremental" and base is None:
+            raise CheckpointRefused(
+                "there is no checkpoint of this cluster to add to: save a full one"
+            )
+        await in_disk_thread(storage.create, checkpoint_id)
+        specs = tuple(self._specs())
+        rate = settings.checkpoint_bytes_per_s
+        gathered = await self._gather(storage.url, checkpoint_id, base, rate, tell)
+        slots = gathered.slots()
+        _refuse_anew(slots, routing)
+        manifest = Manifest(
+            id=checkpoint_id,
+            kind="full" if base is None else "incremental",
+            base=None if base is None else base.id,
+            cluster=self._view.cluster_id,
+            cluster_uid=self._cluster_uid,
+            created=created,
+            routing_version=routing.version,
+            generation=routing.generation,
+            # One that was created meanwhile may have rows in slots that were written late.
+            tables=tuple({spec.name: spec for spec in (*specs, *self._specs())}.values()),
+            parts=tuple(gathered.parts),
+            slots=slots,
+            tags=dict(tags),
+            progress=dict(progress),
+        )
+        try:
+            await _to_its_end(in_disk_thread(storage.write_manifest, manifest))
+        except CheckpointDamaged as error:
+            raise CheckpointUnavailable(
+                f"{error}: is {storage.url} the same folder on every node?"
+            ) from error
+        # What is noted as the newest must not go before another one is noted.
+        if await self.turns.announce(storage.url, manifest):
+            keep = settings.checkpoint_keep_last, settings.checkpoint_keep_every
+            await in_disk_thread(thin_out, storage, *keep, in_use=_in_use(self._view.snapshot()))
+        log.info(
+            "checkpoint %s is written: %d rows, %d bytes in %d files",
+            manifest.id,
+            int(slots.rows.sum()),
+            manifest.total_bytes,
+            len(manifest.parts),
+        )
+        return manifest
+
+    def _base(
+        self, storage: CheckpointStorage, routing: RoutingTable, full_every: int
+    ) -> Manifest | None:
+        """Return the checkpoint to add to; None if the next one is to be full."""
+        if full_every == 1:
+            return None
+        for newest in reversed(storage.ids()):
+            try:
+                chain = storage.chain(newest)
+            except (CheckpointDamaged, CheckpointNotFound) as error:
+                log.error("the next checkpoint is full, because of the last one: %s", error)
+                return None
+            if chain[-1].cluster_uid != self._cluster_uid:
+                # Another cluster's, or this one's before it was restored.
+                continue
+            fits = chain[-1].slot_count == routing.slot_count
+            return chain[-1] if fits and len(chain) < full_every else None
+        return None
+
+    async def _gather(
+        self,
+        url: str,
+        checkpoint_id: str,
+        base: Manifest | None,
+        bytes_per_s: int,
+        tell: Callable[[int, int, int], None],
+    ) -> _Gathered:
+        """Have every slot written by its master."""
+        loop = asyncio.get_running_loop()
+        snapshot = self._view.snapshot()
+        assert snapshot.routing is not None
+        total = snapshot.routing.slot_count
+        gathered = _Gathered(set(range(total)))
+        stalled_s, left = None, total
+        reasons: dict[str, str] = {}
+
+        async def ask(node: NodeRecord, slots: list[int]) -> None:
+            while slots := [slot for slot in slots if slot in gathered.todo]:
+                request = _request(url, checkpoint_id, slots, base, bytes_per_s)
+                try:
+                    response = await self._unless_replaced(
+                        node, slots, self._calls.write_slots(node.control_address, request)
+                    )
+                except CheckpointError:
+                    # The folder: no other node would fare better.
+                    raise
+                except BackstayError as error:
+                    reasons[node.node_id] = str(error)
+                    return
+                if response is None:
+                    reasons[node.node_id] = f"{node.node_id} has lost them"
+                    return
+                wrote = gathered.add(response)
+                tell(total - len(gathered.todo), total, gathered.bytes)
+                if not wrote:
+                    reasons[node.node_id] = f"{node.node_id} is not surely their master"
+                    return
+
+        while gathered.todo:
+            snapshot = self._view.snapshot()
+            assert snapshot.routing is not None
+            masters = _masters(snapshot.routing, gathered.todo)
+            await _all(ask(node, slots) for node, slots in masters)
+            if len(gathered.todo) < left:
+                stalled_s, left = None, len(gathered.todo)
+            elif stalled_s is None:
+                # Not before: a master that is lost may have written for long.
+                stalled_s = loop.time()
+            elif loop.time() - stalled_s > STALL_S:
+                some = ", ".join(map(str, sorted(gathered.todo)[:NAMES_MAX]))
+                raise CheckpointUnavailable(
+                    f"{left} slots could not be written ({some}, ...): "
+                    + ("; ".join(reasons.values()) or "they have no master")
+                )
+            if gathered.todo:
+                await asyncio.sleep(RETRY_PAUSE_S)
+        return gathered
+
+    async def _unless_replaced(
+        self,
+        node: NodeRecord,
+        slots: list[int],
+        call: Coroutine[Any, Any, checkpoint_pb2.WriteSlotsResponse],
+    ) -> checkpoint_pb2.WriteSlotsResponse | None:
+        """Wait for a master's answer; None once others are masters of all these slots.
+
+        One that stands still keeps its connection for long, and its slots only as long as its
+        lease.
+        """
+        answer = asyncio.ensure_future(call)
+        news: asyncio.Future[ClusterSnapshot] | None = None
+        try:
+            while True:
+                snapshot = self._view.snapshot()
+                if not answer.done() and not _masters_any(snapshot.routing, node, slots):
+                    return None
+                news = asyncio.ensure_future(self._view.newer_than(snapshot.revision))
+                await asyncio.wait({answer, news}, return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    return answer.result()
+                news.result()
+        finally:
+            answer.cancel()
+            if news is not None:
+                news.cancel()
+            await asyncio.gather(answer, *([news] if news else []), return_exceptions=True)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for a thread even if nobody wants what it makes: what it leaves must be known."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def _all(calls: Any) -> None:
+    """Wait for all calls; if one fails, the others are ended first."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _masters(routing: RoutingTable, slots: set[int]) -> list[tuple[NodeRecord, list[int]]]:
+    """Return the masters of some slots, each with its slots."""
+    of: dict[int, list[int]] = defaultdict(list)
+    for slot in sorted(slots - set(routing.restoring.slots)):
+        master = int(routing.master_of_slot[slot])
+        if master != NO_MASTER:
+            of[master].append(slot)
+    return [(routing.nodes[number], some) for number, some in of.items()]
+
+
+def _masters_any(routing: RoutingTable | None, node: NodeRecord, slots: list[int]) -> bool:
+    """Whether a process is still the master of any of the slots."""
+    if routing is None:
+        return False
+    own = [number for number, one in enumerate(routing.nodes) if one.instance == node.instance]
+    return bool(own) and bool((routing.master_of_slot[slots] == own[0]).any())
+
+
+def _refuse_anew(slots: SlotEntries, routing: RoutingTable) -> None:
+    """Refuse what has slots that began anew since the checkpoint was begun.
+
+    They lack what was acknowledged before: it would not be what its caller asked for, and a
+    restore would take it for the newest of all.
+
+    Raises:
+        CheckpointUnavailable: There are such slots.
+    """
+    anew = np.flatnonzero(slots.birth > routing.version).tolist()
+    if anew:
+        some = ", ".join(map(str, anew[:NAMES_MAX]))
+        raise CheckpointUnavailable(
+            f"{len(anew)} slots were lost or restored while it was written ({some}, ...); "
+            "repeat the call if that is what is to be kept"
+        )
+
+
+def _request(
+    url: str, checkpoint_id: str, slots: list[int], base: Manifest | None, bytes_per_s: int
+) -> checkpoint_pb2.WriteSlotsRequest:
+    return checkpoint_pb2.WriteSlotsRequest(
+        url=url,
+        id=checkpoint_id,
+        slots=[
+            checkpoint_pb2.SlotBase(slot=slot)
+            if base is None
+            else checkpoint_pb2.SlotBase(
+                slot=slot,
+                has_base=True,
+                position=int(base.slots.position[slot]),
+                birth=int(base.slots.birth[slot]),
+            )
+            for slot in slots
+        ],
+        bytes_per_s=bytes_per_s,
+    )
+
+
+def _in_use(snapshot: ClusterSnapshot) -> set[str]:
+    """Return the ids of checkpoints that slots are to come from."""
+    found = set()
+    if snapshot.routing is not None and snapshot.routing.restoring.slots:
+        found.add(snapshot.routing.restoring.checkpoint)
+    if snapshot.restore is not None and snapshot.restore.state != "done":
+        found.add(snapshot.restore.checkpoint)
+    return found

@@ -1,0 +1,88 @@
+"""What a folder of checkpoints needs done: numbers given, halves removed, old ones thinned out.
+
+Synchronous, for threads; called by whoever has the turn to write (``turn``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from backstay.checkpoint.catalogue import catalogue
+from backstay.checkpoint.manifest import Manifest, number_of
+from backstay.checkpoint.retention import surplus
+from backstay.checkpoint.storage import CheckpointStorage
+from backstay.errors import (
+    BackstayError,
+    CheckpointError,
+    CheckpointNotFound,
+    CheckpointRefused,
+)
+
+__all__ = ["newest_without", "next_number", "remove_half", "remove_unfinished", "thin_out"]
+
+log = logging.getLogger(__name__)
+
+
+def next_number(storage: CheckpointStorage) -> int:
+    """Return a number above those of all checkpoints, finished or not."""
+    known = [*storage.ids(), *storage.unfinished()]
+    return 1 + max((number_of(one) for one in known), default=0)
+
+
+def remove_half(storage: CheckpointStorage, checkpoint_id: str) -> None:
+    """Remove a checkpoint that was given up, unless it is whole after all."""
+    try:
+        if checkpoint_id not in storage.ids():
+            storage.delete(checkpoint_id)
+    except BackstayError as error:
+        log.warning("the unfinished checkpoint %s could not be removed: %s", checkpoint_id, error)
+
+
+def remove_unfinished(storage: CheckpointStorage) -> None:
+    """Remove what earlier writers left; whoever has the turn knows that nobody writes there."""
+    for unfinished in storage.unfinished():
+        log.info("checkpoint %s was never finished and is removed", unfinished)
+        storage.delete(unfinished)
+
+
+def newest_without(storage: CheckpointStorage, checkpoint_id: str) -> Manifest | None:
+    """Return the newest of the other checkpoints, if this one may be deleted.
+
+    Raises:
+        CheckpointNotFound: It is not there.
+        CheckpointRefused: Others add to it.
+    """
+    entries = catalogue(storage)
+    if checkpoint_id not in [*(one.id for one in entries), *storage.unfinished()]:
+        raise CheckpointNotFound(f"{storage.url} has no checkpoint {checkpoint_id}")
+    others = [one.manifest for one in entries if one.manifest and one.id != checkpoint_id]
+    needs = [manifest.id for manifest in others if manifest.base == checkpoint_id]
+    if needs:
+        raise CheckpointRefused(
+            f"checkpoint {checkpoint_id} is needed by {', '.join(needs)}: delete that first"
+        )
+    return others[-1] if others else None
+
+
+def thin_out(
+    storage: CheckpointStorage, keep_last: int, keep_every: int, *, in_use: Collection[str]
+) -> None:
+    """Remove what is not to be kept.
+
+    What cannot be restored takes no other one's place, and goes with those of its age. What has
+    no readable manifest stays: somebody should see it.
+    """
+    try:
+        entries = catalogue(storage)
+        readable = [one.manifest for one in entries if one.manifest]
+        whole = [one.manifest for one in entries if one.manifest and not one.problem]
+        needed = {one.id for one in whole}
+        needed -= set(surplus(whole, keep_last, keep_every, in_use=in_use))
+        for old in surplus(readable, keep_last, keep_every, in_use=in_use):
+            if old in needed:
+                continue
+            storage.delete(old)
+            log.info("checkpoint %s is removed: newer ones are there", old)
+    except CheckpointError as error:
+        log.warning("old checkpoints could not be removed: %s", error)

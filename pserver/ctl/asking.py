@@ -1,0 +1,142 @@
+"""What every command of ``pserverctl`` shares: which cluster is asked, exit codes, JSON, examples.
+
+It imports ``backstay.pserver.inspection`` and prints errors; it knows no command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.errors import BackstayError, ConfigError
+from backstay.pserver.inspection import ClusterInspection
+
+__all__ = [
+    "ENDPOINT_VARIABLES",
+    "EXIT_CODES",
+    "EXIT_NO_ANSWER",
+    "EXIT_UNHEALTHY",
+    "EXIT_WRONG_ARGUMENTS",
+    "Given",
+    "ask",
+    "chosen_endpoints",
+    "examples",
+    "exit_on_error",
+    "json_option",
+    "open_inspection",
+    "print_json",
+]
+
+EXIT_UNHEALTHY = 1
+EXIT_WRONG_ARGUMENTS = 2
+EXIT_NO_ANSWER = 3
+# The one place where they are told; docs/reference/cli.md has the same, and a test compares.
+EXIT_CODES = {
+    0: "all is well, or it was done",
+    EXIT_UNHEALTHY: "the cluster answers, but is not healthy, or it could not be done",
+    EXIT_WRONG_ARGUMENTS: "a setting or an argument is wrong",
+    EXIT_NO_ANSWER: "no node answers, or the call was refused",
+}
+
+ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST")
+
+AnswerT = TypeVar("AnswerT")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class Given(NamedTuple):
+    """What the group's own options say; each command gets it by ``click.pass_obj``.
+
+    Attributes:
+        endpoint: ``--endpoint``; None if it was not given.
+        config_file: ``--config``; None if it was not given.
+    """
+
+    endpoint: str | None = None
+    config_file: Path | None = None
+
+
+def json_option(text: str = "Print one JSON object.") -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds ``--json``, as the argument ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help: its examples, each line as it is, and the exit codes."""
+    shown = (f"  {line}" for line in lines)
+    codes = (f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
+    return "\n".join(["\b", "Examples:", *shown, "", "\b", "Exit codes:", *codes])
+
+
+def chosen_endpoints(given: Given) -> str:
+    """Return the endpoints that the options or the environment name.
+
+    Raises:
+        ConfigError: None is named.
+    """
+    candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
+    chosen = next((text for text in candidates if text), None)
+    if chosen is None:
+        raise ConfigError(
+            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
+        )
+    return chosen
+
+
+def open_inspection(given: Given, *, time_limit_ms: int | None = None) -> ClusterInspection:
+    """Return the questions to the cluster that the options or the environment name.
+
+    Args:
+        given: The options.
+        time_limit_ms: Most that a call may take; by default as ``connect_timeout_ms`` says.
+
+    Raises:
+        ConfigError: None is named, or a setting is wrong.
+    """
+    chosen = chosen_endpoints(given)
+    config = ClientConfig.load(file=given.config_file)
+    if time_limit_ms is not None:
+        shorter_ms = min(config.connect_timeout_ms, time_limit_ms)
+        config = replace(config, connect_timeout_ms=shorter_ms)
+    return ClusterInspection(chosen, config)
+
+
+def ask(
+    given: Given, question: Callable[[ClusterInspection], AnswerT], *, as_json: bool
+) -> AnswerT:
+    """Return the answer to a question, or end the process with the code for the failure."""
+    with exit_on_error(as_json=as_json), open_inspection(given) as inspection:
+        return question(inspection)
+
+
+@contextmanager
+def exit_on_error(*, as_json: bool) -> Iterator[None]:
+    """End the process if the block raises an error of ours: a sentence, and the exit code."""
+    try:
+        yield
+    except ConfigError as error:
+        _say(error, as_json=as_json)
+        sys.exit(EXIT_WRONG_ARGUMENTS)
+    except BackstayError as error:
+        _say(error, as_json=as_json)
+        sys.exit(EXIT_NO_ANSWER)
+
+
+def _say(error: BackstayError, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"error": str(error)})
+    click.echo(f"Error: {error}", err=True)
+
+
+def print_json(document: object) -> None:
+    """Print an object as JSON for programs that people read along with."""
+    click.echo(json.dumps(document, indent=2))

@@ -1,0 +1,73 @@
+"""``pserverctl completion``: the shell's part of completing arguments, and ours.
+
+What stands in the cluster (ids of nodes, say) is asked for while the user waits, so the time is
+short, and an error means no suggestions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import get_completion_class
+
+from backstay.errors import BackstayError
+from backstay.pserver.ctl.asking import Given, examples, open_inspection
+from backstay.pserver.inspection import ClusterInspection
+
+__all__ = ["complete_node_id", "completion", "suggestions"]
+
+TIME_LIMIT_MS = 1000
+PROGRAM = "pserverctl"
+VARIABLE = "_PSERVERCTL_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+
+EXAMPLES = examples(
+    'eval "$(pserverctl completion bash)"    # in ~/.bashrc',
+    'eval "$(pserverctl completion zsh)"     # in ~/.zshrc',
+    "pserverctl completion fish > ~/.config/fish/completions/pserverctl.fish",
+)
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that lets a shell complete commands, options and ids.
+
+    Ids of nodes are completed where --endpoint or the environment names the cluster.
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.UsageError(f"this version of click cannot complete in {shell}")
+    root = context.find_root().command
+    click.echo(kind(root, {}, PROGRAM, VARIABLE).source())
+
+
+def suggestions(
+    context: click.Context, question: Callable[[ClusterInspection], Iterable[str]], begun: str
+) -> list[str]:
+    """Return the answers that begin as the user has begun; none if the cluster is not to be had.
+
+    Args:
+        context: Of the command whose argument is completed.
+        question: Asks for all that could stand there.
+        begun: What stands there already.
+    """
+    # Nothing of the group has run: its options stand in the context, read as far as they go.
+    options = context.find_root().params
+    given = Given(options.get("endpoint"), options.get("config_file"))
+    try:
+        with open_inspection(given, time_limit_ms=TIME_LIMIT_MS) as inspection:
+            return sorted(one for one in question(inspection) if one.startswith(begun))
+    except BackstayError:
+        return []
+
+
+def complete_node_id(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Complete the id of a node: ``shell_complete`` of an argument."""
+
+    def ids(inspection: ClusterInspection) -> list[str]:
+        return [node.node_id for node in inspection.routing().nodes]
+
+    return suggestions(context, ids, begun)

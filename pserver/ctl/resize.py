@@ -1,0 +1,278 @@
+"""``pserverctl resize``, ``drain``, ``rebalance`` and ``plan``: changing the nodes of a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from backstay.config import ClientConfig
+from backstay.consensus.plans import ResizePlan
+from backstay.errors import DeadlineExceeded, ResizeRefused
+from backstay.pserver.ctl.asking import (
+    EXIT_UNHEALTHY,
+    Given,
+    chosen_endpoints,
+    examples,
+    exit_on_error,
+    json_option,
+    print_json,
+)
+from backstay.pserver.ctl.completion import complete_node_id
+from backstay.pserver.resizing import ClusterResizing
+
+__all__ = ["COMMANDS"]
+
+Decorated: TypeAlias = Callable[..., Any]
+
+
+class _Waiting(NamedTuple):
+    """How the end of a plan is waited for."""
+
+    as_json: bool
+    no_wait: bool
+    timeout_s: float | None
+
+
+def _waiting_options(command: Decorated) -> Decorated:
+    for option in (
+        json_option("Print one JSON object at the end."),
+        click.option("--no-wait", is_flag=True, help="Return as soon as it is planned."),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Wait for at most so many seconds; the plan goes on. Default: until it ends.",
+        ),
+        click.option("--pause", is_flag=True, help="Let trainers wait while copies move."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(
+    epilog=examples(
+        "pserverctl --endpoint 127.0.0.1:7000 resize 5",
+        "pserverctl resize 3 --no-wait",
+        "pserverctl resize 4 --pause --timeout 600 --json",
+    )
+)
+@click.argument("nodes", type=click.IntRange(min=1))
+@click.option(
+    "--stop/--no-stop",
+    default=True,
+    show_default=True,
+    help="Whether the processes that leave end when they hold nothing.",
+)
+@click.option(
+    "--node-timeout",
+    "wait_s",
+    type=click.IntRange(1, 86_400),
+    default=600,
+    show_default=True,
+    help="Seconds for which nodes that are missing are waited for.",
+)
+@_waiting_options
+@click.pass_obj
+def resize(
+    given: Given,
+    nodes: int,
+    stop: bool,
+    wait_s: int,
+    pause: bool,
+    as_json: bool,
+    no_wait: bool,
+    timeout_s: float | None,
+) -> None:
+    """Have the rows on NODES nodes, while trainers go on.
+
+    Nodes that are missing are waited for; start them, unless the cluster has somebody who does
+    (`backstay local` starts processes). Nodes that are too many give everything away and end.
+    """
+    _plan(
+        given,
+        lambda asked: asked.resize(nodes, stop=stop, pause=pause, wait_s=wait_s),
+        waiting=_Waiting(as_json, no_wait, timeout_s),
+    )
+
+
+@click.command(epilog=examples("pserverctl drain ps-2", "pserverctl drain ps-2 --stop --json"))
+@click.argument("node", shell_complete=complete_node_id)
+@click.option(
+    "--stop/--no-stop",
+    default=False,
+    show_default=True,
+    help="Whether its process ends when it holds nothing.",
+)
+@_waiting_options
+@click.pass_obj
+def drain(
+    given: Given,
+    node: str,
+    stop: bool,
+    pause: bool,
+    as_json: bool,
+    no_wait: bool,
+    timeout_s: float | None,
+) -> None:
+    """Have NODE give everything away and hold nothing, until another plan says otherwise."""
+    _plan(
+        given,
+        lambda asked: asked.drain(node, stop=stop, pause=pause),
+        waiting=_Waiting(as_json, no_wait, timeout_s),
+    )
+
+
+@click.command(epilog=examples("pserverctl rebalance", "pserverctl rebalance --no-wait"))
+@_waiting_options
+@click.pass_obj
+def rebalance(
+    given: Given, pause: bool, as_json: bool, no_wait: bool, timeout_s: float | None
+) -> None:
+    """Spread copies and masters over all nodes, those that were drained included."""
+    _plan(
+        given,
+        lambda asked: asked.rebalance(pause=pause),
+        waiting=_Waiting(as_json, no_wait, timeout_s),
+    )
+
+
+@click.command(
+    epilog=examples("pserverctl plan", "pserverctl plan --json", "pserverctl plan --cancel")
+)
+@json_option()
+@click.option("--cancel", is_flag=True, help="End the plan that is under way.")
+@click.pass_obj
+def plan(given: Given, as_json: bool, cancel: bool) -> None:
+    """Show what was planned last and how far it is, or cancel it."""
+
+    def ask(asked: ClusterResizing) -> ResizePlan | None:
+        return asked.cancel() if cancel else asked.plan()
+
+    found = _asked(given, ask, as_json=as_json)
+    if as_json:
+        print_json({"plan": None if found is None else _to_object(found)})
+    else:
+        click.echo("nothing was ever planned" if found is None else _text(found))
+
+
+COMMANDS: tuple[click.Command, ...] = (resize, drain, rebalance, plan)
+
+
+def _plan(
+    given: Given,
+    request: Callable[[ClusterResizing], ResizePlan],
+    *,
+    waiting: _Waiting,
+) -> None:
+    """Make a request and wait for its end; ends the process with the code for what came of it."""
+
+    def ask(asked: ClusterResizing) -> ResizePlan:
+        planned = request(asked)
+        if waiting.no_wait:
+            return planned
+        with _Bar(shown=not waiting.as_json) as bar:
+            try:
+                return asked.wait(planned, timeout_s=waiting.timeout_s, progress=bar.show)
+            except (ResizeRefused, DeadlineExceeded) as error:
+                raise _NotDone(bar.newest or planned, str(error)) from error
+            except KeyboardInterrupt:
+                click.echo("it goes on: pserverctl plan shows it, plan --cancel ends it", err=True)
+                raise
+
+    try:
+        found = _asked(given, ask, as_json=waiting.as_json)
+    except _NotDone as failed:
+        if waiting.as_json:
+            print_json({"plan": _to_object(failed.plan), "error": str(failed)})
+        click.echo(f"Error: {failed}", err=True)
+        sys.exit(EXIT_UNHEALTHY)
+    if waiting.as_json:
+        print_json({"plan": _to_object(found)})
+    else:
+        click.echo(_text(found))
+
+
+class _NotDone(Exception):
+    """A plan that was made has not come to its end."""
+
+    def __init__(self, plan: ResizePlan, why: str) -> None:
+        super().__init__(why)
+        self.plan = plan
+
+
+class _Bar:
+    """A bar that fills while copies move; on a terminal only."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self.newest: ResizePlan | None = None
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not shown or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task("planned", total=None)
+
+    def show(self, plan: ResizePlan) -> None:
+        """Show how far a plan is."""
+        self.newest = plan
+        text = plan.reason if plan.state == "waiting_for_nodes" else f"{plan.kind}: copies moved"
+        self._progress.update(
+            self._task,
+            description=text,
+            total=plan.moves_total or None,
+            completed=plan.moves_total - plan.moves_left,
+        )
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._progress.stop()
+
+
+def _asked(given: Given, question: Callable[[ClusterResizing], Any], *, as_json: bool) -> Any:
+    """Return the answer to a question, or end the process with the code for the failure."""
+    with (
+        exit_on_error(as_json=as_json),
+        ClusterResizing(
+            chosen_endpoints(given), ClientConfig.load(file=given.config_file)
+        ) as asked,
+    ):
+        return question(asked)
+
+
+def _text(plan: ResizePlan) -> str:
+    parts = [f"{plan.kind} to {plan.nodes} nodes: {plan.state.replace('_', ' ')}"]
+    if plan.leaving:
+        parts.append(f"leaving: {', '.join(one.node_id for one in plan.leaving)}")
+    if plan.reason:
+        parts.append(plan.reason)
+    return "; ".join(parts)
+
+
+def _to_object(plan: ResizePlan) -> dict[str, Any]:
+    return {
+        "plan_id": plan.plan_id,
+        "kind": plan.kind,
+        "nodes": plan.nodes,
+        "leaving": [one.node_id for one in plan.leaving],
+        "stop": plan.stop,
+        "pause": plan.pause,
+        "wait_s": plan.wait_s,
+        "state": plan.state,
+        "reason": plan.reason,
+        "moves_total": plan.moves_total,
+        "moves_left": plan.moves_left,
+        "started": plan.started,
+    }

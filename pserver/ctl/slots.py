@@ -1,0 +1,163 @@
+"""``pserverctl slots``: who holds which slot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.style import Style
+from rich.text import Text
+
+from backstay.consensus import RoutingTable
+from backstay.consensus.records import NO_MASTER
+from backstay.pserver.ctl.asking import (
+    EXIT_UNHEALTHY,
+    Given,
+    ask,
+    examples,
+    json_option,
+    print_json,
+)
+from backstay.pserver.ctl.showing import grid, print_whole
+from backstay.pserver.ctl.slot_map import labels, slot_map
+from backstay.pserver.inspection import (
+    ClusterInspection,
+    roles_of_nodes,
+    slots_short_of_copies,
+)
+
+__all__ = ["slots", "slots_report"]
+
+EXAMPLES = examples(
+    "pserverctl --endpoint 127.0.0.1:7000 slots",
+    "pserverctl slots --slot 17",
+    "pserverctl slots --json | jq '.slots[] | select(.master == null)'",
+)
+LEGEND = (
+    "a cell: the letters of the node that is master of {what}; "
+    "+ a copy is catching up, - copies are missing, ! no master"
+)
+COLOURS = (
+    *("green", "bright_blue", "yellow", "magenta", "cyan", "bright_green", "bright_magenta"),
+    *("bright_cyan", "bright_yellow", "white"),
+)
+
+
+@click.command(epilog=EXAMPLES)
+@json_option("Print one JSON object, on one line.")
+@click.option(
+    "--slot", type=click.IntRange(min=0), help="Only this slot: its term, birth and replicas."
+)
+@click.pass_obj
+def slots(given: Given, slot: int | None, as_json: bool) -> None:
+    """Show who holds what: the nodes with their slots, and a map of all slots.
+
+    The exit code is 1 if a slot has no master or fewer copies in sync than wanted.
+    """
+    if slot is not None:
+        report = ask(given, lambda inspection: inspection.slot(slot), as_json=as_json)
+        if as_json:
+            print_json(report)
+        else:
+            _show_one(report)
+        is_whole = report["master"] is not None and not report["copies_missing"]
+        sys.exit(0 if is_whole else EXIT_UNHEALTHY)
+    routing = ask(given, ClusterInspection.routing, as_json=as_json)
+    report = slots_report(routing)
+    if as_json:
+        # Of 65,536 slots, one line each field would be a million lines.
+        click.echo(json.dumps(report))
+    else:
+        _show(Console(), routing, report)
+    sys.exit(EXIT_UNHEALTHY if report["slots_short_of_copies"] else 0)
+
+
+def slots_report(routing: RoutingTable) -> dict[str, Any]:
+    """Return who holds what as a JSON object."""
+    ids = [node.node_id for node in routing.nodes]
+    roles = roles_of_nodes(routing)
+    terms = routing.term_of_slot.tolist()
+    return {
+        "routing_version": routing.version,
+        "slot_count": routing.slot_count,
+        "replicas": routing.replicas,
+        "slots_without_master": int((routing.master_of_slot == NO_MASTER).sum()),
+        "slots_short_of_copies": slots_short_of_copies(routing),
+        "slots_catching_up": sum(role["catching_up"] for role in roles.values()),
+        "nodes": [
+            {
+                "node_id": node.node_id,
+                "status": node.status,
+                "master_slots": roles[node.node_id]["master"],
+                "in_sync_slots": roles[node.node_id]["in_sync"],
+                "catching_up_slots": roles[node.node_id]["catching_up"],
+            }
+            for node in routing.nodes
+        ],
+        "slots": [
+            {
+                "slot": slot,
+                "term": terms[slot],
+                "master": None if held.master == NO_MASTER else ids[held.master],
+                "in_sync": [ids[index] for index in held.in_sync],
+                "catching_up": [ids[index] for index in held.catching_up],
+            }
+            for slot, held in enumerate(routing.replicas_of_slot)
+        ],
+    }
+
+
+def _show(console: Console, routing: RoutingTable, report: dict[str, Any]) -> None:
+    click.echo(
+        f"{report['slot_count']} slots, {report['replicas']} copies, "
+        f"routing version {report['routing_version']}: "
+        f"{report['slots_short_of_copies']} have too few copies, "
+        f"{report['slots_catching_up']} copies catch up, "
+        f"{report['slots_without_master']} have no master"
+    )
+    names = labels(len(routing.nodes))
+    table = grid("map", "node", "status", "master", "in sync", "catching up")
+    for index, node in enumerate(report["nodes"]):
+        table.add_row(
+            Text(names[index], style=_style(index)),
+            escape(node["node_id"]),
+            node["status"],
+            *(str(node[f"{role}_slots"]) for role in ("master", "in_sync", "catching_up")),
+        )
+    print_whole(console, table)
+    _show_map(console, routing, names)
+
+
+def _show_map(console: Console, routing: RoutingTable, names: list[str]) -> None:
+    digits = len(str(routing.slot_count - 1))
+    drawn = slot_map(routing, console.width - digits - 2)
+    for line in drawn.lines:
+        text = Text(f"{line[0].first_slot:>{digits}}  ")
+        for cell in line:
+            text.append(cell.text(names), style=_style(cell.master, cell.state))
+        console.print(text, soft_wrap=True)
+    each = drawn.slots_per_cell
+    click.echo(LEGEND.format(what="the slot" if each == 1 else f"most of its {each} slots"))
+
+
+def _style(master: int, state: str = "fine") -> Style:
+    """Return the colours of a cell: the node's behind it, and red if it cannot be used."""
+    if master == NO_MASTER or state == "no_master":
+        return Style(color="bright_white", bgcolor="red", bold=True)
+    return Style(color="black", bgcolor=COLOURS[master % len(COLOURS)], bold=state != "fine")
+
+
+def _show_one(report: dict[str, Any]) -> None:
+    click.echo(
+        f"slot {report['slot']}: term {report['term']}, began at routing {report['birth']} "
+        f"(now {report['routing_version']})"
+    )
+    click.echo(f"master: {report['master'] or 'none'}")
+    for role, title in (("in_sync", "in sync"), ("catching_up", "catching up")):
+        click.echo(f"{title}: {', '.join(report[role]) or 'none'}")
+    if report["copies_missing"]:
+        click.echo(f"copies missing: {report['copies_missing']}")

@@ -1,0 +1,144 @@
+"""Who starts the nodes that a plan waits for, and cleans up after those that have ended.
+
+A plan asks for a number of nodes; it does not know where they come from. With ``NoProvisioner``
+somebody starts them by hand, within the time that the plan gives. ``LocalProvisioner`` starts
+processes on this machine. Another kind of cluster needs another class of the same shape.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from types import TracebackType
+from typing import Protocol
+
+from backstay.config import ClientConfig
+from backstay.consensus.plans import ResizePlan
+from backstay.errors import BackstayError
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.pserver.resizing import ClusterResizing
+
+__all__ = ["LocalProvisioner", "NoProvisioner", "PlanFollower", "Provisioner", "provision"]
+
+POLL_PAUSE_S = 0.25
+JOIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Provisioner(Protocol):
+    """Starts nodes, and takes note of those that were told to end."""
+
+    def running(self) -> int:
+        """Return how many nodes run or are being started."""
+
+    def start(self, count: int) -> None:
+        """Start so many further nodes.
+
+        Raises:
+            BackstayError: They did not start.
+        """
+
+    def ended(self, node_ids: Collection[str]) -> None:
+        """Clean up after these nodes, which a plan that is done has told to end."""
+
+
+class NoProvisioner:
+    """Nobody starts anything: operators do, or a plan fails when its time is over."""
+
+    def running(self) -> int:
+        """Return 0: nobody counts them."""
+        return 0
+
+    def start(self, count: int) -> None:
+        """Say what is waited for."""
+        log.warning("%d more nodes are waited for; start them", count)
+
+    def ended(self, node_ids: Collection[str]) -> None:
+        """Leave it to whoever started them."""
+
+
+class LocalProvisioner:
+    """Processes on this machine."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        """Look after the servers of a cluster."""
+        self._cluster = cluster
+
+    def running(self) -> int:
+        """Return how many run."""
+        return sum(server.is_running for server in self._cluster.servers)
+
+    def start(self, count: int) -> None:
+        """Start them and wait until they serve.
+
+        Raises:
+            ServerStartError: One did not start.
+        """
+        self._cluster.add_nodes(count)
+
+    def ended(self, node_ids: Collection[str]) -> None:
+        """Forget the servers that have ended."""
+        self._cluster.reap(node_ids)
+
+
+def provision(plan: ResizePlan, provisioner: Provisioner) -> None:
+    """Do what a plan needs now: start what it waits for, or clean up after those that ended.
+
+    Called again and again; what has been done once is seen by ``running``.
+
+    Raises:
+        BackstayError: Nodes did not start.
+    """
+    if plan.state == "waiting_for_nodes":
+        missing = plan.nodes - provisioner.running()
+        if missing > 0:
+            provisioner.start(missing)
+    elif plan.state == "done" and plan.stop:
+        provisioner.ended([one.node_id for one in plan.leaving])
+
+
+class PlanFollower:
+    """Provides for the plans of a cluster in a thread, from ``with`` to its end."""
+
+    def __init__(self, cluster: LocalCluster, config: ClientConfig) -> None:
+        """Prepare.
+
+        Args:
+            cluster: A cluster that has started.
+            config: Deadlines, token and certificates.
+        """
+        self._cluster = cluster
+        self._config = config
+        self._provisioner = LocalProvisioner(cluster)
+        self._stopping = threading.Event()
+        # A daemon: a server that does not start must not keep the process alive.
+        self._thread = threading.Thread(target=self._follow, name="plans", daemon=True)
+
+    def __enter__(self) -> PlanFollower:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+
+    def _follow(self) -> None:
+        said = ""
+        while not self._stopping.wait(POLL_PAUSE_S):
+            try:
+                with ClusterResizing(",".join(self._cluster.endpoints), self._config) as resizing:
+                    plan = resizing.plan()
+                if plan is not None and not self._stopping.is_set():
+                    provision(plan, self._provisioner)
+            except BackstayError as error:
+                # Servers may be down for a while: that is for their logs.
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("plans cannot be followed: %s", said)

@@ -1,0 +1,63 @@
+"""``SettingsService``: the settings of the whole cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpc import aio
+
+from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
+from backstay.consensus.settings_record import ClusterSettings
+from backstay.errors import ServerUnavailable
+from backstay.pserver.cluster_settings import SettingsKeeper
+
+__all__ = ["SettingsService"]
+
+
+class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
+    """Answers through a ``SettingsKeeper``, once the node has joined a cluster."""
+
+    def __init__(self) -> None:
+        """Prepare; ``keeper`` is None as long as the node has not joined its cluster."""
+        self.keeper: SettingsKeeper | None = None
+
+    async def GetSettings(  # noqa: N802 (the name is the service's)
+        self,
+        request: settings_pb2.GetSettingsRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> settings_pb2.GetSettingsResponse:
+        """Return all settings."""
+        found = await self._joined().read()
+        return settings_pb2.GetSettingsResponse(
+            revision=found.revision, settings=_messages(found.settings)
+        )
+
+    async def SetSettings(  # noqa: N802
+        self,
+        request: settings_pb2.SetSettingsRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> settings_pb2.SetSettingsResponse:
+        """Change some settings, and return all."""
+        found = await self._joined().change(dict(request.values), request.expected_revision)
+        return settings_pb2.SetSettingsResponse(
+            revision=found.revision, settings=_messages(found.settings)
+        )
+
+    def _joined(self) -> SettingsKeeper:
+        if self.keeper is None:
+            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
+        return self.keeper
+
+
+def _messages(settings: ClusterSettings) -> list[settings_pb2.Setting]:
+    return [
+        settings_pb2.Setting(
+            name=one.name,
+            value=one.value,
+            default_value=one.default,
+            allowed=one.allowed,
+            help=one.help,
+            is_number=one.is_number,
+        )
+        for one in settings.texts()
+    ]
