@@ -73,6 +73,23 @@ TARGETS: tuple[Target, ...] = (
     Target("sparse_53248_two_copies_over_paddle", "two copies over Paddle's one copy", 1.0),
     Target("sparse_53248_two_copies_over_tensorflow", "two copies over TensorFlow's one", 1.0),
     Target("recovery_over_normal", "trainer's rate while 1 GB is copied, over normal", 0.7),
+    Target("checkpoint_over_disk", "full checkpoint of 4 GB over plain writing", 0.6),
+    Target(
+        "checkpoint_p99_over_normal", "push p99 during a checkpoint over without", 2.0, at_most=True
+    ),
+    Target(
+        "checkpoint_changed_over_full",
+        "incremental after 5% of the rows, bytes over full",
+        0.08,
+        at_most=True,
+    ),
+    Target(
+        "checkpoint_memory_over_state", "memory of a checkpoint over the state", 0.05, at_most=True
+    ),
+    Target("restore_over_disk", "restore of 4 GB over plain reading", 0.5),
+    Target("resize_over_normal", "trainer's rate while 2 servers become 3 and 2, over normal", 0.7),
+    Target("resize_longest_push_s", "seconds of the longest push meanwhile", 0.5, at_most=True),
+    Target("resize_moved_over_minimum", "bytes moved over the fewest that must", 1.1, at_most=True),
     Target(
         "controller_s",
         "seconds from the loss of one of 1,000 nodes (65,536 slots) to the new table",

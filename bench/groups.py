@@ -37,6 +37,10 @@ class Sizes:
         dense_bytes, dense_repeats: Size of the dense tensor and number of transfers each way.
         memory_rows: Rows of the memory job.
         recovery_rows: Rows that are copied to a new server.
+        checkpoint_gb: State that is written and restored.
+        resize_gb: State of the cluster that grows and shrinks.
+        normal_s: Length of the part of a job in which nothing happens besides pushes.
+        drop_cache: Whether the system is to forget files before they are read.
         nodes: Nodes of the controller's large cluster.
     """
 
@@ -47,6 +51,10 @@ class Sizes:
     dense_repeats: int = 30
     memory_rows: int = 10_000_000
     recovery_rows: int = 14_000_000
+    checkpoint_gb: float = 4.0
+    resize_gb: float = 1.0
+    normal_s: float = 10.0
+    drop_cache: bool = True
     nodes: int = 1000
 
     @staticmethod
@@ -60,6 +68,10 @@ class Sizes:
             dense_repeats=5,
             memory_rows=200_000,
             recovery_rows=200_000,
+            checkpoint_gb=0.02,
+            resize_gb=0.02,
+            normal_s=0.5,
+            drop_cache=False,  # it is the cache of all programs
             nodes=50,
         )
 
@@ -235,6 +247,92 @@ GROUPS: Mapping[str, Group] = {
             ("backstay", "normal_steps_per_s"),
             ("backstay", "alone_steps_per_s"),
             ("backstay", "copying_steps_per_s"),
+        ),
+        most_rounds=3,  # each takes a minute
+    ),
+    "checkpoint": Group(
+        contestants={
+            "backstay": backstay(
+                "checkpoint",
+                lambda sizes: [
+                    *("--gb", str(sizes.checkpoint_gb)),
+                    *("--seconds", str(sizes.normal_s)),
+                ],
+            )
+        },
+        ratios=(
+            Ratio("checkpoint_over_disk", "backstay", "", "save_over_disk"),
+            Ratio("checkpoint_p99_over_normal", "backstay", "", "p99_over_normal"),
+            Ratio("checkpoint_changed_over_full", "backstay", "", "changed_over_full"),
+            Ratio("checkpoint_memory_over_state", "backstay", "", "memory_over_state"),
+        ),
+        raw=(
+            ("backstay", "state_gb"),
+            ("backstay", "disk_gb_per_s"),
+            ("backstay", "disk_after_over_before"),
+            ("backstay", "save_gb_per_s"),
+            ("backstay", "save_s"),
+            ("backstay", "changed_s"),
+            ("backstay", "loaded_save_s"),
+            ("backstay", "normal_p99_ms"),
+            ("backstay", "loaded_p99_ms"),
+            ("backstay", "loaded_longest_ms"),
+            ("backstay", "pushes_over_normal"),
+            ("backstay", "memory_mb"),
+            ("backstay", "loaded_memory_mb"),
+        ),
+        most_rounds=3,  # each takes two minutes
+    ),
+    "restore": Group(
+        contestants={
+            "backstay": backstay(
+                "restore",
+                lambda sizes: [
+                    *("--gb", str(sizes.checkpoint_gb)),
+                    *(() if sizes.drop_cache else ("--keep-cache",)),
+                ],
+            )
+        },
+        ratios=(Ratio("restore_over_disk", "backstay", "", "restore_over_disk"),),
+        raw=(
+            ("backstay", "cache_dropped"),
+            ("backstay", "disk_gb_per_s"),
+            ("backstay", "disk_after_over_before"),
+            ("backstay", "loading_gb_per_s"),
+            ("backstay", "loading_over_disk"),
+            ("backstay", "ready_s"),
+            ("backstay", "loaded_s"),
+            ("backstay", "first_pull_s"),
+        ),
+        most_rounds=3,  # each takes a minute
+    ),
+    "resize": Group(
+        contestants={
+            "backstay": backstay(
+                "resize",
+                lambda sizes: [
+                    *("--gb", str(sizes.resize_gb)),
+                    *("--seconds", str(sizes.normal_s)),
+                ],
+            )
+        },
+        ratios=(
+            Ratio("resize_over_normal", "backstay", "", "pushes_over_normal"),
+            Ratio("resize_longest_push_s", "backstay", "", "longest_push_s"),
+            Ratio("resize_moved_over_minimum", "backstay", "", "moved_over_fewest"),
+        ),
+        raw=(
+            ("backstay", "state_gb"),
+            ("backstay", "normal_pushes_per_s"),
+            ("backstay", "normal_longest_push_s"),
+            ("backstay", "grow_over_normal"),
+            ("backstay", "shrink_over_normal"),
+            ("backstay", "quiet_grow_s"),
+            ("backstay", "quiet_shrink_s"),
+            ("backstay", "grow_s"),
+            ("backstay", "shrink_s"),
+            ("backstay", "loaded_moved_over_fewest"),
+            ("backstay", "waiting_over_time"),
         ),
         most_rounds=3,  # each takes a minute
     ),

@@ -1,7 +1,8 @@
 """``make demo``: three pservers and two Paddle trainers on this machine train Wide & Deep.
 
-At a third of the training one pserver is killed and started anew. Shows progress and what happens
-then, ends with the test AUC; the last line, ``DEMO {json}``, is for programs.
+Meanwhile the cluster grows by one pserver, one is killed and started anew, and it shrinks again;
+each pass ends with a checkpoint, and the last one is restored into fresh servers. Shows progress
+and what happens, ends with the test AUC; the last line, ``DEMO {json}``, is for programs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -31,13 +33,16 @@ from backstay.errors import BackstayError
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from examples.census.failure import Failure
+from examples.census.growth import Growth
 from examples.census.reader import load
 from examples.census.train import PASSES, score_on_cluster
 from examples.common.counters import audit
-from examples.common.launch import ProcessFailed, run_trainers
+from examples.common.launch import ProcessFailed, check_servers, run_trainers
 
-# Part of the training after which the pserver is killed.
+# Parts of the training after which the cluster grows, and after which the pserver is killed.
+GROW_AT = 0.05
 KILL_AT = 1 / 3
+RESTORED_SERVERS = 2
 
 
 @dataclass
@@ -108,55 +113,132 @@ class Shape:
     victim: int | None
 
 
+class Course:
+    """What happens to the cluster while it trains: it grows, a pserver dies, it shrinks."""
+
+    def __init__(
+        self, shape: Shape, cluster: LocalCluster, stack: ExitStack, progressed: Progressed
+    ) -> None:
+        tell = progressed.tell
+        self._shape = shape
+        self._cluster = cluster
+        self.progressed = progressed
+        self.growth = stack.enter_context(Growth(cluster, tell))
+        self.failure: Failure | None = None
+        if shape.victim is not None:
+            self.failure = stack.enter_context(Failure(cluster, shape.victim, shape.trainers, tell))
+        self._steps = [self._grow, self._kill, self._shrink]
+
+    def on_report(self, report: dict[str, Any]) -> None:
+        """Take a trainer's report, and do what is due."""
+        self.progressed.on_report(report)
+        if self.failure is not None:
+            self.failure.on_report(report)
+        all_train = len(self.progressed.reports) == self._shape.trainers
+        if all_train and self._steps and not self.growth.is_busy and self._steps[0]():
+            del self._steps[0]
+
+    def check(self) -> None:
+        """Fail if something that must be there is not."""
+        down = set(self.growth.may_be_down)
+        if self.failure is not None and self.failure.may_be_down is not None:
+            down.add(self.failure.may_be_down)
+        check_servers(self._cluster, but=down)
+        self.growth.check()
+        if self.failure is not None:
+            self.failure.check()
+
+    def finish(self) -> None:
+        """Wait for what is under way. Call it when the trainers have ended."""
+        if self.failure is not None:
+            self.failure.finish()
+        if self._steps:
+            raise ProcessFailed(
+                "training ended before the cluster had grown and shrunk; train for more passes"
+            )
+        self.growth.finish()
+
+    def _grow(self) -> bool:
+        if self.progressed.part < GROW_AT:
+            return False
+        self.growth.begin(self._shape.servers + 1)
+        return True
+
+    def _kill(self) -> bool:
+        if self.failure is None:
+            return True
+        if self.progressed.part < KILL_AT:
+            return False
+        self.failure.begin()
+        return True
+
+    def _shrink(self) -> bool:
+        if self.failure is not None and not self.failure.is_repaired:
+            return False
+        self.growth.begin(self._shape.servers)
+        return True
+
+
 def run(shape: Shape, console: Console) -> dict[str, Any]:
-    """Train, let a pserver fail, and evaluate; return the figures of the last line."""
+    """Train while the cluster changes, restore it elsewhere; return the last line's figures."""
+    with TemporaryDirectory(prefix="backstay-demo-") as folder:
+        figures, scores = train(shape, folder, console)
+        figures["restore_auc_equal"] = restored_scores(folder, console) == scores
+    return figures
+
+
+def train(shape: Shape, folder: str, console: Console) -> tuple[dict[str, Any], dict[str, float]]:
+    """Train, and save checkpoints to a folder; return figures, and AUC and logloss."""
     total = len(load()[0]) * shape.passes
     columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
     progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
     with ExitStack() as stack:
-        cluster = stack.enter_context(
-            LocalCluster(servers=shape.servers, settings={"replicas": shape.replicas})
-        )
+        settings = {"replicas": shape.replicas, "checkpoint_url": folder}
+        cluster = stack.enter_context(LocalCluster(servers=shape.servers, settings=settings))
         progressed = Progressed(progress, total)
-        failure = None
-        if shape.victim is not None:
-            failure = stack.enter_context(
-                Failure(cluster, shape.victim, shape.trainers, progressed.tell)
-            )
+        course = Course(shape, cluster, stack, progressed)
         progressed.tell(
             f"{shape.servers} pservers, copies of each slot: {shape.replicas}; {shape.trainers} "
             f"trainers, {shape.passes} passes over {total // shape.passes:,} examples"
         )
-
-        def on_report(report: dict[str, Any]) -> None:
-            progressed.on_report(report)
-            if failure is None:
-                return
-            failure.on_report(report)
-            all_train = len(progressed.reports) == shape.trainers
-            if not failure.has_begun and all_train and progressed.part >= KILL_AT:
-                failure.begin()
-
-        train = f"-m examples.census.train --passes {shape.passes} --seed {shape.seed}"
+        command = f"-m examples.census.train --passes {shape.passes} --seed {shape.seed}"
         with progress:
             run_trainers(
-                train.split(),
+                [*command.split(), "--checkpoints"],
                 trainers=shape.trainers,
                 cluster=cluster,
-                on_report=on_report,
-                check=failure.check if failure is not None else None,
+                on_report=course.on_report,
+                check=course.check,
             )
             progressed.tell("training has ended")
-            if failure is not None:
-                failure.finish()
-        return figures_of(shape, cluster, progressed, failure)
+            course.finish()
+            with Client(cluster.endpoints) as client:
+                last = client.checkpoints.save(tags={"by": "demo"})
+            progressed.tell(f"checkpoint {last.id} holds the trained model ({last.kind})")
+        scores = score_on_cluster(cluster.endpoints)
+        return figures_of(shape, cluster, course, scores), scores
+
+
+def restored_scores(folder: str, console: Console) -> dict[str, float]:
+    """Restore the newest checkpoint into fresh servers; return AUC and logloss there."""
+    with TemporaryDirectory(prefix="backstay-demo-") as directory:
+        settings = {"checkpoint_url": folder, "restore": "latest"}
+        begun_s = time.monotonic()
+        with LocalCluster(RESTORED_SERVERS, settings=settings, directory=directory) as fresh:
+            scores = score_on_cluster(fresh.endpoints)
+            console.print(
+                f"restored into {RESTORED_SERVERS} fresh pservers and evaluated in "
+                f"{time.monotonic() - begun_s:.1f} s: AUC {scores['auc']!r}",
+                highlight=False,
+            )
+            return scores
 
 
 def figures_of(
-    shape: Shape, cluster: LocalCluster, progressed: Progressed, failure: Failure | None
+    shape: Shape, cluster: LocalCluster, course: Course, scores: dict[str, float]
 ) -> dict[str, Any]:
-    """Evaluate the model, read the counters, and put all figures together."""
-    scores = score_on_cluster(cluster.endpoints)
+    """Read the counters and put all figures together."""
+    progressed, failure = course.progressed, course.failure
     counted = {trainer: last["counted"] for trainer, last in progressed.reports.items()}
     with Client(cluster.endpoints) as client:
         audited = audit(client, counted)
@@ -176,6 +258,10 @@ def figures_of(
         "pushes_counted": sum(sum(counts) for counts in counted.values()),
         "pushes_lost": audited.lost,
         "pushes_duplicated": audited.duplicated,
+        "resized": course.growth.reached,
+        "moved_slots": course.growth.moved_slots,
+        # And the one after the training.
+        "checkpoints": progressed.sum_of("checkpoints") + 1,
     }
 
 
@@ -194,14 +280,17 @@ def main() -> int:
         return 130
     table = Table(show_header=False)
     for name, value in figures.items():
-        shown = f"{value:,}" if isinstance(value, (int, float)) else str(value or "none")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        shown = f"{value:,}" if number else str("none" if value is None else value)
         table.add_row(name.replace("_", " "), shown)
     console.print(table)
     print("DEMO " + json.dumps(figures), flush=True)
     lost = figures["pushes_lost"] + figures["pushes_duplicated"]
     if lost:
         print("The demo failed: pushes were lost or counted twice", file=sys.stderr)
-    return 1 if lost else 0
+    if not figures["restore_auc_equal"]:
+        print("The demo failed: the restored model is another one", file=sys.stderr)
+    return 1 if lost or not figures["restore_auc_equal"] else 0
 
 
 def parse_arguments() -> Shape:

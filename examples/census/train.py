@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import paddle
 
+from backstay.trainer import Client
 from backstay.trainer import paddle as distributed
+from backstay.trainer.checkpoints import CheckpointInfo
 from examples.census.model import WideDeep
 from examples.census.reader import load
 from examples.common.counters import Counters
@@ -23,11 +26,11 @@ from examples.common.dataset import renumber
 from examples.common.training import RunningScore, fit, print_report, score
 
 JOB = "census"
-PASSES = 10
+PASSES = 16
 BATCH_SIZE = 256
 LEARNING_RATE = 1e-3
 # The rate of each pass over that of the pass before.
-DECAY = 0.8
+DECAY = 0.87
 STEPS_IN_FLIGHT = 4
 
 
@@ -54,12 +57,38 @@ def train_here(passes: int, seed: int) -> dict[str, float]:
     return score(model, test)
 
 
-def train_on_cluster(passes: int, seed: int) -> None:
+class CheckpointPerPass:
+    """Has the cluster write a checkpoint after each pass, while the next one goes on."""
+
+    def __init__(self, client: Client) -> None:
+        self.saved = 0
+        self._client = client
+        self._threads = ThreadPoolExecutor(1)
+        self._saving: Future[CheckpointInfo] | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin one, after the end of the one before."""
+        self.finish()
+        self._saving = self._threads.submit(self._client.checkpoints.save, tags={"pass": number})
+
+    def finish(self) -> None:
+        """Wait for the one under way; raises what it raised."""
+        if self._saving is not None:
+            self._saving.result()
+            self.saved += 1
+            self._saving = None
+
+
+def train_on_cluster(passes: int, seed: int, *, checkpoints: bool) -> None:
     """Train this trainer's share of the examples, and report on the way.
 
     Counters are pushed along, so that ``demo.py`` can tell at the end whether a push was lost.
     """
     with distributed.init(job=JOB) as session:
+        # One of the trainers asks for all.
+        asks = checkpoints and session.trainer_id == 0
+        keeper = CheckpointPerPass(session.client)
+
         training = load()[0][session.trainer_id :: session.trainers_num]
         paddle.seed(seed)
         model = WideDeep(distributed.Embedding, None)
@@ -74,6 +103,7 @@ def train_on_cluster(passes: int, seed: int) -> None:
                 pushes_acknowledged=pushes,
                 counted=counters.counted,
                 acknowledgements=counters.take_acknowledgements(),
+                checkpoints=keeper.saved,
                 **running.summary(),
             )
 
@@ -81,7 +111,9 @@ def train_on_cluster(passes: int, seed: int) -> None:
             model, [updates, counters], training,
             passes=passes, batch_size=BATCH_SIZE, seed=seed + session.trainer_id,
             scheduler=scheduler, prefetch=model.prefetch, report=report,
+            pass_ended=keeper.begin if asks else None,
         )  # fmt: skip
+        keeper.finish()
         updates.synchronize()
         counters.synchronize()
         report(running)
@@ -90,7 +122,11 @@ def train_on_cluster(passes: int, seed: int) -> None:
 def score_on_cluster(endpoints: Sequence[str]) -> dict[str, float]:
     """Return AUC and logloss on the test split of the model that a cluster holds."""
     _, _, test = load()
-    with distributed.init(endpoints, trainer_id=0, trainers_num=1, job=JOB):
+    with (
+        distributed.init(endpoints, trainer_id=0, trainers_num=1, job=JOB),
+        # Parameters are found by the names that Paddle gives: those of a first model.
+        paddle.utils.unique_name.guard(),
+    ):
         model = WideDeep(distributed.Embedding, None)
         # Finds the tables that the trainers made, and loads the dense parameters.
         distributed.DistributedOptimizer(make_optimizer(model, len(test))[0])
@@ -102,9 +138,10 @@ def main() -> None:
     parser.add_argument("--local", action="store_true", help="plain Paddle, without servers")
     parser.add_argument("--passes", type=int, default=PASSES)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoints", action="store_true", help="after each pass")
     arguments = parser.parse_args()
     if not arguments.local:
-        train_on_cluster(arguments.passes, arguments.seed)
+        train_on_cluster(arguments.passes, arguments.seed, checkpoints=arguments.checkpoints)
         return
     begin = time.perf_counter()
     scores = train_here(arguments.passes, arguments.seed)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -186,18 +186,19 @@ def stops_held_back() -> Iterator[None]:
             signal.raise_signal(stop)
 
 
-def check_servers(cluster: LocalCluster, *, but: str | None = None) -> None:
+def check_servers(cluster: LocalCluster, *, but: Collection[str] = ()) -> None:
     """Make sure that all servers run.
 
     Args:
         cluster: The servers.
-        but: The node id of one that may be down.
+        but: The node ids of those that may be down.
 
     Raises:
         ProcessFailed: One has died; the message holds the end of its log.
     """
-    for server in cluster.servers:
-        if not server.is_running and server.node_id != but:
+    # A copy: one that leaves by a resize is taken off the list by another thread.
+    for server in list(cluster.servers):
+        if not server.is_running and server.node_id not in but:
             raise ProcessFailed(
                 f"server {server.node_id} at {server.control_address} has died (exit status "
                 f"{server.process.returncode}); it wrote last:\n{server.log_tail()}"

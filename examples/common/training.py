@@ -68,6 +68,7 @@ def fit(
     prefetch: Callable[[NDArray[np.int64]], None] | None = None,
     report: Callable[[RunningScore], None] | None = None,
     report_seconds: float = 0.3,
+    pass_ended: Callable[[int], None] | None = None,
 ) -> RunningScore:
     """Train in place.
 
@@ -83,6 +84,7 @@ def fit(
         prefetch: Called with the keys of the batch after the current one.
         report: Called about every ``report_seconds`` seconds.
         report_seconds: See ``report``.
+        pass_ended: Called after each pass with its number, from 1.
 
     Returns:
         How it went to the end.
@@ -91,7 +93,7 @@ def fit(
     running = RunningScore()
     reported = time.perf_counter()
     model.train()
-    for _ in range(passes):
+    for number in range(1, passes + 1):
         for batch, following in _with_following(batches(examples, batch_size, generator)):
             if prefetch is not None and following is not None:
                 prefetch(following.keys)
@@ -110,6 +112,8 @@ def fit(
             if report is not None and now - reported >= report_seconds:
                 reported = now
                 report(running)
+        if pass_ended is not None:
+            pass_ended(number)
     return running
 
 

@@ -136,6 +136,8 @@ def _chaos(options: argparse.Namespace) -> int:
         "torn": sum(result.verdict.torn for result in results),
         "stale_reads": sum(result.verdict.stale_reads for result in results),
         "replicas_unequal": sum(result.verdict.unequal for result in results),
+        "checkpoints": sum(result.verdict.checkpoints for result in results),
+        "checkpoint_faults": sum(result.verdict.checkpoint_faults for result in results),
         "failover_ms": failover_figures(struck),
         "throughput": {
             result.stage.plan.store: throughput(result.histories, result.struck)

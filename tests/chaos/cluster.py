@@ -70,6 +70,7 @@ class ChaosCluster:
         self.endpoints = [
             f"{host.address}:{own[0]}" for host, own in zip(self.hosts, ports, strict=True)
         ]
+        self.checkpoint_folder = folder / "checkpoints"
         # Nodes that a fault of the network keeps from answering.
         self.cut_off: set[int] = set()
         self.nodes: list[NodeProcess] = []
@@ -94,6 +95,7 @@ class ChaosCluster:
             "replicas": self.plan.replicas,
             "slot_count": self.plan.slots,
             "lease_ttl_ms": self.plan.lease_ttl_ms,
+            "checkpoint_url": str(self.checkpoint_folder),
             # The network is inside this machine.
             "insecure": True,
         }

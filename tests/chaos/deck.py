@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tests.chaos.checkpoints import SaveDuring
 from tests.chaos.faults import (
     Arena,
     CrashLoop,
@@ -83,6 +84,9 @@ BY_KIND: dict[str, Callable[[Arena], Fault]] = {
     KillDuringRepair.kind: KillDuringRepair,
     **{kind.kind: kind for kind in SINGLE},
     "pair": lambda arena: pair_of(arena),
+    "checkpoint": lambda arena: save_during(arena),
+    "checkpoint+node_sigkill": lambda arena: SaveDuring(arena, KillNode),
+    "checkpoint+node_sigstop": lambda arena: SaveDuring(arena, PauseNode),
 }
 
 
@@ -100,8 +104,8 @@ def possible(arena: Arena) -> list[Callable[[Arena], Fault]]:
     makers: list[Callable[[Arena], Fault]] = [kind for kind in SINGLE if fits(arena, kind)]
     if _spares_two(arena):
         makers.append(KillDuringRepair)
-    # As likely as four of the others.
-    return makers + [pair_of] * 4
+    # As likely as four of the others, and as three.
+    return makers + [pair_of] * 4 + [save_during] * 3
 
 
 def pair_of(arena: Arena) -> Fault:
@@ -112,6 +116,12 @@ def pair_of(arena: Arena) -> Fault:
     safe = _spares_two(arena) or not second.kills
     first = arena.draw.choice(seconds if safe else [KillTrainer])
     return Pair(arena, first(arena), second(arena))
+
+
+def save_during(arena: Arena) -> Fault:
+    """Return a fault that strikes while a checkpoint is written."""
+    kinds = [kind for kind in (*SECOND, StopNode, CutFromStore, SlowLink) if fits(arena, kind)]
+    return SaveDuring(arena, arena.draw.choice(kinds))
 
 
 def _spares_two(arena: Arena) -> bool:

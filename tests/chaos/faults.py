@@ -10,11 +10,14 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tests.chaos.cluster import ChaosCluster
 from tests.chaos.processes import NodeProcess
 from tests.chaos.workload import Workload
+
+if TYPE_CHECKING:
+    from tests.chaos.checkpoints import Checkpoints
 
 __all__ = [
     "Arena",
@@ -44,6 +47,7 @@ class Arena:
     Attributes:
         cluster: The nodes and the store.
         workload: The trainers.
+        checkpoints: What was saved.
         draw: Random numbers, from the run's seed.
         outage_s: How long the whole store stays away.
         struck: Nodes that a fault under way has hit.
@@ -51,6 +55,7 @@ class Arena:
 
     cluster: ChaosCluster
     workload: Workload
+    checkpoints: Checkpoints
     draw: random.Random
     outage_s: float = 15.0
     struck: set[int] = field(default_factory=set)

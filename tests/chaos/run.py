@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backstay.errors import BackstayError
+from tests.chaos.checkpoints import Checkpoints
 from tests.chaos.cluster import ChaosCluster, NotYet, Plan
 from tests.chaos.deck import possible
 from tests.chaos.faults import Arena, Fault
@@ -21,7 +22,7 @@ from tests.chaos.history import History, Shape
 from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.report import Struck
 from tests.chaos.sandbox import is_inside
-from tests.chaos.verdict import Verdict, judge
+from tests.chaos.verdict import Verdict, judge, judge_checkpoints
 from tests.chaos.workload import Workload
 
 __all__ = ["FOLDER_PREFIX", "Stage", "StageResult", "calm", "say", "strike", "under_load"]
@@ -90,9 +91,11 @@ def under_load(stage: Stage, result: StageResult) -> Iterator[Arena]:
     network = Namespaces() if is_inside() else Loopback()
     cluster = ChaosCluster(stage.plan, network, folder)
     workload = Workload(cluster, folder, Shape(stage.seed), stage.trainers, stage.pause_s)
-    arena = Arena(cluster, workload, random.Random(stage.seed), stage.outage_s)
+    checkpoints = Checkpoints(cluster)
+    arena = Arena(cluster, workload, checkpoints, random.Random(stage.seed), stage.outage_s)
     try:
         cluster.start()
+        checkpoints.slow_down()
         workload.start()
         try:
             yield arena
@@ -101,7 +104,7 @@ def under_load(stage: Stage, result: StageResult) -> Iterator[Arena]:
         except (NotYet, RuntimeError, TimeoutError, BackstayError) as error:
             result.stuck = f"{type(error).__name__}: {error}"
             say(f"STUCK: {result.stuck}")
-        _finish(arena, result)
+        _finish(arena, result, folder)
     finally:
         workload.kill()
         cluster.stop()
@@ -214,7 +217,7 @@ def say(text: str) -> None:
 _BEGUN_S = time.monotonic()
 
 
-def _finish(arena: Arena, result: StageResult) -> None:
+def _finish(arena: Arena, result: StageResult, folder: Path) -> None:
     """End the load and judge."""
     cluster, workload = arena.cluster, arena.workload
     if result.stuck:
@@ -237,9 +240,24 @@ def _finish(arena: Arena, result: StageResult) -> None:
     result.verdict = judge(
         result.histories, table, workload.slot_of_key(), copies, cluster.plan.replicas
     )
+    _judge_checkpoints(arena, result, folder)
     say(f"verdict {result.verdict.verdict}, {result.verdict.acknowledged} pushes acknowledged")
     for why in result.verdict.why:
         say(f"  {why}")
+
+
+def _judge_checkpoints(arena: Arena, result: StageResult, folder: Path) -> None:
+    """Judge what was saved, if anything was."""
+    checkpoints = arena.checkpoints
+    restored = None
+    try:
+        restored = checkpoints.restored(arena.workload.shape.universe, folder)
+    except BackstayError as error:
+        result.stuck = result.stuck or f"the last checkpoint cannot be restored: {error}"
+    judge_checkpoints(result.verdict, result.histories, checkpoints.complaints(), restored)
+    result.verdict.checkpoints = len(checkpoints.saved)
+    if checkpoints.saved or checkpoints.failed:
+        say(f"{len(checkpoints.saved)} checkpoints, {len(checkpoints.failed)} failed attempts")
 
 
 def _mend(arena: Arena) -> None:

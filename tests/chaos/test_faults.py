@@ -163,3 +163,12 @@ def processes_with(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@pytest.mark.parametrize("store", ["etcd", "embedded"])
+def test_exact_places_checkpoints_while_nodes_die_and_stand_still(store: str) -> None:
+    kinds = ("checkpoint+node_sigkill", "checkpoint+node_sigstop")
+    result = run("--store", store, "--faults", ",".join(kinds))
+    assert result["faults"] == dict.fromkeys(kinds, 1)
+    assert result["checkpoints"] >= len(kinds)
+    assert result["checkpoint_faults"] == 0

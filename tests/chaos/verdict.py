@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tests.chaos.history import History, Push, keys_of
 
-__all__ = ["Copy", "Verdict", "judge"]
+__all__ = ["Copy", "SavedTable", "Verdict", "judge", "judge_checkpoints"]
 
 # Choices of which pushes of unknown outcome a slot has, tried before giving up.
 SEARCH_LIMIT = 200_000
@@ -35,6 +35,23 @@ class Copy:
     digest: int
 
 
+@dataclass(frozen=True)
+class SavedTable:
+    """The counter table as a checkpoint has it.
+
+    Attributes:
+        id: The checkpoint's.
+        begun_ns: When it was asked for.
+        ended_ns: When its caller was told that it is whole.
+        rows: Row of each key [universe, dim].
+    """
+
+    id: str
+    begun_ns: int
+    ended_ns: int
+    rows: NDArray[np.float32]
+
+
 @dataclass
 class Verdict:
     """The judgement, with what it rests on.
@@ -48,6 +65,9 @@ class Verdict:
         torn: Slots that hold a part of a push of unknown outcome, rather than all or nothing.
         stale_reads: Pulls that showed less than their own trainer had acknowledged.
         unequal: Slots whose replicas differ.
+        checkpoints: Checkpoints whose callers were told that they are whole.
+        checkpoint_faults: What is wrong with finished checkpoints, and keys of which the last one
+            has fewer updates than were acknowledged before it, or more than were begun by its end.
         reads: Pulls that were checked.
         why: The first findings, in words.
     """
@@ -60,6 +80,8 @@ class Verdict:
     torn: int = 0
     stale_reads: int = 0
     unequal: int = 0
+    checkpoints: int = 0
+    checkpoint_faults: int = 0
     reads: int = 0
     why: list[str] = field(default_factory=list)
 
@@ -110,6 +132,46 @@ def judge(
     result.why = result.why[:EXAMPLES_MAX]
     result.verdict = "false" if found else "unknown" if undecided else "true"
     return result
+
+
+def judge_checkpoints(
+    result: Verdict,
+    histories: Sequence[History],
+    complaints: Sequence[str],
+    saved: SavedTable | None,
+) -> None:
+    """Add to a verdict what is to be said of the checkpoints.
+
+    Args:
+        result: The verdict on the rest.
+        histories: Those of all trainer processes.
+        complaints: What is wrong with the files.
+        saved: The last checkpoint, restored; None if there is none.
+    """
+    result.checkpoint_faults = len(complaints)
+    why = list(complaints)
+    if saved is not None:
+        least = np.zeros(len(saved.rows), dtype=np.int64)
+        most = np.zeros(len(saved.rows), dtype=np.int64)
+        for history in histories:
+            for push in history.pushes.values():
+                if push.begun_ns > saved.ended_ns or push.outcome == "not_applied":
+                    continue
+                keys = keys_of(history.shape, push.stream, push.sequence)
+                most[keys] += 1
+                if push.outcome == "acknowledged" and push.ended_ns <= saved.begun_ns:
+                    least[keys] += 1
+        low = saved.rows.min(axis=1) < least
+        high = saved.rows.max(axis=1) > most
+        for key in np.flatnonzero(low | high).tolist():
+            result.checkpoint_faults += 1
+            why.append(
+                f"{saved.id}, key {key}: {saved.rows[key].tolist()}, "
+                f"not {least[key]} to {most[key]}"
+            )
+    if result.checkpoint_faults:
+        result.verdict = "false"
+        result.why = (why + result.why)[:EXAMPLES_MAX]
 
 
 def _judge_table(

@@ -34,7 +34,7 @@ class Workload:
         """Make the hosts; ``start`` starts the trainers."""
         self._cluster = cluster
         self._folder = folder
-        self._shape = shape
+        self.shape = shape
         self._pause_s = pause_s
         self.hosts = [cluster.network.add_host(f"trainer-{n}") for n in range(trainers)]
         self._streams = 0
@@ -51,7 +51,7 @@ class Workload:
             endpoints=tuple(self._cluster.endpoints),
             path=str(path),
             stream=stream,
-            shape=self._shape,
+            shape=self.shape,
             pause_s=self._pause_s,
         )
         self._paths.append(path)
@@ -149,11 +149,11 @@ class Workload:
         """Read the row of every key."""
         config = ClientConfig(deadline_ms=LAST_READ_LIMIT_MS)
         with Client(self._cluster.endpoints, config=config) as client:
-            return client.pull(TABLE, np.arange(self._shape.universe, dtype=np.uint64))
+            return client.pull(TABLE, np.arange(self.shape.universe, dtype=np.uint64))
 
     def slot_of_key(self) -> NDArray[np.uint32]:
         """Return the slot of every key."""
-        keys = np.arange(self._shape.universe, dtype=np.uint64)
+        keys = np.arange(self.shape.universe, dtype=np.uint64)
         return slots_of(keys, self._cluster.plan.slots)
 
 

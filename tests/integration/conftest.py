@@ -46,7 +46,7 @@ def command(plain_environment: dict[str, str]) -> Command:
     """Run one of our commands, ``command("pserver", "serve", ...)``, to its end."""
     modules = {
         "pserver": "backstay.pserver.serve_cli",
-        "pserverctl": "backstay.pserver.ctl_cli",
+        "pserverctl": "backstay.pserver.ctl.cli",
         "backstay": "backstay.pserver.local_cli",
     }
 

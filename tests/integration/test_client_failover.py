@@ -30,6 +30,7 @@ from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import routing_to_message
 from backstay.consensus.records import NO_MASTER
 from backstay.consensus.routing import SlotReplicas
+from backstay.errors import ClosedError
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
 from backstay.trainer.directory import Directory
@@ -131,6 +132,7 @@ class Cluster:
         told: tuple[int, ...] = (0, 1),
         generation: int = 0,
         cluster_uid: str = "",
+        paused: str = "",
     ) -> None:
         """Change every slot's master; only the nodes ``told`` know of it."""
         self.version += 1
@@ -147,7 +149,7 @@ class Cluster:
         for number, node in enumerate(self.nodes):
             node.data.set_routing(self.version, np.array(masters) == number)
             if number in told:
-                node.know(routing_to_message("c", routing, cluster_uid=cluster_uid))
+                node.know(routing_to_message("c", routing, cluster_uid=cluster_uid, paused=paused))
 
     def end_data(self, number: int) -> None:
         self.nodes[number].data.stop(1000)
@@ -306,8 +308,68 @@ def test_rows_lost_with_all_their_copies_end_the_job(cluster: Cluster) -> None:
 
 def test_the_stream_carries_the_token(cluster: Cluster) -> None:
     directory = Directory(cluster.nodes[0].address, ClientConfig(token="open-sesame"))
-    stream = directory.open_stream(cluster.nodes[0].address, 0)
+    stream = directory.open_stream(cluster.nodes[0].address, 0, "")
     assert next(directory.read_stream(cluster.nodes[0].address, stream)).routing.version == 1
     stream.cancel()
     directory.close()
     assert cluster.nodes[0].tokens == ["Bearer open-sesame"]
+
+
+def odd_and_even(slot: int) -> int:
+    return slot % 2
+
+
+def test_calls_wait_while_the_cluster_is_paused_and_go_on_after_it(cluster: Cluster) -> None:
+    said: list[str] = []
+    # The pause is longer than the deadline, which begins after it.
+    config = ClientConfig(deadline_ms=250)
+    with Client(cluster.nodes[0].address, config=config, progress=said.append) as client:
+        client.create_table(SPEC)
+        client.push("t", KEYS, GRADIENTS)
+        wait_for_stream(cluster.nodes[0])
+        cluster.move(odd_and_even, paused="rows move")
+        wait_for_word(said, "waiting: rows move")
+        with pushing(client) as push, ThreadPoolExecutor(1) as pool:
+            pull = pool.submit(client.pull, "t", KEYS)
+            cluster.move(odd_and_even)
+            push.result(timeout=10)
+            assert pull.result(timeout=10).min() >= 1
+        assert said[-1] == "going on: the cluster is not paused any more"
+        assert (client.pull("t", KEYS) == 2).all()
+
+
+def test_a_client_that_begins_in_a_pause_waits_as_well(cluster: Cluster) -> None:
+    cluster.move(odd_and_even, paused="rows move")
+    with Client(cluster.nodes[0].address) as client:
+        client.create_table(SPEC)
+        wait_for_stream(cluster.nodes[0])
+        with pushing(client) as push:
+            cluster.move(odd_and_even)
+            push.result(timeout=10)
+
+
+def test_who_waits_in_a_pause_is_told_that_the_client_was_closed(cluster: Cluster) -> None:
+    cluster.move(odd_and_even, paused="rows move")
+    client = Client(cluster.nodes[0].address)
+    client.create_table(SPEC)
+    with pushing(client) as push:
+        client.close()
+        with pytest.raises(ClosedError, match="paused"):
+            push.result(timeout=10)
+
+
+def test_a_pause_does_not_outlive_those_who_could_end_it(cluster: Cluster) -> None:
+    cluster.move(odd_and_even, paused="rows move")
+    with Client(cluster.nodes[0].address) as client:
+        client.create_table(SPEC)
+        with pushing(client) as push:
+            for node in cluster.nodes:
+                node.end_control()
+            push.result(timeout=10)
+
+
+def wait_for_word(said: list[str], word: str) -> None:
+    deadline = time.monotonic() + 10
+    while word not in said:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.01)

@@ -78,6 +78,7 @@ def test_the_records_are_what_the_design_says(
         assert list(member) == [
             *("id", "instance", "incarnation", "status", "start_time", "sync"),
             *("data_address", "control_address", "host", "lease", "version"),
+            "keeps_store",
         ]
         assert member["id"] == "ps-0"
         assert member["incarnation"] == 1
@@ -88,8 +89,9 @@ def test_the_records_are_what_the_design_says(
         routing = record(etcd, "routing")
         assert list(routing) == [
             *("format", "version", "generation", "replicas", "slot_count", "nodes", "gone"),
-            *("sets", "set_of_slot", "term_of_slot", "birth_of_slot"),
+            *("sets", "set_of_slot", "term_of_slot", "birth_of_slot", "restoring"),
         ]
+        assert routing["restoring"] == {"url": "", "checkpoint": "", "slots": []}
         assert routing["nodes"][0] == {
             "node_id": "ps-0",
             **{name: member[name] for name in ("instance", "control_address", "data_address")},

@@ -1,7 +1,8 @@
 """The controller over random histories: nodes come, go, pause and restart; reports may be old.
 
 A model beside the controller knows what each process really holds: the number of acknowledged
-pushes of each slot, and how many of them each process has. The controller never sees it.
+pushes of each slot, and how many of them each process has. The controller never sees it. Slots
+are restored from checkpoints at any moment: then it knows, too, what each process has loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
+from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import (
     NO_MASTER,
     CaughtUp,
@@ -20,10 +23,8 @@ from backstay.consensus.records import (
     MemberRecord,
     NodeReport,
     RoutingTable,
-    SlotReplicas,
 )
 from backstay.pserver.controller import ClusterRecords, decide
-from backstay.pserver.controller.first_routing import place_replicas
 
 NODES = 5
 
@@ -53,6 +54,13 @@ class World:
         self.acknowledged = [0] * slots
         self.has: dict[tuple[int, int], int] = {}
         self.streaming: set[tuple[int, int]] = set()
+        self.plan: ResizePlan | None = None
+        self.overdue = False
+        self.restore: RestorePlan | None = None
+        self.on_loss: CheckpointRecord | None = None
+        # What processes have loaded: by instance, slot and birth, the checkpoint that it is from.
+        self.loaded: dict[tuple[int, int, int], str] = {}
+        self.checkpoints = 0
         for number in range(initial):
             self.start(number)
 
@@ -98,12 +106,37 @@ class World:
     def give_up_waiting(self) -> None:
         self.waiting.clear()
 
+    def plan_for(self, kind: str, number: int) -> None:
+        """Ask for something, as an operator does; a plan under way is in the way."""
+        if self.plan is not None and self.plan.is_under_way:
+            return
+        self.overdue = False
+        if kind == "resize":
+            nodes = max(self.config.replicas, number)
+            self.plan = ResizePlan("p", "resize", nodes, stop=True, state="waiting_for_nodes")
+        else:
+            leaving = (LeavingNode(f"ps-{number}"),)
+            self.plan = ResizePlan("p", "drain", max(1, len(self.members) - 1), leaving)
+
+    def cancel(self) -> None:
+        if self.plan is not None and self.plan.is_under_way:
+            self.plan = replace(self.plan, state="cancelled", leaving=())
+
+    def leaving(self) -> set[int]:
+        """The living processes that are to hold nothing."""
+        return {
+            one.instance
+            for one in self.members.values()
+            if self.plan is not None and self.plan.lets_go(one.node_id, one.instance)
+        }
+
     def push(self) -> None:
         """Acknowledge one push of each slot whose master and in-sync set can."""
         if self.routing is None:
             return
+        waiting = set(self.routing.restoring.slots)
         for slot, held in enumerate(self.routing.replicas_of_slot):
-            if held.master != NO_MASTER:
+            if held.master != NO_MASTER and slot not in waiting:
                 self.acknowledged[slot] += 1
                 for one in sorted(instances(self.routing, held.synced)):
                     self.has[slot, one] = self.acknowledged[slot]
@@ -122,15 +155,53 @@ class World:
         reporter = member.instance
         alive = {one.instance for one in self.members.values()}
         caught_up = []
+        waiting = set(self.routing.restoring.slots)
         for slot, held in enumerate(self.routing.replicas_of_slot):
-            if master(self.routing, slot) == reporter:
+            if master(self.routing, slot) != reporter:
+                continue
+            if slot in waiting:
+                # A copy of what the slot was before; its master may not have forgotten it yet.
+                caught_up += [
+                    CaughtUp(slot, int(self.routing.term_of_slot[slot]), one)
+                    for one in sorted(instances(self.routing, held.catching_up) & alive - silent)
+                ]
+            else:
                 for one in sorted(instances(self.routing, held.catching_up) & alive - silent):
                     self.has[slot, one] = self.acknowledged[slot]
                     self.streaming.add((slot, one))
                     caught_up.append(CaughtUp(slot, int(self.routing.term_of_slot[slot]), one))
         self.reports[reporter] = NodeReport(
-            reporter, self.routing.version, tuple(sorted(silent - {reporter})), tuple(caught_up)
+            reporter,
+            self.routing.version,
+            tuple(sorted(silent - {reporter})),
+            tuple(caught_up),
+            # Told for ever: also of slots that have begun anew, or are others', since.
+            loaded=tuple(
+                sorted((slot, birth) for own, slot, birth in self.loaded if own == reporter)
+            ),
         )
+
+    def ask_for_restore(self, some: bool) -> None:
+        """Let slots take their content from a checkpoint, in place of whatever is under way."""
+        self.checkpoints += 1
+        count = self.config.slot_count
+        slots = tuple(range(0, count, 2)) if some else ()
+        self.restore = RestorePlan("/ckpt", f"ckpt-{self.checkpoints:06d}-abcdef", slots)
+
+    def load(self, number: int) -> None:
+        """Let a process load every other slot that the table wants of it."""
+        member = self.members.get(f"ps-{number}") or self.paused.get(f"ps-{number}")
+        if member is None or self.routing is None:
+            return
+        own = [
+            slot
+            for slot in self.routing.restoring.slots
+            if master(self.routing, slot) == member.instance
+        ]
+        for slot in own[::2]:
+            key = member.instance, slot, int(self.routing.birth_of_slot[slot])
+            # Once loaded, a slot of this birth is not loaded again.
+            self.loaded.setdefault(key, self.routing.restoring.checkpoint)
 
     def records(self) -> ClusterRecords:
         return ClusterRecords(
@@ -140,6 +211,10 @@ class World:
             dict(self.reports),
             frozenset(self.gone),
             frozenset(self.waiting),
+            plan=self.plan,
+            plan_overdue=self.overdue,
+            restore=self.restore,
+            on_loss=self.on_loss,
         )
 
     def decide(self) -> bool:
@@ -149,15 +224,25 @@ class World:
         backwards = replace(records, members=dict(reversed(list(records.members.items()))))
         assert decide(backwards) == decision
         after = decision.routing
+        if decision.plan is not None:
+            assert decision.plan != self.plan
+            assert ResizePlan.from_json(decision.plan.to_json()) == decision.plan
+            self.plan = decision.plan
         if after is None:
-            return False
+            assert decision.restore is None or decision.restore.state == "done"
+            self.restore = decision.restore or self.restore
+            return decision.restore is not None or decision.plan is not None
         assert decision.events
         assert RoutingTable.from_json(after.to_json()) == after
         if self.routing is None:
             assert after.version == 1
         else:
             self.check(self.routing, after)
+            self.check_restoring(self.routing, after)
         self.routing = after
+        self.restore = decision.restore or self.restore
+        if self.restore is not None and self.restore.state == "done":
+            assert not after.restoring.slots or self.on_loss is not None
         self.follow(after)
         return True
 
@@ -175,7 +260,11 @@ class World:
             old, new = before.replicas_of_slot[slot], after.replicas_of_slot[slot]
             old_synced = instances(before, old.synced)
             new_synced = instances(after, new.synced)
-            if reborn[slot]:
+            unserved = slot in before.restoring.slots or self.restore is not None
+            if reborn[slot] and slot in after.restoring.slots and unserved:
+                # On purpose, or nobody was served what it had: nobody's content counts.
+                assert not new.in_sync
+            elif reborn[slot]:
                 assert not old_synced & living
                 assert not (old_synced - dead) & self.waiting
             elif master(after, slot) is not None:
@@ -196,6 +285,26 @@ class World:
             for one in new_synced:
                 assert self.has.get((slot, one), 0) == self.acknowledged[slot]
 
+    def check_restoring(self, before: RoutingTable, after: RoutingTable) -> None:
+        """Whoever serves a restored slot has loaded it, from the checkpoint that was wanted."""
+        source = before.restoring[:2]
+        for slot in range(after.slot_count):
+            birth = int(after.birth_of_slot[slot])
+            reborn = birth != int(before.birth_of_slot[slot])
+            if slot in after.restoring.slots:
+                assert not after.replicas_of_slot[slot].in_sync
+                # One checkpoint for one birth: what came from another one is told from it.
+                assert reborn or (slot in before.restoring.slots)
+                assert reborn or after.restoring[:2] == source
+            elif slot in before.restoring.slots and not reborn:
+                loader = master(before, slot)
+                assert loader is not None
+                assert loader == master(after, slot)
+                assert self.loaded[loader, slot, birth] == before.restoring.checkpoint
+                # What it loaded counts like a push that nobody else has.
+                self.acknowledged[slot] = self.has[slot, loader] = 1
+                assert not after.replicas_of_slot[slot].in_sync
+
     def follow(self, after: RoutingTable) -> None:
         """Let each process drop what the table does not give it."""
         for slot, held in enumerate(after.replicas_of_slot):
@@ -209,8 +318,9 @@ class World:
 
     def settle(self) -> None:
         """Let every master report the truth until nothing changes any more."""
-        for _ in range(40 + 4 * self.config.slot_count):
+        for _ in range(60 + 6 * self.config.slot_count):
             for number in range(NODES):
+                self.load(number)
                 self.report(number, frozenset())
             if not self.decide():
                 return
@@ -230,6 +340,12 @@ STEPS = st.lists(
         st.tuples(st.just("decide"), st.just(0)),
         st.tuples(st.just("decide"), st.just(0)),
         st.tuples(st.just("push"), st.just(0)),
+        st.tuples(st.just("resize"), st.integers(1, NODES)),
+        st.tuples(st.just("drain"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("cancel"), st.just(0)),
+        st.tuples(st.just("restore"), st.integers(0, 1)),
+        st.tuples(st.just("load"), st.integers(0, NODES - 1)),
+        st.tuples(st.just("on loss"), st.integers(0, 1)),
     ),
     max_size=30,
 )
@@ -255,6 +371,17 @@ def play(world: World, steps: list[tuple[str, int]]) -> None:
                     world.report(other, frozenset({member.instance}))
         elif what == "push":
             world.push()
+        elif what in ("resize", "drain"):
+            world.plan_for(what, number)
+        elif what == "cancel":
+            world.cancel()
+        elif what == "restore":
+            world.ask_for_restore(bool(number))
+        elif what == "load":
+            world.load(number)
+        elif what == "on loss":
+            newest = CheckpointRecord("/ckpt", "ckpt-000999-abcdef", "")
+            world.on_loss = newest if number else None
         elif world.members:
             world.decide()
 
@@ -266,7 +393,7 @@ def play(world: World, steps: list[tuple[str, int]]) -> None:
     st.integers(1, 4),
     st.integers(1, NODES),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_decision_is_safe_and_decisions_settle(
     steps: list[tuple[str, int]], slots: int, replicas: int, initial: int, hosts: int
 ) -> None:
@@ -283,6 +410,7 @@ def test_every_decision_is_safe_and_decisions_settle(
     else:
         pytest.fail("decisions without reports do not come to an end")
     world.give_up_waiting()
+    world.overdue = True
     world.settle()
     if world.routing is None:
         return
@@ -290,25 +418,40 @@ def test_every_decision_is_safe_and_decisions_settle(
 
 
 def check_settled(world: World, routing: RoutingTable) -> None:
+    assert not routing.restoring.slots
+    assert world.restore is None or world.restore.state == "done"
     living = sorted(
         {one.instance for one in world.members.values()} - world.gone - set(routing.gone)
     )
     assert sorted(node.instance for node in routing.nodes) == living
     if not living:
         return
-    hosts = np.array([int(node.host.removeprefix("host-")) for node in routing.nodes])
+    leaving = world.leaving() & set(living)
+    staying = len(living) - len(leaving)
+    if leaving and staying < world.config.replicas:
+        # They keep what nobody else can take.
+        return
+    if world.plan is not None:
+        assert not world.plan.is_under_way, world.plan
+    for held in routing.replicas_of_slot:
+        assert not instances(routing, held.holders) & leaving
+    keep = [n for n, node in enumerate(routing.nodes) if node.instance not in leaving]
+    hosts = np.array([int(routing.nodes[n].host.removeprefix("host-")) for n in keep])
+    host_of = dict(zip(keep, hosts.tolist(), strict=True))
     copies = np.zeros(len(routing.nodes), dtype=int)
     for held in routing.replicas_of_slot:
         assert held.master != NO_MASTER
         assert not held.catching_up
-        assert len(held.synced) == min(world.config.replicas, len(living))
-        spread = len({int(hosts[number]) for number in held.holders})
+        assert len(held.synced) == min(world.config.replicas, staying)
+        spread = len({host_of[number] for number in held.holders})
         assert spread == min(len(held.holders), len(set(hosts.tolist())))
         copies[list(held.holders)] += 1
+    copies = copies[keep]
     if len(set(hosts.tolist())) == len(hosts):
         assert copies.max() - copies.min() <= 1
     masters = list(routing.slots_per_node().values())
-    if max(masters) - min(masters) > 1:
+    of_staying = [masters[number] for number in keep]
+    if max(of_staying) - min(of_staying) > 1:
         assert not can_be_evened_out(routing, masters)
 
 
@@ -325,42 +468,3 @@ def can_be_evened_out(routing: RoutingTable, masters: list[int]) -> bool:
         for start in range(count)
         for end in range(count)
     )
-
-
-@given(
-    st.integers(0, 8).map(lambda exponent: 2**exponent),
-    st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=12),
-    st.integers(1, 3),
-)
-def test_the_first_placement_is_even_and_on_distinct_hosts(
-    slots: int, hosts: list[str], replicas: int
-) -> None:
-    placed = place_replicas(slots, hosts, replicas)
-    masters = np.bincount([held.master for held in placed], minlength=len(hosts))
-    assert masters.max() - masters.min() <= 1
-    for held in placed:
-        assert len(set(held.holders)) == min(replicas, len(hosts))
-        spread = len({hosts[number] for number in held.holders})
-        assert spread == min(replicas, len(set(hosts)))
-
-
-@given(
-    st.integers(0, 8).map(lambda exponent: 2**exponent),
-    st.integers(1, 12),
-    st.integers(1, 3),
-)
-def test_the_first_placement_needs_no_moves(slots: int, nodes: int, replicas: int) -> None:
-    placed = place_replicas(slots, [f"h{number}" for number in range(nodes)], replicas)
-    copies = np.bincount([one for held in placed for one in held.holders], minlength=nodes)
-    assert copies.max() - copies.min() <= 1
-
-
-def test_the_masters_of_one_node_have_backups_on_all_others() -> None:
-    placed = place_replicas(1024, ["a", "b", "c", "d", "e"], 2)
-    for node in range(5):
-        backups = np.bincount(
-            [held.in_sync[0] for held in placed if held.master == node], minlength=5
-        )
-        others = np.delete(backups, node)
-        assert others.max() - others.min() <= 2
-    assert placed[0] == SlotReplicas(placed[0].master, placed[0].in_sync)

@@ -13,9 +13,11 @@ from backstay.consensus.node_records import MemberRecord
 from backstay.consensus.records import NodeReport
 from backstay.consensus.store import Delete, Get, Lease, Put, Txn, TxnResult, mod_revision_is
 from backstay.consensus.store_state import StoreState
+from backstay.pserver.handover import is_dismissed
 from backstay.pserver.reporting import NativeReport
 from tests.sim.controller import Candidate
 from tests.sim.events import MS
+from tests.sim.plans import plan_of
 
 if TYPE_CHECKING:
     from tests.sim.pserver import Pserver
@@ -161,7 +163,19 @@ class Agent:
             self._go_by(step)
             if step < newest:
                 self._notice()
-        self.candidate.look()
+        self._leave_if_dismissed()
+        if self.process.is_alive:
+            self.candidate.look()
+
+    def _leave_if_dismissed(self) -> None:
+        """End if a plan that is done wants it, as the real node does."""
+        process, routings = self.process, self.process.cluster.routings
+        routing = routings[self._routing_version - 1] if self._routing_version else None
+        plan = plan_of(process.cluster)
+        if is_dismissed(plan, routing, process.node_id, process.instance):
+            self.queue.counts["dismissed"] += 1
+            self.queue.log(process.node_id, lambda: "ends: the plan is done")
+            process.die()
 
     def _go_by(self, version: int) -> None:
         self._routing_version = version
@@ -169,6 +183,8 @@ class Agent:
         self.process.native.set_routing_json(
             self.process.clock.now(), self.process.cluster.routings[version - 1].to_json()
         )
+        if self.process.cluster.checkpoints is not None:
+            self.process.cluster.checkpoints.look(self.process, version)
 
     # Reports
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from backstay import _native
 from backstay.consensus.records import NO_MASTER, RoutingTable
+from tests.sim.checkpoints import Checkpoints
 from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
 from tests.sim.network import Network
+from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
 from tests.sim.store import SimStore
 from tests.sim.trainer import Trainer
@@ -89,7 +91,7 @@ class Outcome:
 class Cluster:
     """Everything of one run."""
 
-    def __init__(self, seed: int, *, trace: bool) -> None:
+    def __init__(self, seed: int, *, trace: bool, checkpoints: bool = False) -> None:
         self.queue = EventQueue(seed, trace=trace)
         self.options = Options.draw(self.queue.random)
         self.network = Network(self.queue, self.options.slow)
@@ -104,6 +106,7 @@ class Cluster:
         self.history = History(self.slot_of, self.fail)
         self._token = 0
         self._instance = 0
+        self.checkpoints: Checkpoints | None = None
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
@@ -111,6 +114,9 @@ class Cluster:
         self.keys_of: dict[int, list[int]] = {}
         for key in self.keys:
             self.keys_of.setdefault(self.slot_of[key], []).append(key)
+        self._seed = seed
+        if checkpoints:
+            self.checkpoints = Checkpoints(self, seed)
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
         self.queue.after(PROBE_EVERY, self._probe_now_and_then)
 
@@ -153,6 +159,8 @@ class Cluster:
             for slot in np.flatnonzero(routing.birth_of_slot != births).tolist():
                 self.queue.counts["slots_lost"] += 1
                 self.history.slot_lost(slot)
+                if self.checkpoints is not None:
+                    self.checkpoints.reborn(routing, slot)
         self.queue.counts["routing_changes"] += 1
         self.routings.append(routing)
         self.queue.log("store", lambda: f"routing {routing.version}: {'; '.join(reasons)}")
@@ -204,6 +212,9 @@ class Cluster:
         if not self.routings:
             return
         for slot, recent in self.history.recent.items():
+            # A push may be acknowledged in the old life, on a node that does not know of the new.
+            if self.checkpoints is not None and slot in self.history.lost_slots:
+                continue
             for process in self._synced(self.routings[-1], slot):
                 for stream, sequence in recent if process.is_alive else ():
                     if not process.native.holds(stream, sequence, slot):
@@ -230,7 +241,7 @@ class Cluster:
                 if known != digest:
                     self.fail(f"I4: {other} and {process.node_id} differ in slot {slot} at {at}")
 
-    def _unsettled(self) -> str:
+    def unsettled(self) -> str:
         """Return what is missing until the cluster is well again, empty if nothing."""
         waiting = [f"{t.place} waits for {sorted(t.pushes)}" for t in self.trainers if t.pushes]
         if waiting:
@@ -238,13 +249,29 @@ class Cluster:
         if not self.routings:
             return "there is no routing"
         routing = self.routings[-1]
-        alive = sum(one.is_alive for one in self.processes.values())
-        wanted = min(self.options.replicas, alive)
+        if routing.restoring.slots:
+            return f"slots {routing.restoring.slots} are not loaded"
+        living = [one for one in self.processes.values() if one.is_alive]
+        alive = len(living)
+        plan = plan_of(self)
+        leaving = {
+            one.instance for one in living if plan and plan.lets_go(one.node_id, one.instance)
+        }
+        staying = alive - len(leaving)
+        if plan is not None and plan.is_under_way and staying >= self.options.replicas:
+            return f"{plan}"
+        wanted = min(self.options.replicas, staying)
+        # Nobody else takes what those that leave cannot give away.
+        most = wanted if staying >= self.options.replicas else self.options.replicas
         for slot, held in enumerate(routing.replicas_of_slot):
             if held.master == NO_MASTER:
                 return f"slot {slot} has no master"
-            if len(held.synced) != wanted:
+            if not max(1, wanted) <= len(held.synced) <= most:
                 return f"slot {slot} has {len(held.synced)} of {wanted} copies in sync"
+            if staying >= self.options.replicas:
+                still = {self.processes[routing.nodes[n].instance] for n in held.holders}
+                if any(one.instance in leaving for one in still):
+                    return f"slot {slot} is on a node that is to hold nothing"
             if not all(one.is_alive for one in self._synced(routing, slot)):
                 return f"slot {slot} counts on the dead"
             master = self._synced(routing, slot)[0]
@@ -254,7 +281,7 @@ class Cluster:
             if len(ends) != 1:
                 return f"replicas of slot {slot} are at {sorted(ends)}"
         # After a loss the cluster says so until its people have seen it.
-        if alive >= self.options.replicas and not routing.generation:
+        if staying >= self.options.replicas and not routing.generation:
             status = self.store.state.get("pserver_cluster_status")
             said = json.loads(status.value) if status else {}
             if said.get("cluster_status") != "OK":
@@ -265,6 +292,7 @@ class Cluster:
         """Run it all, with faults and without; raises ``Failure``."""
         end = self.options.faults_end
         Faults(self, end)
+        Operators(self, self._seed, end)
         self.queue.run_until(end)
         self.queue.log("cluster", lambda: "the faults are over")
         self.network.heal()
@@ -284,13 +312,16 @@ class Cluster:
                 self.start_process(node_id)
         for trainer in self.trainers:
             trainer.stopping = True
-        while missing := self._unsettled():
+        while missing := self.unsettled():
             if self.queue.now > end + self.options.healed_within:
                 self.fail(f"liveness: {missing}")
             self.queue.run_until(self.queue.now + 50 * MS)
-        self._check_end()
+        if (plan := plan_of(self)) is not None:
+            self.queue.counts[f"plan_end_{plan.kind}_{plan.state}"] += 1
+        self.check_end()
 
-    def _check_end(self) -> None:
+    def check_end(self) -> None:
+        """Check what must hold when nothing is under way any more."""
         self._check_in_sync()
         self._check_digests()
         routing = self.routings[-1]
@@ -300,15 +331,17 @@ class Cluster:
             for process in self._synced(routing, slot):
                 counts = [round(one) for one in process.native.peek(self.table, keys)]
                 self.history.check_final(process.node_id, keys, counts)
+                if self.checkpoints is not None:
+                    self.checkpoints.check_final(process.node_id, slot, counts)
                 digests.add(process.native.digest(slot))
             if len(digests) != 1:
                 self.fail(f"I4: the replicas of slot {slot} differ at rest")
         self._check_fit()
 
 
-def simulate(seed: int, *, trace: bool = False) -> Outcome:
-    """Run one seed."""
-    cluster = Cluster(seed, trace=trace)
+def simulate(seed: int, *, trace: bool = False, checkpoints: bool = False) -> Outcome:
+    """Run one seed; ``checkpoints``: with saves and restores as well."""
+    cluster = Cluster(seed, trace=trace, checkpoints=checkpoints)
     failure = ""
     try:
         cluster.run()

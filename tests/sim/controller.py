@@ -9,7 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.node_records import MemberRecord
+from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import ClusterConfig, NodeReport, RoutingTable
 from backstay.consensus.store import (
     Compare,
@@ -22,8 +24,17 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.consensus.store_state import StoreState
-from backstay.pserver.controller import Absences, ClusterRecords, Decision, decide, living
-from tests.sim.events import MS
+from backstay.pserver.controller import (
+    Absences,
+    ClusterRecords,
+    Decision,
+    PlanWait,
+    decide,
+    living,
+)
+from tests.sim.checkpoints import NEWEST, RESTORE
+from tests.sim.events import MS, S
+from tests.sim.plans import PLAN
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent
@@ -56,8 +67,15 @@ class _Read:
         )
         self.routing = RoutingTable.from_json(routing.value) if routing else None
         self.routing_revision = routing.mod_revision if routing else 0
+        plan = state.get(PLAN)
+        self.plan = ResizePlan.from_json(plan.value) if plan else None
+        self.plan_revision = plan.mod_revision if plan else 0
         self.status = status.value if status else ""
         self.office = office
+        restore, newest = state.get(RESTORE), state.get(NEWEST)
+        self.restore = RestorePlan.from_json(restore.value) if restore else None
+        self.restore_revision = restore.mod_revision if restore else 0
+        self.newest = CheckpointRecord.from_json(newest.value) if newest else None
 
 
 class Candidate:
@@ -70,6 +88,7 @@ class Candidate:
         self._busy = False
         self._again = False
         self._absences = Absences(self._process.cluster.options.return_grace)
+        self._plan_wait = PlanWait(S)
 
     def lease_gained(self) -> None:
         """Stand for election."""
@@ -170,6 +189,12 @@ class Candidate:
             for node_id in decision.given_up:
                 key = f"pservers/{node_id}"
                 conditions.append(mod_revision_is(key, read.revisions.get(key, 0)))
+        if decision.plan is not None:
+            operations.append(Put(PLAN, decision.plan.to_json()))
+            conditions.append(mod_revision_is(PLAN, read.plan_revision))
+        if decision.restore is not None:
+            operations.append(Put(RESTORE, decision.restore.to_json()))
+            conditions.append(mod_revision_is(RESTORE, read.restore_revision))
         if decision.health.to_json() != read.status:
             operations.append(Put(STATUS, decision.health.to_json()))
         if operations:
@@ -184,10 +209,15 @@ class Candidate:
         waiting = self._absences.note(now, read.routing, read.members, read.deaths)
         if waiting:
             self._agent.queue.after(options.return_grace, partial(self._process.handle, self.look))
+        overdue = self._plan_wait.note(now, read.plan)
+        if (left := self._plan_wait.next_end(now)) is not None and not overdue:
+            self._agent.queue.after(int(left) + 1, partial(self._process.handle, self.look))
         members = living(read.members, read.deaths)
         if not members:
             return None
         config = ClusterConfig("sim", options.slots, options.replicas, options.nodes, "0")
+        checkpoints = self._process.cluster.checkpoints
+        restores_lost = checkpoints is not None and checkpoints.restores_lost
         return decide(
             ClusterRecords(
                 config=config,
@@ -196,6 +226,10 @@ class Candidate:
                 reports=read.reports,
                 gone=read.deaths,
                 waiting=waiting,
+                plan=read.plan,
+                plan_overdue=overdue,
+                restore=read.restore,
+                on_loss=read.newest if restores_lost else None,
             )
         )
 

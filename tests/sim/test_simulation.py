@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from backstay.consensus.plans import LeavingNode, ResizePlan
+from backstay.consensus.records import RoutingTable
+from backstay.consensus.store import Put, Txn
 from tests.sim.cluster import Cluster, simulate
-from tests.sim.events import S
+from tests.sim.events import MS, S
+from tests.sim.plans import PLAN, plan_of
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 # Others than those that are looked at by hand from 0 on.
 FIRST_SEED = 1_000_000
 SEEDS = 1_000
+RESTORED_SEEDS = 100
 
 
 def _run(seeds: list[int]) -> list[str]:
@@ -54,6 +62,114 @@ def test_two_nodes_that_do_not_reach_each_other_keep_no_slot_short_of_copies(see
     changes = len(cluster.routings)
     cluster.queue.run_until(12 * S)
     assert len(cluster.routings) == changes
+
+
+def _ask(cluster: Cluster, plan: ResizePlan) -> None:
+    cluster.store.state.transact(Txn((), (Put(PLAN, plan.to_json()),)))
+    cluster.store.changed()
+
+
+def _run_to_the_end(cluster: Cluster) -> None:
+    """Let trainers finish, and find everything counted once, everywhere."""
+    for trainer in cluster.trainers:
+        trainer.stopping = True
+    limit = cluster.queue.now + cluster.options.healed_within
+    while missing := cluster.unsettled():
+        assert cluster.queue.now < limit, missing
+        cluster.queue.run_until(cluster.queue.now + 50 * MS)
+    cluster.check_end()
+
+
+def _plain_cluster(replicas: int) -> Cluster:
+    """Return a cluster of four nodes; nobody but the test does anything to it."""
+    for seed in range(200):
+        cluster = Cluster(seed, trace=False)
+        options = cluster.options
+        if options.nodes == 4 and options.replicas == replicas:
+            return cluster
+    pytest.fail("no such seed")
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("victim", ["source", "target", "controller", "master"])
+def test_a_drain_survives_a_death_at_each_of_its_steps(victim: str, replicas: int) -> None:
+    steps = 0
+    for step in range(12):
+        cluster = _plain_cluster(replicas)
+        cluster.queue.run_until(1 * S)
+        first = len(cluster.routings)
+        write = cluster.routing_written
+
+        def written(
+            routing: RoutingTable,
+            reasons: list[str],
+            *,
+            at: int = first + step + 1,
+            cluster: Cluster = cluster,
+            write: Callable[[RoutingTable, list[str]], None] = write,
+        ) -> None:
+            write(routing, reasons)
+            if routing.version == at:
+                name = _victim(cluster, victim, routing)
+                for process in list(cluster.processes.values()):
+                    if process.is_alive and process.node_id == name:
+                        process.die()
+                        cluster.queue.after(
+                            400 * MS, partial(cluster.start_process, process.node_id)
+                        )
+
+        cluster.routing_written = written  # type: ignore[method-assign]
+        _ask(cluster, ResizePlan("p", "drain", 3, (LeavingNode("ps-3"),)))
+        cluster.queue.run_until(cluster.queue.now + 2 * S)
+        _run_to_the_end(cluster)
+        plan = plan_of(cluster)
+        assert plan is not None
+        assert plan.state == "done"
+        assert cluster.queue.counts["slots_lost"] == 0
+        steps = max(steps, len(cluster.routings) - first)
+    # Each step of the move was somebody's last.
+    assert steps >= 3
+
+
+def _victim(cluster: Cluster, which: str, routing: RoutingTable) -> str:
+    if which == "source":
+        return "ps-3"
+    if which == "controller":
+        office = cluster.store.state.get("controller")
+        return office.value if office is not None else ""
+    for held in routing.sets:
+        if which == "target" and held.catching_up:
+            return routing.nodes[held.catching_up[0]].node_id
+        if which == "master" and held.catching_up:
+            return routing.nodes[held.master].node_id
+    return "ps-0"
+
+
+def test_of_two_resizes_the_second_goes_on_from_where_the_first_was() -> None:
+    cluster = _plain_cluster(2)
+    cluster.queue.run_until(1 * S)
+    _ask(cluster, ResizePlan("p", "resize", 3, stop=True, state="waiting_for_nodes"))
+    while not any(held.catching_up for held in cluster.routings[-1].sets):
+        cluster.queue.run_until(cluster.queue.now + 1 * MS)
+    # The first is cancelled under way, and the second wants the contrary.
+    _ask(cluster, ResizePlan("q", "resize", 5, wait_s=10, state="waiting_for_nodes"))
+    cluster.start_process("ps-4")
+    cluster.queue.run_until(cluster.queue.now + 2 * S)
+    _run_to_the_end(cluster)
+    plan = plan_of(cluster)
+    assert plan is not None
+    assert (plan.plan_id, plan.state) == ("q", "done")
+    copies = {n for held in cluster.routings[-1].sets for n in held.synced}
+    assert len(copies) == 5
+
+
+def test_clusters_that_are_restored_at_any_moment_keep_every_rule() -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        restored = partial(simulate, checkpoints=True)
+        outcomes = list(pool.map(restored, [211, *range(RESTORED_SEEDS)], chunksize=5))
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    counts = sum((one.counts for one in outcomes), Counter())
+    assert min(counts["checkpoints"], counts["restores"], counts["slots_loaded"]) > RESTORED_SEEDS
 
 
 @pytest.mark.timeout(600)

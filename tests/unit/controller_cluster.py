@@ -52,7 +52,11 @@ def cluster(nodes: int = 3, replicas: int = 2, slots: int = SLOTS) -> ClusterRec
 def after(records: ClusterRecords) -> ClusterRecords:
     """Return the records with the decision written."""
     decision = decide(records)
-    return replace(records, routing=decision.routing or records.routing)
+    return replace(
+        records,
+        routing=decision.routing or records.routing,
+        plan=decision.plan or records.plan,
+    )
 
 
 def table(records: ClusterRecords) -> RoutingTable:

@@ -18,6 +18,9 @@ from bench.figures import (
     verdict,
 )
 from bench.groups import GROUPS, Group, Ratio, Sizes
+from bench.jobs.disk import BLOCK_BYTES, read_bytes_per_s, write_bytes_per_s
+from bench.jobs.pushes import PushTimes, TimedPush, rows_of
+from bench.jobs.resize import fewest_bytes
 from bench.programs import ProgramFailed, Unavailable, Workshop, run_program
 from bench.run import commands_of, figures_of, main, run_group
 
@@ -172,3 +175,61 @@ def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert "error:" in capsys.readouterr().err
+
+
+# At 0, 1, ... 9 s, and the longer the later; the one of 5 s takes long.
+PUSHES = PushTimes(
+    [
+        TimedPush(float(at), 3.5 if at == 5 else 0.1 + at / 100)
+        for at in range(10)
+        if at < 6 or at > 8
+    ]
+)
+
+
+def test_pushes_count_where_they_ended() -> None:
+    assert PUSHES.per_s(0.0, 5.0) == 1.0
+    assert PUSHES.per_s(5.0, 8.0) == 0.0
+    assert PUSHES.per_s(8.0, 10.0) == 1.0
+
+
+def test_a_push_that_began_before_waited_for_what_came() -> None:
+    assert PUSHES.longest_s(0.0, 5.0) == pytest.approx(0.14)
+    assert PUSHES.longest_s(6.0, 7.0) == 3.5
+    assert PUSHES.longest_s(8.6, 8.9) == 0.0
+
+
+def test_what_waited_is_what_took_longer() -> None:
+    assert PUSHES.longer_s(1.0, 0.0, 9.0) == 3.5
+    assert PUSHES.longer_s(0.125, 0.0, 5.0) == pytest.approx(0.13 + 0.14)
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds"), [(0.0, 0.1), (0.2, 0.1), (0.5, 0.12), (0.81, 0.14), (1.0, 0.14)]
+)
+def test_a_percentile_is_the_time_of_a_push(share: float, seconds: float) -> None:
+    assert PUSHES.percentile_s(share, 0.0, 5.0) == pytest.approx(seconds)
+
+
+def test_no_pushes_have_no_percentile() -> None:
+    with pytest.raises(ValueError, match=r"no push was under way in 0\.300 s"):
+        PUSHES.percentile_s(0.99, 8.6, 8.9)
+
+
+def test_gigabytes_are_weights_state_and_keys_of_rows() -> None:
+    # 16 float32 twice and 8 bytes of key.
+    assert rows_of(136 * 2_000_000 / 1e9) == 2_000_000
+
+
+def test_a_new_server_takes_no_more_than_its_share_of_the_slots() -> None:
+    # 1,024 slots on three servers: two have 341, so that much must move.
+    assert fewest_bytes(1024 * 100, 1024, 3, 1) == 34_100
+    assert fewest_bytes(1024 * 100, 1024, 4, 2) == 51_200
+
+
+def test_the_disk_is_measured_with_every_byte_and_left_as_it_was(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"x" * (BLOCK_BYTES + 1))
+    assert write_bytes_per_s(tmp_path, 2 * BLOCK_BYTES + 1) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert read_bytes_per_s([kept, kept]) > 0

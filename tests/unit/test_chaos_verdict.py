@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.chaos.history import LARGE_EVERY, History, Push, Shape, Writer, keys_of, parse
 from tests.chaos.report import Struck, failover_figures, throughput
-from tests.chaos.verdict import Copy, Verdict, judge
+from tests.chaos.verdict import Copy, SavedTable, Verdict, judge, judge_checkpoints
 
 SHAPE = Shape(seed=5, universe=256, hot=4, batch=12)
 SLOTS = 8
@@ -260,3 +260,42 @@ def test_throughput_is_told_by_phase() -> None:
     assert figures["during"] == {"per_s": 10.0, "grains": 10, "empty_grains": 5}
     assert figures["repair"]["per_s"] == 20.0
     assert figures["after"]["empty_grains"] == 0
+
+
+def checked(
+    histories: list[History], rows: NDArray[np.float32], *complaints: str, ended_ns: int = 5
+) -> Verdict:
+    """Judge a checkpoint that was asked for at 3 and whole at 5; pushes last from 1 to 2."""
+    result = judged(histories, table_of(*histories))
+    assert result.verdict == "true"
+    judge_checkpoints(result, histories, complaints, SavedTable("ckpt", 3, ended_ns, rows))
+    return result
+
+
+def test_a_checkpoint_has_what_was_acknowledged_before_it(two: list[History]) -> None:
+    result = checked(two, table_of(*two))
+    assert (result.verdict, result.checkpoint_faults) == ("true", 0)
+    rows = table_of(*two)
+    key = int(keys_of(SHAPE, 0, 0)[0])
+    rows[key] -= 1
+    result = checked(two, rows)
+    assert (result.verdict, result.checkpoint_faults) == ("false", 1)
+    assert f"ckpt, key {key}:" in result.why[0]
+
+
+def test_a_checkpoint_may_have_what_was_under_way_and_nothing_later(two: list[History]) -> None:
+    push = two[0].pushes[3]
+    keys = keys_of(SHAPE, 0, 3)
+    for begun_ns, good in ((4, True), (6, False)):
+        push.begun_ns, push.ended_ns = begun_ns, begun_ns + 1
+        rows = table_of(*two)
+        assert (checked(two, rows).verdict == "true") == good
+        # It need not be in it.
+        rows[keys] -= 1
+        assert checked(two, rows).verdict == "true"
+
+
+def test_a_damaged_checkpoint_makes_the_verdict_false(two: list[History]) -> None:
+    result = checked(two, table_of(*two), "ckpt/part-0: wrong checksum")
+    assert (result.verdict, result.checkpoint_faults) == ("false", 1)
+    assert result.why[0] == "ckpt/part-0: wrong checksum"

@@ -11,7 +11,9 @@ import pytest
 
 from backstay import _native
 from backstay.config import ClientConfig, SecurityConfig, ServerConfig
-from backstay.pserver import ctl_cli, local_cli, serve_cli
+from backstay.consensus.settings_record import ClusterSettings
+from backstay.pserver import local_cli, serve_cli
+from backstay.pserver.ctl import cli as ctl_cli
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PAGE = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
@@ -24,6 +26,8 @@ def row_of(item: dataclasses.Field[object]) -> str:
     default = f"`{item.default}`"
     if item.default is None or item.default == ():
         default = "not set"
+    elif item.default == "":
+        default = "empty"
     elif item.default is False:
         default = "false"
     low, high = item.metadata["minimum"], item.metadata["maximum"]
@@ -31,8 +35,8 @@ def row_of(item: dataclasses.Field[object]) -> str:
     return f"| `{item.name}` | {default} | {allowed} | {item.metadata['doc']} |"
 
 
-@pytest.mark.parametrize("kind", [SecurityConfig, ServerConfig, ClientConfig])
-def test_every_setting_has_its_row(kind: type[SecurityConfig]) -> None:
+@pytest.mark.parametrize("kind", [SecurityConfig, ServerConfig, ClientConfig, ClusterSettings])
+def test_every_setting_has_its_row(kind: type[SecurityConfig | ClusterSettings]) -> None:
     rows = set(PAGE.splitlines())
     for item in dataclasses.fields(kind):
         assert row_of(item) in rows, f"docs/reference/configuration.md lacks: {row_of(item)}"
@@ -40,8 +44,14 @@ def test_every_setting_has_its_row(kind: type[SecurityConfig]) -> None:
 
 def test_the_page_has_no_setting_that_is_not_there() -> None:
     sections = PAGE.partition("## Server")[2].partition("## Names")[0]
-    server, _, client = sections.partition("## Client")
-    for kind, text in ((ServerConfig, server), (ClientConfig, client)):
+    server, _, client_and_cluster = sections.partition("## Client")
+    client, _, cluster = client_and_cluster.partition("## The whole cluster")
+    kinds: tuple[tuple[type[SecurityConfig | ClusterSettings], str], ...] = (
+        (ServerConfig, server),
+        (ClientConfig, client),
+        (ClusterSettings, cluster),
+    )
+    for kind, text in kinds:
         rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
         assert rows == [item.name for item in dataclasses.fields(kind) if item.name not in SHARED]
 
@@ -56,16 +66,16 @@ def test_every_setting_that_may_be_shown_has_an_option() -> None:
     assert "--token" not in options
 
 
+def all_commands(command: click.Command) -> list[click.Command]:
+    """The command and, of a group, every command below it."""
+    below = command.commands.values() if isinstance(command, click.Group) else ()
+    return [command, *(found for one in below for found in all_commands(one))]
+
+
 @pytest.mark.parametrize(
     "command",
-    [
-        serve_cli.serve,
-        ctl_cli.main,
-        ctl_cli.status,
-        ctl_cli.events,
-        ctl_cli.tables,
-        local_cli.local,
-    ],
+    [serve_cli.serve, local_cli.local, *all_commands(ctl_cli.main)],
+    ids=lambda command: str(command.name),
 )
 def test_every_other_option_is_on_the_page_of_commands(command: click.Command) -> None:
     settings = {"--" + item.name.replace("_", "-") for item in dataclasses.fields(ServerConfig)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, ClusterView, NodeRecord
 from backstay.consensus.keys import Keys
 from backstay.consensus.membership import DeathRecord, seen_routing
+from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -25,7 +27,7 @@ from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.pserver.cluster_config import check_fits
 from backstay.pserver.evidence import can_judge
-from backstay.pserver.handover import all_in_sync, slots_to_hand_over
+from backstay.pserver.handover import all_in_sync, is_dismissed, slots_to_hand_over
 from backstay.pserver.inspection import roles_of_nodes
 from backstay.pserver.peer_probe import peers_to_watch
 from backstay.pserver.reporting import NativeReport
@@ -200,11 +202,13 @@ def test_a_loopback_address_says_nothing_about_another_machine() -> None:
 def test_the_data_planes_report_is_put_in_order() -> None:
     said = NativeReport.from_json(
         7,
-        '{"routing_version":3,"silent":[9,8],"full":[6],"caught_up":[[2,1,8],[1,4,9]],"refused":[9]}',
+        '{"routing_version":3,"silent":[9,8],"full":[6],"caught_up":[[2,1,8],[1,4,9]],"refused":[9],'
+        '"loaded":[[4,2],[3,2]]}',
     )
     assert said.report.silent == (8, 9)
     assert said.report.full == (6,)
     assert [one.slot for one in said.report.caught_up] == [1, 2]
+    assert said.report.loaded == ((3, 2), (4, 2))
     assert said.refused == (9,)
 
 
@@ -230,3 +234,29 @@ def test_a_death_record_is_read_strictly() -> None:
     assert DeathRecord.from_json(death.to_json()) == death
     with pytest.raises(InvalidRequest, match="death record"):
         DeathRecord.from_json('{"instance":13}')
+
+
+def test_the_mirror_knows_the_plan_and_its_revision() -> None:
+    plan = ResizePlan("p", "resize", 3)
+    mirror = ClusterMirror(KEYS)
+    mirror.load("plans/", found(7, **{"plans/resize": plan.to_json()}))
+    assert (mirror.snapshot().plan, mirror.snapshot().plan_revision) == (plan, 7)
+    mirror.load("plans/", found(8, **{"plans/resize": "{}"}))
+    # One that cannot be read is not taken for one that is not there.
+    assert mirror.snapshot().plan == plan
+    assert "plans/resize" in mirror.snapshot().unreadable
+    mirror.load("plans/", found(9))
+    assert (mirror.snapshot().plan, mirror.snapshot().plan_revision) == (None, 0)
+
+
+def test_a_process_is_dismissed_when_its_plan_is_done_and_it_holds_nothing() -> None:
+    empty = replace(ROUTING, replicas_of_slot=(SlotReplicas(0, (1,)),) * 4)
+    done = ResizePlan("p", "drain", 2, (LeavingNode("ps-2", 13),), stop=True, state="done")
+    assert is_dismissed(done, empty, "ps-2", 13)
+    assert not is_dismissed(done, ROUTING, "ps-2", 13)
+    assert not is_dismissed(done, None, "ps-2", 13)
+    assert not is_dismissed(None, empty, "ps-2", 13)
+    assert not is_dismissed(done, empty, "ps-2", 14)
+    assert not is_dismissed(done, empty, "ps-1", 12)
+    assert not is_dismissed(replace(done, state="moving"), empty, "ps-2", 13)
+    assert not is_dismissed(replace(done, stop=False), empty, "ps-2", 13)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.records import (
@@ -20,11 +21,14 @@ from backstay.consensus.records import (
 )
 from backstay.consensus.store import CoordinationStore, KeyValue
 from backstay.errors import LeaseLost, StoreError
+from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.cluster_member import keep_on
 from backstay.pserver.controller import ClusterRecords, Decision, decide
 from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.peers import PeerCalls
 from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.slot_sizes import SlotSizes
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import (
     CONFIG,
@@ -64,6 +68,8 @@ class Office:
             CONFIG,
             self._own,
             return_grace_ms=self._return_grace_ms,
+            first_restore=FirstRestore(ServerConfig(), self.store, KEYS),
+            sizes=SlotSizes(PeerCalls(ServerConfig(), 1000)),
             decide=self._decide,
             figures=ControlFigures(),
         )

@@ -23,7 +23,7 @@ def requirements(section: str, key: str) -> dict[str, str]:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lines = [line for line in config[section][key].splitlines() if line.strip()]
-    matches = [re.match(r"([\w-]+)(.*)", line) for line in lines]
+    matches = [re.match(r"([\w-]+)(?:\[[\w,]+\])?(.*)", line) for line in lines]
     return {match[1]: match[2] for match in matches if match}
 
 
@@ -55,7 +55,7 @@ def test_every_requirement_has_a_lower_bound_or_a_pin() -> None:
     groups = [requirements("options", "install_requires")]
     groups += [
         requirements("options.extras_require", extra)
-        for extra in ("paddle", "torch", "dev", "bench")
+        for extra in ("s3", "parquet", "paddle", "torch", "dev", "bench")
     ]
     for group in groups:
         for package, specifier in group.items():

@@ -17,8 +17,10 @@ from backstay.consensus.messages import (
     routing_from_message,
     routing_to_message,
 )
+from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import (
     NO_MASTER,
+    NOT_RESTORING,
     CaughtUp,
     ClusterConfig,
     ClusterHealthRecord,
@@ -27,6 +29,7 @@ from backstay.consensus.records import (
     MemberRecord,
     NodeRecord,
     NodeReport,
+    Restoring,
     RoutingTable,
     ShardRecord,
     SlotReplicas,
@@ -57,6 +60,7 @@ def routing(**changes: Any) -> RoutingTable:
         "birth_of_slot": np.array([1, 1, 5, 1]),
         "generation": 1,
         "gone": (99, 3),
+        "restoring": Restoring("/ckpt", "ckpt-000001-abcdef", (1, 3)),
     }
     return RoutingTable(**values | changes)
 
@@ -83,6 +87,9 @@ def routing(**changes: Any) -> RoutingTable:
         ({"birth_of_slot": np.array([8, 1, 1, 1])}, "birth is after"),
         ({"gone": (5, 5)}, "one twice"),
         ({"gone": tuple(range(65))}, "over 64"),
+        ({"restoring": Restoring("u", "c", (3, 1))}, "restoring names a slot twice"),
+        ({"restoring": Restoring("u", "c", (1, 1))}, "restoring names a slot twice"),
+        ({"restoring": Restoring("u", "c", (4,))}, "or one of 4 on"),
     ],
 )
 def test_a_routing_table_that_contradicts_itself_is_refused(
@@ -147,6 +154,7 @@ def test_equal_content_is_equal() -> None:
     assert routing() != routing(version=8)
     assert routing() != routing(replicas_of_slot=(*SETS[:3], SlotReplicas(1)))
     assert routing() != routing(gone=())
+    assert routing() != routing(restoring=NOT_RESTORING)
     assert routing() != "routing"
 
 
@@ -173,6 +181,7 @@ def test_the_stored_form_is_the_one_that_the_data_server_reads() -> None:
         "set_of_slot": [0, 1, 2, 0],
         "term_of_slot": [1, 2, 3, 4],
         "birth_of_slot": [1, 1, 5, 1],
+        "restoring": {"url": "/ckpt", "checkpoint": "ckpt-000001-abcdef", "slots": [1, 3]},
     }
 
 
@@ -218,6 +227,8 @@ def test_json_of_another_form_is_refused() -> None:
         json.dumps({**good, "sets": [[0, [-1], []], *good["sets"][1:]]}),
         json.dumps({**good, "sets": [*good["sets"][:2], good["sets"][0]]}),
         json.dumps({**good, "gone": [-1]}),
+        json.dumps({**good, "restoring": {"url": "", "checkpoint": ""}}),
+        json.dumps({**good, "restoring": {"url": "", "checkpoint": "", "slots": ["1"]}}),
         json.dumps({**good, "nodes": [{"node_id": "ps-0"}]}),
         json.dumps({**good, "nodes": "ps-0"}),
     ):
@@ -255,8 +266,22 @@ MEMBER = MemberRecord(
     lease=77,
     version="0.3.0",
 )
+PLAN = ResizePlan(
+    "ab",
+    "resize",
+    3,
+    leaving=(LeavingNode("ps-3", 7),),
+    stop=True,
+    wait_s=60,
+    state="moving",
+    reason="2 of 3 copies are still to move",
+    moves_total=3,
+    moves_left=2,
+    started="2026-11-21T10:00:00Z",
+)
 RECORDS: tuple[Any, ...] = (
     MEMBER,
+    PLAN,
     ClusterConfig("demo", 1024, 2, 3, "0af1"),
     ControllerRecord("ps-0", 5),
     NodeReport(5, 7, silent=(6,), caught_up=(CaughtUp(3, 2, 8),)),
@@ -295,6 +320,7 @@ def test_records_have_the_fields_of_the_design() -> None:
         "host",
         "lease",
         "version",
+        "keeps_store",
     ]
     shard = ShardRecord(3, "ps-1", "in_sync", 1, "then", 4, "now")
     assert json.loads(shard.to_json()) == {
@@ -305,13 +331,17 @@ def test_records_have_the_fields_of_the_design() -> None:
         "modified": {"routing_version": 4, "time": "now"},
         "status": "in_sync",
     }
-    report = NodeReport(5, 7, silent=(6,), full=(9,), caught_up=(CaughtUp(3, 2, 8),))
+    report = NodeReport(
+        5, 7, silent=(6,), full=(9,), caught_up=(CaughtUp(3, 2, 8),), loaded=((3, 4),)
+    )
     assert json.loads(report.to_json()) == {
         "instance": 5,
         "routing_version": 7,
         "silent": [6],
         "full": [9],
         "caught_up": [[3, 2, 8]],
+        "loaded": [[3, 4]],
+        "load_trouble": "",
     }
     assert MEMBER.node() == NodeRecord("ps-0", "h:1", "h:2", 5, "serving", "one")
 

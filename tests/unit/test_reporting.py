@@ -42,6 +42,7 @@ class Plane:
             "full": [],
             "caught_up": [],
             "refused": [],
+            "loaded": [],
         }
         self.said = (version, json.dumps(report))
 

@@ -1,0 +1,255 @@
+"""Who writes checkpoints, and which one is noted as the newest, against the store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backstay.checkpoint.manifest import number_of
+from backstay.checkpoint.storage import CheckpointStorage
+from backstay.config import SecurityConfig
+from backstay.consensus import ClusterMirror
+from backstay.consensus.checkpoint_records import CheckpointRecord
+from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.packing import pack
+from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.store import Put, Txn
+from backstay.errors import CheckpointNotFound, CheckpointRefused
+from backstay.pserver.checkpoints.saving import Saver
+from backstay.pserver.checkpoints.turn import Turns
+from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.peers import PeerCalls
+from backstay.pserver.record_watch import RecordWatch
+from tests.unit.checkpoint_files import (
+    FULL,
+    SECOND,
+    THIRD,
+    Content,
+    full_content,
+    make_checkpoint,
+)
+from tests.unit.controller_cluster import cluster, table
+from tests.unit.member_records import member
+from tests.unit.memory_nodes import KEYS, run
+
+
+class Writer:
+    """A registered node, as far as it writes checkpoints."""
+
+    def __init__(self, backend: MemoryBackend, index: int) -> None:
+        self.store = MemoryStore(backend)
+        self.mirror = ClusterMirror(KEYS)
+        self.watch = RecordWatch(self.store, KEYS, self.mirror)
+        self.record = member(index)
+        self.turns = Turns(self.store, KEYS, self.mirror, self.record.node)
+        self.saver = Saver(
+            turns=self.turns,
+            view=self.mirror,
+            cluster_uid="ab",
+            calls=PeerCalls(SecurityConfig(), 1000),
+            specs=list,
+            figures=ControlFigures(),
+        )
+
+    async def register(self, lease: int) -> None:
+        self.record = replace(self.record, lease=lease)
+        put = Put(KEYS.member(self.record.node_id), self.record.to_json(), lease)
+        await self.store.transaction(Txn((), (put,), ()))
+        await self.watch.read_all()
+
+
+async def two_writers(backend: MemoryBackend) -> tuple[Writer, Writer, int]:
+    first, second = Writer(backend, 0), Writer(backend, 1)
+    leases = [(await writer.store.lease_grant(60_000)).id for writer in (first, second)]
+    await first.register(leases[0])
+    await second.register(leases[1])
+    return first, second, leases[0]
+
+
+class Overtaken(Turns):
+    """A turn before which another writer finishes a checkpoint, after this one chose a number."""
+
+    def __init__(self, turns: Turns, finish: Callable[[], object]) -> None:
+        self.__dict__.update(turns.__dict__)
+        self.finish = finish
+        self.taken: list[int] = []
+
+    async def take(self, checkpoint_id: str, *, wait_s: float = 0.0) -> int:
+        if not self.taken:
+            self.finish()
+        self.taken.append(number_of(checkpoint_id))
+        return await super().take(checkpoint_id)
+
+
+def test_a_number_is_above_those_of_all_that_were_finished_before_the_turn(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "root")
+
+    async def scenario(backend: MemoryBackend) -> None:
+        writer, _, _ = await two_writers(backend)
+        settings = ClusterSettings(checkpoint_url=storage.url)
+        routing = table(cluster())
+        puts = (
+            Put(KEYS.settings, settings.to_json()),
+            Put(KEYS.routing, pack(routing.to_json())),
+        )
+        await writer.store.transaction(Txn((), puts, ()))
+        await writer.watch.read_all()
+        turns = Overtaken(
+            writer.turns, lambda: make_checkpoint(storage, tmp_path, FULL, full_content())
+        )
+        saver = Saver(
+            turns=turns,
+            view=writer.mirror,
+            cluster_uid="ab",
+            calls=PeerCalls(SecurityConfig(), 1000),
+            specs=list,
+            figures=ControlFigures(),
+        )
+        # Nothing of this cluster is there to add to; by then it has its number.
+        with pytest.raises(CheckpointRefused, match="save a full one"):
+            await saver.save("incremental", tags={}, progress={}, tell=lambda *_: None)
+        assert turns.taken == [1, 2]
+        assert await writer.store.get(KEYS.save) is None
+
+    run(scenario)
+
+
+async def newest(writer: Writer) -> str | None:
+    found = await writer.store.get(KEYS.checkpoint)
+    return CheckpointRecord.from_json(found.value).id if found is not None else None
+
+
+def test_one_writes_at_a_time_and_none_for_ever() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, lease = await two_writers(backend)
+        await first.turns.take(FULL)
+        with pytest.raises(CheckpointRefused, match=f"{FULL}, by ps-0"):
+            await second.turns.take(SECOND)
+        await first.store.lease_revoke(lease)
+        turn = await second.turns.take(SECOND)
+        # The first one's end says nothing about the second's turn.
+        await first.turns.end(turn - 1)
+        with pytest.raises(CheckpointRefused, match=f"{SECOND}, by ps-1"):
+            await second.turns.take(THIRD)
+        await second.turns.end(turn)
+        await second.turns.take(THIRD)
+
+    run(scenario)
+
+
+def test_a_turn_whose_end_the_store_did_not_hear_keeps_nobody_out_for_ever() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, _ = await two_writers(backend)
+        turn = await first.turns.take(FULL)
+        backend.set_outage(True)
+        await first.turns.end(turn)
+        backend.set_outage(False)
+        # The other node cannot know; the one whose it was does.
+        with pytest.raises(CheckpointRefused, match=f"{FULL}, by ps-0"):
+            await second.turns.take(SECOND)
+        again = await first.turns.take(SECOND)
+        # And a turn that somebody has is not taken over.
+        with pytest.raises(CheckpointRefused, match=f"{SECOND}, by ps-0"):
+            await first.turns.take(THIRD)
+        await first.turns.end(again)
+        await second.turns.take(THIRD)
+
+    run(scenario)
+
+
+def test_a_turn_is_waited_for() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, _ = await two_writers(backend)
+        turn = await first.turns.take(FULL)
+        waiting = asyncio.ensure_future(second.turns.take(SECOND, wait_s=30.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await first.turns.end(turn)
+        assert await waiting > turn
+
+    run(scenario)
+
+
+def test_whoever_gives_up_while_a_turn_is_taken_leaves_it_to_others() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, _ = await two_writers(backend)
+        taking = asyncio.ensure_future(first.turns.take(FULL))
+        await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await second.turns.take(SECOND)
+
+    run(scenario)
+
+
+def test_a_late_writer_does_not_note_an_older_checkpoint(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "root")
+    old = make_checkpoint(storage, tmp_path, FULL, full_content())
+    new = make_checkpoint(storage, tmp_path, SECOND, full_content())
+
+    async def scenario(backend: MemoryBackend) -> None:
+        late, second, _ = await two_writers(backend)
+        await second.turns.announce(storage.url, new)
+        await late.turns.announce(storage.url, old)
+        assert await newest(second) == SECOND
+        # In another folder numbers begin anew.
+        await late.turns.announce("/elsewhere", old)
+        assert await newest(second) == FULL
+
+    run(scenario)
+
+
+def test_what_is_deleted_is_nothing_to_come_back_from(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "root")
+    make_checkpoint(storage, tmp_path, FULL, full_content())
+    last = make_checkpoint(storage, tmp_path, SECOND, Content(), base=FULL)
+
+    async def scenario(backend: MemoryBackend) -> None:
+        writer, _, _ = await two_writers(backend)
+        await writer.turns.announce(storage.url, last)
+        with pytest.raises(CheckpointRefused, match=f"needed by {SECOND}"):
+            await writer.saver.delete(storage, FULL)
+        await writer.saver.delete(storage, SECOND)
+        assert await newest(writer) == FULL
+        await writer.saver.delete(storage, FULL)
+        assert await newest(writer) is None
+        with pytest.raises(CheckpointNotFound):
+            await writer.saver.delete(storage, FULL)
+
+    run(scenario)
+
+
+def test_nothing_is_deleted_while_somebody_writes_who_may_add_to_it(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "root")
+    make_checkpoint(storage, tmp_path, FULL, full_content())
+
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, _ = await two_writers(backend)
+        turn = await first.turns.take(SECOND)
+        with pytest.raises(CheckpointRefused, match="another checkpoint is being written"):
+            await second.saver.delete(storage, FULL)
+        await first.turns.end(turn)
+        await second.saver.delete(storage, FULL)
+        assert storage.ids() == []
+
+    run(scenario)
+
+
+def test_a_damaged_manifest_can_be_deleted_and_keeps_no_other_from_it(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "root")
+    for each in (FULL, SECOND):
+        make_checkpoint(storage, tmp_path, each, full_content())
+    (tmp_path / "root" / FULL / "manifest.json").write_text("{}")
+
+    async def scenario(backend: MemoryBackend) -> None:
+        writer, _, _ = await two_writers(backend)
+        await writer.saver.delete(storage, SECOND)
+        await writer.saver.delete(storage, FULL)
+        assert storage.ids() == []
+
+    run(scenario)
