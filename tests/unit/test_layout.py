@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("checkpoint", "consensus", "pserver", "trainer")
+FOLDERS = ("checkpoint", "consensus", "master", "pserver", "trainer")
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
