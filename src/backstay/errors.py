@@ -38,6 +38,13 @@
     │   ├── CheckpointRefused  it cannot be written, restored or deleted as things are
     │   ├── CheckpointDamaged  a file of it is missing, changed or contradicts another one
     │   └── CheckpointUnavailable  its storage cannot be reached, read or written
+    ├── JobError               a job, its master or one of its tasks
+    │   ├── JobRefused         the job cannot be made, joined or changed in that way
+    │   ├── UnknownJob         the cluster has no job of that name
+    │   ├── NotJobMaster       that process is not the job's master (yet, or any more)
+    │   ├── WorkerReplaced     another process has joined under this worker's name
+    │   ├── HoldLost           the worker's right to work on its task was taken back
+    │   └── TaskFailed         tasks failed for good, and the job with them
     └── StateLost              slots lost all their copies and began anew, empty
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
@@ -61,12 +68,16 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "ForkError",
+    "HoldLost",
     "InvalidRequest",
+    "JobError",
+    "JobRefused",
     "LeaseLost",
     "LimitExceeded",
     "ListenError",
     "MemoryLimitReached",
     "NonFiniteGradient",
+    "NotJobMaster",
     "NotMaster",
     "OutcomeUnknown",
     "ProtocolError",
@@ -84,10 +95,13 @@ __all__ = [
     "StoreUnavailable",
     "TableConflict",
     "TakenForDead",
+    "TaskFailed",
     "TransportError",
     "Unauthenticated",
+    "UnknownJob",
     "UnknownTable",
     "WatchLost",
+    "WorkerReplaced",
 ]
 
 
@@ -274,6 +288,40 @@ class CheckpointUnavailable(CheckpointError, OSError):
     """The storage cannot be reached, read or written; the message names it and says why."""
 
     retry_safe = True
+
+
+class JobError(BackstayError):
+    """Something is wrong with a job, its master or one of its tasks."""
+
+
+class JobRefused(JobError):
+    """The job cannot be made, joined or changed in that way; the message says why."""
+
+
+class UnknownJob(JobError, LookupError):
+    """The cluster has no job of that name; the message names those that it has."""
+
+
+class NotJobMaster(JobError):
+    """That process is not the job's master yet, or any more: read the job's record again."""
+
+    retry_safe = True
+
+
+class WorkerReplaced(JobError):
+    """Another process has joined under this worker's name; this one is to end."""
+
+
+class HoldLost(JobError):
+    """The worker's hold on its task was revoked: stop working on the task, drop what is left.
+
+    Pushes that had left may or may not be applied. Whoever has the task now pushes the same
+    batches under the same numbers, and each slot counts each of them once.
+    """
+
+
+class TaskFailed(JobError):
+    """Tasks failed more often than they may, and the job with them; the message names the first."""
 
 
 class StateLost(BackstayError):

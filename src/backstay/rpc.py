@@ -83,6 +83,11 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.CheckpointDamaged: grpc.StatusCode.DATA_LOSS,
     errors.CheckpointUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StateLost: grpc.StatusCode.DATA_LOSS,
+    errors.JobRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnknownJob: grpc.StatusCode.NOT_FOUND,
+    errors.NotJobMaster: grpc.StatusCode.UNAVAILABLE,
+    errors.WorkerReplaced: grpc.StatusCode.ABORTED,
+    errors.TaskFailed: grpc.StatusCode.ABORTED,
 }
 
 # For a status that carries no class name: it comes from gRPC itself or from another program.
