@@ -7,5 +7,6 @@ from backstay.trainer.client import Client, ClientStats
 from backstay.trainer.directory import ClusterInfo
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
+from backstay.trainer.task_stream import TaskStream
 
-__all__ = ["Client", "ClientStats", "ClusterInfo", "KeyBatch", "Pending", "Table"]
+__all__ = ["Client", "ClientStats", "ClusterInfo", "KeyBatch", "Pending", "Table", "TaskStream"]

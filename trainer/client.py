@@ -8,9 +8,6 @@ the server's.
 from __future__ import annotations
 
 import atexit
-import os
-import secrets
-import socket
 import threading
 import weakref
 from collections.abc import Sequence
@@ -20,16 +17,18 @@ from typing import Literal
 
 import numpy as np
 
-from backstay._native import DataClient, KeyPlan
+from backstay._native import KeyPlan
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
 from backstay.trainer.checkpoints import Checkpoints
+from backstay.trainer.data_plane import make_data_plane
 from backstay.trainer.directory import ClusterInfo, Directory
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
-from backstay.trainer.watch import ClusterWatch, ProgressHook, set_routing
+from backstay.trainer.task_stream import TaskStream, TaskStreams, check_name
+from backstay.trainer.watch import ClusterWatch, ProgressHook
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -106,7 +105,7 @@ class Client:
         self._directory = Directory(endpoint, self._config)
         try:
             info = self._directory.cluster()
-            self._native = self._make_data_plane(info)
+            self._native = make_data_plane(self._config, info)
             self._watch = ClusterWatch(self._native, self._directory, info, progress)
             self._watch.start()
             try:
@@ -122,6 +121,7 @@ class Client:
         self._tables: dict[str, Table] = {}
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
+        self._tasks = TaskStreams(self._native, self._config.deadline_ms)
         self._closed = False
         _open_clients.add(self)
 
@@ -337,6 +337,46 @@ class Client:
             table, self._dense_plan(table), blocks, "update", learning_rate_scale
         )
 
+    # -- tasks ----------------------------------------------------------------------------
+
+    def task_stream(
+        self,
+        job: int,
+        pass_number: int,
+        task: int,
+        tables: Sequence[Table],
+        *,
+        first_batch: int = 0,
+    ) -> TaskStream:
+        """Return a stream for the pushes of one training task; they go there while it is open.
+
+        Args:
+            job: The job's number, at most 64 bits; no two jobs of a cluster may share one.
+            pass_number: The pass over the data, at most 32 bits.
+            task: The task's number in the pass, at most 32 bits.
+            tables: Every table that may be pushed to, at most 64; the same in the same order
+                in every worker, for the numbers of the pushes depend on it.
+            first_batch: Batches below this are acknowledged everywhere.
+
+        Raises:
+            InvalidRequest: No tables, too many, the same one twice, or a number is too large.
+        """
+        self._check_open()
+        return self._tasks.make((job, pass_number, task), tables, first_batch)
+
+    def close_task_stream(self, job: int, pass_number: int, task: int) -> None:
+        """Have every server forget the stream of a task that is done for good; idempotent.
+
+        For streams of workers that ended before they could; see
+        :meth:`TaskStream.close_on_servers`.
+
+        Raises:
+            ServerUnavailable: A server did not answer within the deadline: call it again.
+        """
+        self._check_open()
+        name = check_name(job, pass_number, task)
+        self._native.close_stream(*name, self._config.deadline_ms)
+
     # -- the connection -------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -380,26 +420,6 @@ class Client:
         self.close()
 
     # -- helpers --------------------------------------------------------------------------
-
-    def _make_data_plane(self, info: ClusterInfo) -> DataClient:
-        pems = self._config.read_pems()
-        native = DataClient(
-            cluster_id=info.cluster_id,
-            client_name=f"{socket.gethostname()}:{os.getpid()}",
-            # 64 random bits name this client's stream of pushes.
-            stream_job=secrets.randbits(64),
-            token=self._config.token,
-            tls_ca_pem=pems.ca,
-            tls_cert_pem=pems.cert,
-            tls_key_pem=pems.key,
-            connect_timeout_ms=self._config.connect_timeout_ms,
-            stall_timeout_ms=self._config.stall_timeout_ms,
-            max_frame_bytes=self._config.max_frame_bytes,
-            part_bytes=self._config.part_bytes,
-            max_pushes_in_flight=self._config.max_pushes_in_flight,
-        )
-        set_routing(native, info)
-        return native
 
     def _end_watcher(self) -> None:
         self._watch.close()

@@ -38,6 +38,11 @@
     │   ├── CheckpointRefused  it cannot be written, restored or deleted as things are
     │   ├── CheckpointDamaged  a file of it is missing, changed or contradicts another one
     │   └── CheckpointUnavailable  its storage cannot be reached, read or written
+    ├── DataError              training data, or the place it is kept at
+    │   ├── DataUnavailable    it cannot be reached or read
+    │   ├── DataDamaged        a file is not of its format, as a whole
+    │   ├── DataChanged        a file is not the one from which the tasks were made
+    │   └── TooManyBadRecords  more damaged records than the job allows
     ├── JobError               a job, its master or one of its tasks
     │   ├── JobRefused         the job cannot be made, joined or changed in that way
     │   ├── UnknownJob         the cluster has no job of that name
@@ -66,6 +71,10 @@ __all__ = [
     "CheckpointUnavailable",
     "ClosedError",
     "ConfigError",
+    "DataChanged",
+    "DataDamaged",
+    "DataError",
+    "DataUnavailable",
     "DeadlineExceeded",
     "ForkError",
     "HoldLost",
@@ -96,6 +105,7 @@ __all__ = [
     "TableConflict",
     "TakenForDead",
     "TaskFailed",
+    "TooManyBadRecords",
     "TransportError",
     "Unauthenticated",
     "UnknownJob",
@@ -288,6 +298,28 @@ class CheckpointUnavailable(CheckpointError, OSError):
     """The storage cannot be reached, read or written; the message names it and says why."""
 
     retry_safe = True
+
+
+class DataError(BackstayError):
+    """Something is wrong with training data, or with the place where it is kept."""
+
+
+class DataUnavailable(DataError, OSError):
+    """Data cannot be found, reached or read; the message names the file or table and says why."""
+
+    retry_safe = True
+
+
+class DataDamaged(DataError):
+    """A file is not of its format as a whole, such as a Parquet file without its footer."""
+
+
+class DataChanged(DataError):
+    """A file or table is not what it was when the tasks were made; the message shows how."""
+
+
+class TooManyBadRecords(DataError):
+    """More records are damaged than the job allows; the message names the last of them."""
 
 
 class JobError(BackstayError):
