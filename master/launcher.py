@@ -1,0 +1,194 @@
+"""What starts and ends worker processes for a job, wherever those run.
+
+The master says which workers should run (``WorkerSet`` decides it), a launcher makes it so and
+tells what has become of them. ``local_launcher`` has the one for processes of this machine;
+another kind of cluster needs another class of the same shape. ``LaunchFollower`` joins the two.
+
+It imports ``backstay.errors`` only, and starts nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from backstay.errors import BackstayError
+
+__all__ = ["Launch", "LaunchFollower", "Launched", "Launcher", "LauncherPort", "WorkerExit"]
+
+# How soon the master hears of an exit, at the latest.
+ASK_WAIT_MS = 250
+RETRY_PAUSE_S = 0.25
+JOIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, order=True)
+class Launched:
+    """One process of a worker.
+
+    Attributes:
+        worker_id: The worker's name.
+        launch: 1, 2, ... as its place is filled again and again.
+    """
+
+    worker_id: str
+    launch: int
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """The end of a process.
+
+    Attributes:
+        worker: Which one.
+        code: Exit code; negative: ended by that signal.
+        last_words: The end of its log, for people.
+    """
+
+    worker: Launched
+    code: int
+    last_words: str = ""
+
+
+class Launcher(Protocol):
+    """Runs workers. All calls come from one thread, and none waits for a worker."""
+
+    def reconcile(self, wanted: Collection[Launched]) -> None:
+        """Start what is missing and tell the others to end, and make sure in later calls.
+
+        One that has ended is not started again; its exit is told again instead.
+        """
+
+    def alive(self) -> Sequence[Launched]:
+        """Return what runs, also what was told to end and has not yet."""
+
+    def exits(self) -> Sequence[WorkerExit]:
+        """Return the exits that were not acknowledged; every one until it is."""
+
+    def acknowledge(self, workers: Collection[Launched]) -> None:
+        """Forget these exits: the master knows."""
+
+    def close(self) -> None:
+        """End all workers: politely, after a while by force; wait until they are gone."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the master answers to a launcher.
+
+    Attributes:
+        version: Of the wanted set; give it back, and the answer waits for a change.
+        wanted: What should run.
+        acknowledged: Exits that need not be told again.
+        ended: The job is over: its state and the reason; None: it is not.
+    """
+
+    version: int
+    wanted: tuple[Launched, ...]
+    acknowledged: tuple[Launched, ...] = ()
+    ended: tuple[str, str] | None = None
+
+
+class LauncherPort(Protocol):
+    """The master, as a launcher needs it."""
+
+    def __call__(
+        self,
+        alive: Sequence[Launched],
+        exits: Sequence[WorkerExit],
+        *,
+        known_version: int,
+        wait_ms: int,
+    ) -> Launch:
+        """Tell what runs and what has ended; return what should run.
+
+        Raises:
+            BackstayError: No master answers now.
+        """
+
+
+class LaunchFollower:
+    """Does what a master says, in a thread, from ``with`` to its end; masters may change.
+
+    While no master answers, the workers go on as they are.
+    """
+
+    def __init__(
+        self, launcher: Launcher, master: LauncherPort, *, on_trouble: Callable[[str], None]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            launcher: Starts and ends the workers; the follower closes it at its end.
+            master: Asks the master of the job.
+            on_trouble: Told why no master answers, and "" when one does again; from the thread.
+        """
+        self._launcher = launcher
+        self._master = master
+        self._on_trouble = on_trouble
+        self._trouble = ""
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._wanted: tuple[Launched, ...] = ()
+        self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
+
+    def __enter__(self) -> LaunchFollower:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+        self._launcher.close()
+
+    @property
+    def wanted(self) -> int:
+        """How many workers should run, as last heard."""
+        return len(self._wanted)
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Wait until a master has said that the job is over; return whether it has."""
+        return self._ended.wait(timeout_s)
+
+    def _run(self) -> None:
+        version = 0
+        while not self._stopping.is_set():
+            exits = self._launcher.exits()
+            try:
+                # With news there is nothing to wait for.
+                wait_ms = 0 if exits else ASK_WAIT_MS
+                told = self._launcher.alive()
+                launch = self._master(told, exits, known_version=version, wait_ms=wait_ms)
+            except BackstayError as error:
+                # Another master may count its versions from the beginning.
+                version = 0
+                self._say(str(error))
+                self._launcher.reconcile(self._wanted)
+                self._stopping.wait(RETRY_PAUSE_S)
+                continue
+            self._say("")
+            version, self._wanted = launch.version, launch.wanted
+            self._launcher.acknowledge(launch.acknowledged)
+            if launch.ended is not None:
+                self._wanted = ()
+                self._ended.set()
+            self._launcher.reconcile(self._wanted)
+            if exits and not launch.acknowledged:
+                # A master that does not take an exit now must not be asked without a pause.
+                self._stopping.wait(RETRY_PAUSE_S)
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._on_trouble(trouble)

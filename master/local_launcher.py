@@ -1,0 +1,186 @@
+"""Workers as processes of this machine.
+
+Each has a session of its own, its output in ``<log_dir>/<worker id>.log``, and a line to this
+process (``backstay.lifeline``), so that none outlives it. A thread waits for each process; what it
+finds is handed over in ``exits``.
+
+It imports ``backstay.master.launcher`` and ``backstay.lifeline``, and knows no program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backstay import lifeline
+from backstay.master.launcher import Launched, WorkerExit
+
+__all__ = ["EXIT_NOT_STARTED", "LocalLauncher", "log_path"]
+
+EXIT_NOT_STARTED = 127
+LAST_WORDS_BYTES_MAX = 2048
+# Each has a thread here; more belong on more machines.
+WORKERS_MAX = 512
+
+log = logging.getLogger(__name__)
+
+
+def log_path(log_dir: Path, worker_id: str) -> Path:
+    """Return where the output of a worker goes, over all its launches."""
+    return log_dir / f"{worker_id}.log"
+
+
+@dataclass
+class _Running:
+    """One process that was started and whose exit was not taken in yet."""
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    log_begin: int
+    kill_at_s: float | None = None
+
+
+class LocalLauncher:
+    """Runs the workers of a job on this machine; see ``Launcher`` for the calls."""
+
+    def __init__(
+        self,
+        command: Callable[[Launched], Sequence[str]],
+        log_dir: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        stop_grace_s: float = 10.0,
+    ) -> None:
+        """Prepare; nothing starts before ``reconcile``.
+
+        Args:
+            command: Returns the program and arguments of a worker. The program should call
+                ``lifeline.attach`` first.
+            log_dir: Folder of the logs; made if it is not there.
+            env: Variables on top of this process's.
+            stop_grace_s: How long a worker may take to end after SIGTERM, before SIGKILL.
+        """
+        self._command = command
+        self._log_dir = log_dir
+        self._env = {**os.environ, **(env or {})}
+        self._stop_grace_s = stop_grace_s
+        self._running: dict[Launched, _Running] = {}
+        # The waiting threads hand over here; everything else belongs to the caller's thread.
+        self._lock = threading.Lock()
+        self._finished: list[tuple[Launched, int]] = []
+        self._changed = threading.Condition(self._lock)
+        self._exits: dict[Launched, WorkerExit] = {}
+        self._last_exits: dict[str, WorkerExit] = {}
+
+    def reconcile(self, wanted: Collection[Launched]) -> None:
+        """Start what is missing and tell the others to end."""
+        self._take_in()
+        for worker in self._running.keys() - set(wanted):
+            self._end(worker, self._stop_grace_s)
+        for worker in sorted(set(wanted) - self._running.keys()):
+            last = self._last_exits.get(worker.worker_id)
+            if last is not None and last.worker.launch >= worker.launch:
+                self._exits[worker] = WorkerExit(worker, last.code, last.last_words)
+            elif all(one.worker_id != worker.worker_id for one in self._running):
+                self._start(worker)
+
+    def alive(self) -> list[Launched]:
+        """Return what runs."""
+        self._take_in()
+        return sorted(self._running)
+
+    def exits(self) -> list[WorkerExit]:
+        """Return the exits that were not acknowledged."""
+        self._take_in()
+        return [self._exits[worker] for worker in sorted(self._exits)]
+
+    def acknowledge(self, workers: Collection[Launched]) -> None:
+        """Forget these exits."""
+        for worker in workers:
+            self._exits.pop(worker, None)
+
+    def pids(self) -> dict[str, int]:
+        """Return the process id of each worker that runs, by worker id."""
+        self._take_in()
+        return {one.worker_id: running.process.pid for one, running in self._running.items()}
+
+    def close(self) -> None:
+        """End all workers and wait until they are gone."""
+        deadline_s = time.monotonic() + self._stop_grace_s
+        while self._running:
+            for worker in list(self._running):
+                self._end(worker, self._stop_grace_s)
+            with self._changed:
+                # Those that do not end are killed in the next turn, and that cannot fail.
+                self._changed.wait_for(
+                    lambda: bool(self._finished), max(0.1, deadline_s - time.monotonic())
+                )
+            self._take_in()
+
+    def _start(self, worker: Launched) -> None:
+        if len(self._running) >= WORKERS_MAX:
+            self._note_exit(worker, EXIT_NOT_STARTED, f"{WORKERS_MAX} workers run here already")
+            return
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        path = log_path(self._log_dir, worker.worker_id)
+        with path.open("ab") as output:
+            begin = output.tell()
+            try:
+                process, line = lifeline.start(self._command(worker), env=self._env, log=output)
+            except OSError as error:
+                self._note_exit(worker, EXIT_NOT_STARTED, f"cannot start it: {error}")
+                return
+        self._running[worker] = _Running(process, line, begin)
+        log.info("worker %s (launch %d) runs as %d", worker.worker_id, worker.launch, process.pid)
+        threading.Thread(
+            target=self._wait, args=(worker, process), name=f"wait-{process.pid}", daemon=True
+        ).start()
+
+    def _wait(self, worker: Launched, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        with self._changed:
+            self._finished.append((worker, code))
+            self._changed.notify_all()
+
+    def _take_in(self) -> None:
+        """Take note of the processes that have ended."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+        for worker, code in finished:
+            running = self._running.pop(worker)
+            running.line.close()
+            path = log_path(self._log_dir, worker.worker_id)
+            self._note_exit(worker, code, _end_of(path, running.log_begin))
+
+    def _note_exit(self, worker: Launched, code: int, last_words: str) -> None:
+        log.info("worker %s (launch %d) ended with %d", worker.worker_id, worker.launch, code)
+        self._exits[worker] = WorkerExit(worker, code, last_words)
+        self._last_exits[worker.worker_id] = self._exits[worker]
+
+    def _end(self, worker: Launched, grace_s: float) -> None:
+        """Tell a worker to end; once its grace is over, make it."""
+        running = self._running[worker]
+        now_s = time.monotonic()
+        if running.kill_at_s is None:
+            running.kill_at_s = now_s + grace_s
+            running.process.terminate()
+            # One that is paused cannot stop.
+            running.process.send_signal(signal.SIGCONT)
+        elif now_s >= running.kill_at_s:
+            running.process.kill()
+
+
+def _end_of(path: Path, begin: int) -> str:
+    """Return the end of what a process wrote, which began at an offset of the log."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, size - LAST_WORDS_BYTES_MAX))
+        return file.read(LAST_WORDS_BYTES_MAX).decode(errors="replace").strip()
