@@ -1,0 +1,245 @@
+"""The values that a ledger takes and gives: limits, grants, holds, failures, changes.
+
+Imports ``backstay.errors`` and ``json_fields``; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.errors import ConfigError, InvalidRequest
+
+__all__ = [
+    "ATTEMPTS_PER_MASTER",
+    "Changes",
+    "Counts",
+    "Failure",
+    "Grant",
+    "HeldTask",
+    "LedgerLimits",
+    "ParkedTask",
+    "WorkerRecord",
+]
+
+# A new master begins numbering attempts at its generation times this, so that it never gives a
+# number again that an earlier master gave and did not write down. Readable in decimal.
+ATTEMPTS_PER_MASTER = 1_000_000_000
+# What is kept of a failure: an error text and the records it names.
+ERROR_CHARACTERS_MAX = 4096
+RECORDS_MAX = 100
+
+
+@dataclass(frozen=True)
+class LedgerLimits:
+    """How long a hold lasts, and how much a task may go wrong.
+
+    Attributes:
+        hold_ttl_s: A hold that was not renewed for so long is over.
+        max_retries: How often a task that failed is tried again; the failure after that parks it.
+        max_fruitless: How many attempts in a row may end without a failure and without one newly
+            settled batch (the worker died, or gave the task back) until the task is parked.
+        straggler_factor: A task that takes so many times the median of those that are done gets a
+            second worker.
+        straggler_min_s: Not before so long, while other tasks wait to be begun.
+        holds_per_worker_max: A worker that holds so many tasks gets no more.
+    """
+
+    hold_ttl_s: float = 2.0
+    max_retries: int = 3
+    max_fruitless: int = 30
+    straggler_factor: float = 3.0
+    straggler_min_s: float = 30.0
+    holds_per_worker_max: int = 16
+
+    def __post_init__(self) -> None:
+        for name, lowest in (
+            ("hold_ttl_s", 1e-3),
+            ("max_retries", 0),
+            ("max_fruitless", 1),
+            ("straggler_factor", 1.0),
+            ("straggler_min_s", 0.0),
+            ("holds_per_worker_max", 1),
+        ):
+            value = getattr(self, name)
+            if not value >= lowest:
+                raise ConfigError(f"{name} = {value}: must be at least {lowest:g}")
+
+
+class Grant(NamedTuple):
+    """A task given to a worker.
+
+    Attributes:
+        task: Its number.
+        attempt: Number of this hold; later holds of the round have higher ones.
+        first_batch: Batches that are settled already: begin with this one.
+        twin: Whether another worker holds the task too, and is slow.
+    """
+
+    task: int
+    attempt: int
+    first_batch: int
+    twin: bool
+
+
+class HeldTask(NamedTuple):
+    """A hold as a worker reports it and as the journal keeps it.
+
+    ``settled`` is the number of the task's batches that are acknowledged everywhere.
+    """
+
+    task: int
+    attempt: int
+    settled: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed.
+
+    Attributes:
+        error: The error's text; cut after 4096 characters.
+        worker: Who failed.
+        records: Positions of the records concerned, as far as known; the first 100 are kept.
+    """
+
+    error: str
+    worker: str
+    records: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "error", self.error[:ERROR_CHARACTERS_MAX])
+        object.__setattr__(self, "records", tuple(self.records[:RECORDS_MAX]))
+
+
+@dataclass(frozen=True)
+class ParkedTask:
+    """A task that is tried no more until somebody puts it back.
+
+    Attributes:
+        task: Its number.
+        failures: How often it failed.
+        failure: The last failure.
+        settled: Batches of it that had been settled, and stay counted.
+    """
+
+    task: int
+    failures: int
+    failure: Failure
+    settled: int
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return dump(
+            {
+                "task": self.task,
+                "failures": self.failures,
+                "error": self.failure.error,
+                "worker": self.failure.worker,
+                "records": list(self.failure.records),
+                "settled": self.settled,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> ParkedTask:
+        """Return the task that ``to_json`` wrote.
+
+        Raises:
+            InvalidRequest: It is no such text.
+        """
+        fields = parse_fields(
+            "parked task",
+            text,
+            {
+                "task": int,
+                "failures": int,
+                "error": str,
+                "worker": str,
+                "records": list,
+                "settled": int,
+            },
+        )
+        whole_numbers_of(
+            "parked task", "task", [fields["task"], fields["failures"], fields["settled"]]
+        )
+        records = whole_numbers_of("parked task", "records", fields["records"])
+        failure = Failure(fields["error"], fields["worker"], tuple(records))
+        return cls(fields["task"], fields["failures"], failure, fields["settled"])
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """What the journal keeps of a worker in one round; an empty one need not be kept.
+
+    Attributes:
+        held: The tasks it may work on.
+        to_close: Tasks that it has done and whose streams it has not yet closed, and the attempts
+            that did them.
+    """
+
+    held: tuple[HeldTask, ...] = ()
+    to_close: tuple[tuple[int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.held or self.to_close)
+
+    def to_json(self) -> str:
+        """Return the record as JSON."""
+        return dump({"held": self.held, "to_close": self.to_close})
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerRecord:
+        """Return the record that ``to_json`` wrote.
+
+        Raises:
+            InvalidRequest: It is no such text.
+        """
+        what = "worker's holds"
+        fields = parse_fields(what, text, {"held": list, "to_close": list})
+        for name, width in (("held", 3), ("to_close", 2)):
+            for entry in fields[name]:
+                if len(whole_numbers_of(what, name, entry)) != width:
+                    raise InvalidRequest(f"{what}: an entry of {name} has not {width} numbers")
+        return cls(
+            tuple(HeldTask(*entry) for entry in fields["held"]),
+            tuple((task, attempt) for task, attempt in fields["to_close"]),
+        )
+
+
+class Counts(NamedTuple):
+    """How many tasks of a round are in which state; they add up to ``total``."""
+
+    todo: int
+    doing: int
+    done: int
+    parked: int
+
+    @property
+    def total(self) -> int:
+        """The number of tasks of the round."""
+        return self.todo + self.doing + self.done + self.parked
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What differs from the journal: whole values, so that writing them twice does no harm.
+
+    A caller answers nobody before they are written. They may be written in several transactions:
+    first ``done`` and ``parked``, then ``workers``.
+
+    Attributes:
+        done: Chunk number -> all tasks done of that chunk, as ``TaskBits.chunk`` writes them.
+        workers: Worker -> its record; an empty one stands for "delete the record". The worker ""
+            has the streams that nobody has been given to close.
+        parked: Task -> its record; None stands for "delete the record".
+    """
+
+    done: Mapping[int, str]
+    workers: Mapping[str, WorkerRecord]
+    parked: Mapping[int, ParkedTask | None]
+
+    def __bool__(self) -> bool:
+        return bool(self.done or self.workers or self.parked)

@@ -1,0 +1,101 @@
+"""A job's progress as a checkpoint keeps it: the course, and the tasks done of its open rounds.
+
+It is taken before the checkpoint begins. What is done by then is in the model that is saved; what
+is done while it is written is in some slots, and is done again after a restore: slots skip what
+they have. Imports ``master.core`` and ``json_fields``; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from backstay.consensus.json_fields import dump, fields_of, parse_fields
+from backstay.errors import InvalidRequest
+from backstay.master.core.holds import ParkedTask
+from backstay.master.core.rounds import RoundId
+from backstay.master.core.task_bits import TaskBits
+
+__all__ = ["JobProgress", "RoundProgress"]
+
+
+@dataclass(frozen=True)
+class RoundProgress:
+    """How far a round is.
+
+    Attributes:
+        size: Number of its tasks.
+        table_digest: ``TaskTable.digest()`` of the data it goes over.
+        done: Chunk number -> tasks done, ``TaskBits.chunks()``.
+        parked: Its parked tasks.
+    """
+
+    size: int
+    table_digest: str
+    done: Mapping[int, str] = field(default_factory=dict)
+    parked: tuple[ParkedTask, ...] = ()
+
+    def done_bits(self) -> TaskBits:
+        """Return the tasks done; raises InvalidRequest if they do not fit ``size``."""
+        return TaskBits.from_chunks(self.size, self.done)
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is.
+
+    Attributes:
+        job_uid: Which job.
+        course: ``Course.to_json()``.
+        rounds: Those that are open or have parked tasks. Evaluations are left out: they are
+            begun again.
+    """
+
+    job_uid: str
+    course: str
+    rounds: Mapping[RoundId, RoundProgress]
+
+    def to_json(self) -> str:
+        """Return the progress as JSON."""
+        return dump(
+            {
+                "job_uid": self.job_uid,
+                "course": self.course,
+                "rounds": {
+                    str(round_id): {
+                        "size": progress.size,
+                        "table_digest": progress.table_digest,
+                        "done": {str(number): text for number, text in progress.done.items()},
+                        "parked": [task.to_json() for task in progress.parked],
+                    }
+                    for round_id, progress in self.rounds.items()
+                },
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> JobProgress:
+        """Return the progress that ``to_json`` wrote.
+
+        Raises:
+            InvalidRequest: It is no such text.
+        """
+        what = "job progress"
+        fields = parse_fields(what, text, {"job_uid": str, "course": str, "rounds": dict})
+        rounds: dict[RoundId, RoundProgress] = {}
+        for name, value in fields["rounds"].items():
+            entry = fields_of(
+                f"{what}: {name}",
+                value,
+                {"size": int, "table_digest": str, "done": dict, "parked": list},
+            )
+            done: dict[int, str] = {}
+            for number, chunk in entry["done"].items():
+                if not number.isdecimal() or type(chunk) is not str:
+                    raise InvalidRequest(f"{what}: {name}: a chunk of done is not number: hex")
+                done[int(number)] = chunk
+            parked = tuple(ParkedTask.from_json(task) for task in entry["parked"])
+            progress = RoundProgress(entry["size"], entry["table_digest"], done, parked)
+            progress.done_bits()
+            rounds[RoundId.parse(name)] = progress
+        return cls(fields["job_uid"], fields["course"], rounds)

@@ -1,0 +1,95 @@
+"""One bit for each task of a round, in chunks that are single records of the journal.
+
+Imports ``backstay.errors``; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backstay.errors import InvalidRequest
+
+__all__ = ["CHUNK_TASKS", "TaskBits", "chunk_of"]
+
+# 512 bytes, 1 KiB as hex: one record.
+CHUNK_TASKS = 4096
+_CHUNK_BYTES = CHUNK_TASKS // 8
+
+
+def chunk_of(task: int) -> int:
+    """Return the chunk that holds a task's bit."""
+    return task // CHUNK_TASKS
+
+
+class TaskBits:
+    """A set of tasks of one round; bit ``task % 8`` of byte ``task // 8``."""
+
+    __slots__ = ("_bytes", "_count", "_size")
+
+    def __init__(self, size: int) -> None:
+        """Begin empty, for the tasks 0 to ``size`` - 1."""
+        self._size = size
+        self._bytes = bytearray(-(-size // 8))
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return how many tasks are in the set."""
+        return self._count
+
+    def __contains__(self, task: int) -> bool:
+        """Return whether a task, which must be one of the round, is in the set."""
+        return bool(self._bytes[task >> 3] >> (task & 7) & 1)
+
+    @property
+    def size(self) -> int:
+        """The number of tasks of the round."""
+        return self._size
+
+    def add(self, task: int) -> None:
+        """Put a task, which must be one of the round, into the set."""
+        if task not in self:
+            self._bytes[task >> 3] |= 1 << (task & 7)
+            self._count += 1
+
+    def chunk(self, number: int) -> str:
+        """Return a chunk as hex, without the zeros at its end; an empty text if it has no bit."""
+        at = number * _CHUNK_BYTES
+        return self._bytes[at : at + _CHUNK_BYTES].rstrip(b"\0").hex()
+
+    def chunks(self) -> dict[int, str]:
+        """Return all chunks that have a bit, by their numbers."""
+        count = -(-self._size // CHUNK_TASKS)
+        return {number: text for number in range(count) if (text := self.chunk(number))}
+
+    @classmethod
+    def from_chunks(cls, size: int, chunks: Mapping[int, str]) -> TaskBits:
+        """Return the set that ``chunks`` wrote.
+
+        Raises:
+            InvalidRequest: A chunk is no hex text, or has a task that the round has not.
+        """
+        bits = cls(size)
+        for number, text in chunks.items():
+            try:
+                part = bytes.fromhex(text)
+            except ValueError as error:
+                raise InvalidRequest(f"chunk {number} of the tasks done: {error}") from error
+            at = number * _CHUNK_BYTES
+            part = part.rstrip(b"\0")
+            if (
+                number < 0
+                or len(part) > _CHUNK_BYTES
+                or (part and at + len(part) > len(bits._bytes))
+            ):
+                raise InvalidRequest(f"chunk {number} of the tasks done: more than {size} tasks")
+            bits._bytes[at : at + len(part)] = part
+        if size % 8 and bits._bytes[-1] >> size % 8:
+            raise InvalidRequest(f"tasks done: a bit above the {size} tasks is set")
+        bits._count = int.from_bytes(bits._bytes, "little").bit_count()
+        return bits
+
+    def copy(self) -> TaskBits:
+        """Return an independent copy."""
+        other = TaskBits(0)
+        other._size, other._bytes, other._count = self._size, self._bytes[:], self._count
+        return other

@@ -1,0 +1,168 @@
+"""A job's data cut into tasks: task number -> (shard, first record, number of records).
+
+Nothing is stored for each task, only for each shard: a million tasks of a thousand files take
+some kilobytes. Imports ``backstay.errors`` and ``json_fields``; does no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
+from backstay.errors import InvalidRequest, LimitExceeded
+
+__all__ = ["TASKS_MAX", "ShardLike", "TaskRecords", "TaskTable"]
+
+# The queue, the bitmap and the streams of a round stay small up to here.
+TASKS_MAX = 1 << 24
+
+
+class ShardLike(Protocol):
+    """A file or a table, as the readers' index scan finds it."""
+
+    @property
+    def name(self) -> str:
+        """What the reader finds it by."""
+
+    @property
+    def records(self) -> int:
+        """How many records it holds."""
+
+
+class TaskRecords(NamedTuple):
+    """The records of one task."""
+
+    shard: str
+    start: int
+    count: int
+
+
+class TaskTable:
+    """All tasks of a round, by number from 0; it never changes."""
+
+    __slots__ = ("_first_tasks", "_names", "_records", "_size", "records_per_task")
+
+    def __init__(self, names: Sequence[str], records: Sequence[int], records_per_task: int) -> None:
+        """Cut shards into tasks; prefer ``from_shards``.
+
+        Args:
+            names: Each shard's name, in the readers' order.
+            records: Each shard's number of records, at least 0.
+            records_per_task: The most records of a task; a shard's last task may have fewer.
+
+        Raises:
+            InvalidRequest: A number is out of range, or a name comes twice.
+            LimitExceeded: There would be more than ``TASKS_MAX`` tasks.
+        """
+        if records_per_task < 1:
+            raise InvalidRequest(f"records_per_task: {records_per_task}: must be at least 1")
+        if len(names) != len(records):
+            raise InvalidRequest(f"{len(names)} shard names against {len(records)} record counts")
+        if len(set(names)) != len(names):
+            seen: set[str] = set()
+            twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise InvalidRequest(f"shard {twice!r} is there twice: its records would count twice")
+        self._names = tuple(names)
+        self._records = array("q", records)
+        self._first_tasks = array("q")
+        self.records_per_task = records_per_task
+        size = 0
+        for name, count in zip(names, records, strict=True):
+            if count < 0:
+                raise InvalidRequest(f"shard {name!r} has {count} records")
+            self._first_tasks.append(size)
+            size += -(-count // records_per_task)
+        if size > TASKS_MAX:
+            raise LimitExceeded(
+                f"{size} tasks of {records_per_task} records are more than {TASKS_MAX}: "
+                "raise records_per_task"
+            )
+        self._size = size
+
+    @classmethod
+    def from_shards(cls, shards: Iterable[ShardLike], records_per_task: int) -> TaskTable:
+        """Cut what an index scan found into tasks; see the constructor for errors."""
+        found = list(shards)
+        return cls(
+            [shard.name for shard in found], [shard.records for shard in found], records_per_task
+        )
+
+    def __len__(self) -> int:
+        """Return the number of tasks."""
+        return self._size
+
+    def __getitem__(self, task: int) -> TaskRecords:
+        """Return the records of a task, in O(log shards).
+
+        Raises:
+            IndexError: There is no such task.
+        """
+        if not 0 <= task < self._size:
+            raise IndexError(f"task {task} of {self._size}")
+        # Shards without records begin where the next one does: the last of them has the task.
+        shard = bisect_right(self._first_tasks, task) - 1
+        start = (task - self._first_tasks[shard]) * self.records_per_task
+        return TaskRecords(
+            self._names[shard], start, min(self.records_per_task, self._records[shard] - start)
+        )
+
+    @property
+    def records(self) -> int:
+        """The number of records of all tasks."""
+        return sum(self._records)
+
+    def first_task_only(self) -> TaskTable:
+        """Return the table of a round at the end of training: one task, of the first records."""
+        if not self._size:
+            return TaskTable((), (), self.records_per_task)
+        name, _, count = self[0]
+        return TaskTable((name,), (count,), self.records_per_task)
+
+    def digest(self) -> str:
+        """Return what tells two tables apart, 32 hex digits.
+
+        A job that goes on must find the data it began with: task numbers mean nothing otherwise.
+        """
+        document = json.dumps(
+            [self.records_per_task, self._names, self._records.tolist()], separators=(",", ":")
+        )
+        return hashlib.blake2b(document.encode(), digest_size=16).hexdigest()
+
+    def to_chunks(self, shards_per_chunk: int = 1024) -> list[str]:
+        """Return the table as JSON texts, each of few enough shards for one record; at least one."""
+        return [
+            dump(
+                {
+                    "records_per_task": self.records_per_task,
+                    "names": self._names[at : at + shards_per_chunk],
+                    "records": self._records[at : at + shards_per_chunk].tolist(),
+                }
+            )
+            for at in range(0, max(1, len(self._names)), shards_per_chunk)
+        ]
+
+    @classmethod
+    def from_chunks(cls, chunks: Iterable[str]) -> TaskTable:
+        """Return the table that ``to_chunks`` wrote, given its texts in their order.
+
+        Raises:
+            InvalidRequest: They are no such texts.
+        """
+        names: list[str] = []
+        records: list[int] = []
+        sizes: set[int] = set()
+        for chunk in chunks:
+            fields = parse_fields(
+                "shards", chunk, {"records_per_task": int, "names": list, "records": list}
+            )
+            names += strings_of("shards", "names", fields["names"])
+            records += whole_numbers_of("shards", "records", fields["records"])
+            sizes.add(fields["records_per_task"])
+        if len(sizes) != 1:
+            raise InvalidRequest(f"shards: {len(sizes)} different records_per_task, expected one")
+        return cls(names, records, sizes.pop())
