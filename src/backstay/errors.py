@@ -4,7 +4,8 @@
 
     BackstayError
     ├── ConfigError            an argument, file or environment value is wrong
-    │   └── ListenError        a server cannot listen where it should
+    │   ├── ListenError        a server cannot listen where it should
+    │   └── NoSession          layers whose rows are on servers, and no connection to any
     ├── ClosedError            the client or server object was already closed
     ├── ForkError              used in a process forked after its threads had started
     ├── ServerStartError       a server of a local cluster did not start
@@ -49,6 +50,7 @@
     │   ├── NotJobMaster       that process is not the job's master (yet, or any more)
     │   ├── WorkerReplaced     another process has joined under this worker's name
     │   ├── HoldLost           the worker's right to work on its task was taken back
+    │   ├── NonFiniteLoss      the loss of a batch is NaN or infinite
     │   └── TaskFailed         tasks failed for good, and the job with them
     └── StateLost              slots lost all their copies and began anew, empty
 
@@ -85,7 +87,9 @@ __all__ = [
     "LimitExceeded",
     "ListenError",
     "MemoryLimitReached",
+    "NoSession",
     "NonFiniteGradient",
+    "NonFiniteLoss",
     "NotJobMaster",
     "NotMaster",
     "OutcomeUnknown",
@@ -131,6 +135,10 @@ class ClosedError(BackstayError):
 
 class ListenError(ConfigError):
     """An address cannot be listened on; the message names it and says why."""
+
+
+class NoSession(ConfigError):
+    """Layers or optimizers on servers were made, and no session is open; call ``init`` first."""
 
 
 class ForkError(BackstayError, RuntimeError):
@@ -350,6 +358,10 @@ class HoldLost(JobError):
     Pushes that had left may or may not be applied. Whoever has the task now pushes the same
     batches under the same numbers, and each slot counts each of them once.
     """
+
+
+class NonFiniteLoss(JobError, ArithmeticError):
+    """The loss of a batch is NaN or infinite; nothing of the batch was pushed."""
 
 
 class TaskFailed(JobError):
