@@ -18,7 +18,15 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from backstay.errors import ConfigError
 from backstay.settings import suggestion
 
-__all__ = ["check_entries", "entries", "entry", "from_mapping", "named", "to_mapping"]
+__all__ = [
+    "check_entries",
+    "entries",
+    "entry",
+    "from_mapping",
+    "named",
+    "nested_kind",
+    "to_mapping",
+]
 
 SpecT = TypeVar("SpecT")
 # Deeper than any sensible parameter of a model; ends a document that refers to itself.
@@ -67,6 +75,11 @@ def entries(kind: type, prefix: str = "") -> Iterator[tuple[str, Field[Any], Any
         nested = _nested(hints[item.name])
         if nested is not None:
             yield from entries(nested, f"{prefix}{item.name}.")
+
+
+def nested_kind(kind: type, name: str) -> type | None:
+    """Return the dataclass that a field holds (it, or None); None if it holds something else."""
+    return _nested(get_type_hints(kind)[name])
 
 
 def check_entries(spec: Any) -> None:
