@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from examples.deepfm.generate import write_criteo
+from examples.ctr.generate import write_criteo
 from examples.deepfm.reader import load
 
 pytestmark = pytest.mark.paddle

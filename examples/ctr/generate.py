@@ -1,9 +1,9 @@
 """Write files of the Criteo format that hold a signal a model can find.
 
-    python -m examples.deepfm.generate --rows 100000 --seed 7 clicks.txt
+    python examples/ctr/generate.py --rows 100000 --seed 7 clicks.txt
 
 Made up from a seed: labels follow from hidden weights of the categories, from pairs of them,
-and from the numbers. May import numpy and examples.common.
+and from the numbers. May import numpy and backstay.trainer.metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from examples.common.metrics import auc
+from backstay.trainer.metrics import auc
 
 __all__ = ["write_criteo"]
 
