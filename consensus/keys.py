@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Keys"]
+__all__ = ["JOBS", "JobKeys", "Keys"]
+
+# What lies below it belongs to jobs: the only keys that those who are no servers may reach in a
+# store that is shared with others.
+JOBS = "jobs/"
 
 
 @dataclass(frozen=True)
@@ -129,3 +133,81 @@ class Keys:
     def event(self, routing_version: int, number: int) -> str:
         """Return the key of an event; the order of the keys is the order of the events."""
         return f"events/{routing_version * 1000 + number:019d}"
+
+
+@dataclass(frozen=True)
+class JobKeys:
+    """The keys of one job; names of jobs hold neither a slash nor an ``@``."""
+
+    job: str
+
+    @staticmethod
+    def names() -> str:
+        """Return the prefix of the list of jobs: one small key for each."""
+        return f"{JOBS}@/"
+
+    @property
+    def name(self) -> str:
+        """The job's entry in the list of jobs."""
+        return f"{JOBS}@/{self.job}"
+
+    @property
+    def root(self) -> str:
+        """The prefix of all records of the job, but for its entry in the list."""
+        return f"{JOBS}{self.job}/"
+
+    @property
+    def spec(self) -> str:
+        """What the job is."""
+        return f"{self.root}spec"
+
+    @property
+    def master(self) -> str:
+        """The process that is its master; bound to its lease."""
+        return f"{self.root}master"
+
+    @property
+    def journal(self) -> str:
+        """Number of the last transaction that a master wrote, and which master."""
+        return f"{self.root}journal"
+
+    @property
+    def state(self) -> str:
+        """Where the job stands, but for the tasks."""
+        return f"{self.root}state"
+
+    @property
+    def all_shards(self) -> str:
+        """The prefix of what the index scans of the data found."""
+        return f"{self.root}shards/"
+
+    @property
+    def all_done(self) -> str:
+        """The prefix of the bitmaps of tasks that are done."""
+        return f"{self.root}done/"
+
+    @property
+    def all_held(self) -> str:
+        """The prefix of what the workers hold."""
+        return f"{self.root}held/"
+
+    @property
+    def all_parked(self) -> str:
+        """The prefix of the tasks that failed for good."""
+        return f"{self.root}parked/"
+
+    def shards(self, data: str, chunk: int) -> str:
+        """Return the key of a part of the shards of ``training``, ``validation``, ..."""
+        return f"{self.root}shards/{data}/{chunk:06d}"
+
+    def done(self, round_name: str, chunk: int) -> str:
+        """Return the key of the bitmap of a round's tasks chunk * 4096 and on."""
+        return f"{self.root}done/{round_name}/{chunk:06d}"
+
+    def held(self, worker: str) -> str:
+        """Return the key of what a worker holds."""
+        return f"{self.root}held/{worker}"
+
+    def parked(self, round_name: str, task: int) -> str:
+        """Return the key of a task that failed for good."""
+        return f"{self.root}parked/{round_name}-{task}"

@@ -121,13 +121,15 @@ class JobClient:
     def launch(
         self,
         launcher: str,
-        alive: Sequence[job_pb2.Launched],
+        alive: Sequence[str],
         exits: Sequence[job_pb2.WorkerExit],
         *,
         known_version: int = 0,
         wait_s: float = 1.0,
     ) -> job_pb2.LaunchResponse:
-        """Tell what runs and what has ended; return what should run.
+        """Tell which workers run and which have ended; return which should run.
+
+        The id of a worker stands for one process and is never used again.
 
         Answers at once if that is not what ``known_version`` stands for, else after ``wait_s``.
         Repeat exits until they come back as acknowledged.

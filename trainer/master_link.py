@@ -114,12 +114,15 @@ class EvaluationOutputs:
         labels: float32, (n,).
         values: Of metrics that are the user's functions, for this task's records.
         records: How many records these are of.
+        metrics: Those to compute from predictions and labels of the whole round: name -> which
+            one of ``auc``, ``logloss``, ``accuracy``, ``mse``, ``mae``.
     """
 
     predictions: NDArray[np.float32] | None
     labels: NDArray[np.float32] | None
     values: Mapping[str, float] = field(default_factory=dict)
     records: int = 0
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
 
 class HeldTask(Protocol):
@@ -234,7 +237,7 @@ class MasterLink:
         task: Task,
         error: str,
         *,
-        records: tuple[int, int] | None = None,
+        records: Sequence[int] = (),
         bad_records: Sequence[tuple[str, int, str]] = (),
     ) -> bool:
         """Tell that a task failed by user code or data; returns whether it is parked now.
@@ -242,7 +245,7 @@ class MasterLink:
         Args:
             task: The task.
             error: What happened, with the end of the traceback.
-            records: First and last record concerned, as offsets within the task.
+            records: Positions within the task of the records concerned, as far as known.
             bad_records: Damaged ones: (file, offset, reason).
         """
         raise NotImplementedError

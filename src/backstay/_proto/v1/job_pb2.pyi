@@ -59,18 +59,25 @@ class Worker(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     instance: _builtins.int
     """Drawn at random by each process, never 0."""
+    host: _builtins.str
+    """For people."""
+    pid: _builtins.int
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         instance: _builtins.int = ...,
+        host: _builtins.str = ...,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "instance", b"instance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "id", b"id", "instance", b"instance", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -92,6 +99,7 @@ class Hold(_message.Message):
     """1, 2, ... within the kind; of training: the pass."""
     number: _builtins.int
     attempt: _builtins.int
+    """Grows from hold to hold of a task, also over restarts of the master."""
     settled_batches: _builtins.int
     """Batches of the task, counted from its beginning, that are acknowledged everywhere."""
     def __init__(
@@ -154,22 +162,16 @@ class JoinRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
-    HOST_FIELD_NUMBER: _builtins.int
-    PID_FIELD_NUMBER: _builtins.int
-    host: _builtins.str
-    pid: _builtins.int
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     def __init__(
         self,
         *,
         worker: Global___Worker | None = ...,
-        host: _builtins.str = ...,
-        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "pid", b"pid", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -282,6 +284,9 @@ class GetTaskRequest(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     CLOSED_STREAMS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    """1, 2, ...: the same number again is answered with the same task."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
@@ -293,10 +298,11 @@ class GetTaskRequest(_message.Message):
         *,
         worker: Global___Worker | None = ...,
         closed_streams: _abc.Iterable[Global___TaskStreamId] | None = ...,
+        request: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_streams", b"closed_streams", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_streams", b"closed_streams", "request", b"request", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,11 +491,32 @@ class EvaluationOutputs(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PREDICTIONS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     PREDICTION_WIDTH_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     predictions: _builtins.bytes
     """float32, little endian: n rows each. Empty if only values of callables are wanted."""
     labels: _builtins.bytes
@@ -500,6 +527,12 @@ class EvaluationOutputs(_message.Message):
     def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Of metrics that are the user's functions: averaged by records."""
 
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Metrics that the master is to compute from predictions and labels: name -> which one of
+        auc, logloss, accuracy, mse, mae.
+        """
+
     def __init__(
         self,
         *,
@@ -508,10 +541,11 @@ class EvaluationOutputs(_message.Message):
         prediction_width: _builtins.int = ...,
         values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         records: _builtins.int = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "prediction_width", b"prediction_width", "predictions", b"predictions", "records", b"records", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "metrics", b"metrics", "prediction_width", b"prediction_width", "predictions", b"predictions", "records", b"records", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -636,18 +670,18 @@ class FailRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    FIRST_RECORD_FIELD_NUMBER: _builtins.int
-    LAST_RECORD_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     BAD_RECORDS_FIELD_NUMBER: _builtins.int
     error: _builtins.str
     """With the end of the traceback."""
-    first_record: _builtins.int
-    """The records concerned, as offsets within the task: [first, last]."""
-    last_record: _builtins.int
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
     def hold(self) -> Global___Hold: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Positions within the task of the records concerned, as far as known; the first 100 are kept."""
+
     @_builtins.property
     def bad_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]: ...
     def __init__(
@@ -656,13 +690,12 @@ class FailRequest(_message.Message):
         worker: Global___Worker | None = ...,
         hold: Global___Hold | None = ...,
         error: _builtins.str = ...,
-        first_record: _builtins.int = ...,
-        last_record: _builtins.int = ...,
+        records: _abc.Iterable[_builtins.int] | None = ...,
         bad_records: _abc.Iterable[Global___BadRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_records", b"bad_records", "error", b"error", "first_record", b"first_record", "hold", b"hold", "last_record", b"last_record", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_records", b"bad_records", "error", b"error", "hold", b"hold", "records", b"records", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1101,9 +1134,7 @@ class ParkedTask(_message.Message):
     TRIES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
-    FIRST_RECORD_FIELD_NUMBER: _builtins.int
-    LAST_RECORD_FIELD_NUMBER: _builtins.int
-    BAD_RECORDS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     round: _builtins.int
     number: _builtins.int
@@ -1114,10 +1145,10 @@ class ParkedTask(_message.Message):
     error: _builtins.str
     """Of the last try."""
     worker: _builtins.str
-    first_record: _builtins.int
-    last_record: _builtins.int
     @_builtins.property
-    def bad_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]: ...
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Positions within the task of the records concerned."""
+
     def __init__(
         self,
         *,
@@ -1130,13 +1161,11 @@ class ParkedTask(_message.Message):
         tries: _builtins.int = ...,
         error: _builtins.str = ...,
         worker: _builtins.str = ...,
-        first_record: _builtins.int = ...,
-        last_record: _builtins.int = ...,
-        bad_records: _abc.Iterable[Global___BadRecord] | None = ...,
+        records: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_records", b"bad_records", "count", b"count", "error", b"error", "first_record", b"first_record", "kind", b"kind", "last_record", b"last_record", "number", b"number", "round", b"round", "shard", b"shard", "start", b"start", "tries", b"tries", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "error", b"error", "kind", b"kind", "number", b"number", "records", b"records", "round", b"round", "shard", b"shard", "start", b"start", "tries", b"tries", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1219,53 +1248,27 @@ class RetryParkedResponse(_message.Message):
 Global___RetryParkedResponse: _TypeAlias = RetryParkedResponse  # noqa: Y015
 
 @_typing.final
-class Launched(_message.Message):
-    """A worker process that a launcher has started."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    LAUNCH_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
-    launch: _builtins.int
-    """1, 2, ... for each worker id: from LaunchResponse."""
-    def __init__(
-        self,
-        *,
-        worker_id: _builtins.str = ...,
-        launch: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Launched: _TypeAlias = Launched  # noqa: Y015
-
-@_typing.final
 class WorkerExit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    WORKER_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     LAST_WORDS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
     code: _builtins.int
     """As the system tells it; negative: by that signal."""
     last_words: _builtins.str
     """The end of its log, for people."""
-    @_builtins.property
-    def worker(self) -> Global___Launched: ...
     def __init__(
         self,
         *,
-        worker: Global___Launched | None = ...,
+        worker_id: _builtins.str = ...,
         code: _builtins.int = ...,
         last_words: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "last_words", b"last_words", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "last_words", b"last_words", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1284,14 +1287,16 @@ class LaunchRequest(_message.Message):
     known_version: _builtins.int
     wait_ms: _builtins.int
     @_builtins.property
-    def alive(self) -> _containers.RepeatedCompositeFieldContainer[Global___Launched]: ...
+    def alive(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Worker processes that run. An id stands for one process and is never used again."""
+
     @_builtins.property
     def exits(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerExit]: ...
     def __init__(
         self,
         *,
         launcher: _builtins.str = ...,
-        alive: _abc.Iterable[Global___Launched] | None = ...,
+        alive: _abc.Iterable[_builtins.str] | None = ...,
         exits: _abc.Iterable[Global___WorkerExit] | None = ...,
         known_version: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
@@ -1314,11 +1319,11 @@ class LaunchResponse(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     @_builtins.property
-    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Launched]:
-        """What should run; others that run are to be told to end (SIGTERM)."""
+    def wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids that should run; processes of others are to be told to end (SIGTERM)."""
 
     @_builtins.property
-    def acknowledged(self) -> _containers.RepeatedCompositeFieldContainer[Global___Launched]:
+    def acknowledged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Exits that need not be told again."""
 
     @_builtins.property
@@ -1327,8 +1332,8 @@ class LaunchResponse(_message.Message):
         self,
         *,
         version: _builtins.int = ...,
-        wanted: _abc.Iterable[Global___Launched] | None = ...,
-        acknowledged: _abc.Iterable[Global___Launched] | None = ...,
+        wanted: _abc.Iterable[_builtins.str] | None = ...,
+        acknowledged: _abc.Iterable[_builtins.str] | None = ...,
         ended: Global___JobEnded | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended"]  # noqa: Y015
