@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.config import ClientConfig
 from backstay.errors import ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
@@ -26,7 +25,6 @@ __all__ = [
     "Adapter",
     "Arguments",
     "Program",
-    "TrainingSession",
     "adapter",
     "arguments_of",
     "checked_loss",
@@ -88,42 +86,21 @@ class Program(Protocol):
         """Write the model's own parameters to a folder, in the framework's own format."""
 
 
-class TrainingSession(Protocol):
-    """What ``Adapter.open_session`` returns: an adapter's ``Session``."""
-
-    @property
-    def client(self) -> Client:
-        """The connection."""
-
-    def table_name(self, name: str) -> str:
-        """Return a table's name with the job before it."""
-
-    def close(self) -> None:
-        """Disconnect."""
-
-
 class Adapter(Protocol):
     """The module ``backstay.trainer.<framework>.training``."""
 
-    def open_session(
-        self, endpoints: str | Sequence[str], job: str, config: ClientConfig | None
-    ) -> TrainingSession:
-        """Connect; the layers of the framework that are made from now on use the session."""
-
-    def build(
-        self, definition: ModelDefinition, client: Client | None, spec: JobSpec
-    ) -> Program:
+    def build(self, definition: ModelDefinition, client: Client | None, spec: JobSpec) -> Program:
         """Make the model and its optimizer, on the servers or in this process.
 
         Args:
             definition: The user's.
-            client: Of the session that is open. None: everything is in this process.
+            client: Of the session that is open. None: all is in this process, unless the model
+                has layers of the adapter; these open a session by the factory that is set.
             spec: Of the job.
 
         Raises:
             ConfigError: The model file's functions return something else than they should, or
                 the servers do not have what they ask for.
-            NoSession: ``client`` is None, and the model has layers whose rows are on servers.
         """
 
 
@@ -179,9 +156,6 @@ def split_feed(fed: Any, mode: str) -> tuple[Any, Any]:
         ConfigError: It is not a pair in a mode that needs labels.
     """
     if mode == "prediction":
-        # A pair with labels is fine, too: the same feed for all modes.
-        if isinstance(fed, tuple) and len(fed) == 2 and isinstance(fed[0], tuple | list | dict):
-            return fed[0], None
         return fed, None
     if not isinstance(fed, tuple | list) or len(fed) != 2:
         raise ConfigError(

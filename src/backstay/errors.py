@@ -4,8 +4,7 @@
 
     BackstayError
     ├── ConfigError            an argument, file or environment value is wrong
-    │   ├── ListenError        a server cannot listen where it should
-    │   └── NoSession          layers whose rows are on servers, and no connection to any
+    │   └── ListenError        a server cannot listen where it should
     ├── ClosedError            the client or server object was already closed
     ├── ForkError              used in a process forked after its threads had started
     ├── ServerStartError       a server of a local cluster did not start
@@ -87,7 +86,6 @@ __all__ = [
     "LimitExceeded",
     "ListenError",
     "MemoryLimitReached",
-    "NoSession",
     "NonFiniteGradient",
     "NonFiniteLoss",
     "NotJobMaster",
@@ -135,10 +133,6 @@ class ClosedError(BackstayError):
 
 class ListenError(ConfigError):
     """An address cannot be listened on; the message names it and says why."""
-
-
-class NoSession(ConfigError):
-    """Layers or optimizers on servers were made, and no session is open; call ``init`` first."""
 
 
 class ForkError(BackstayError, RuntimeError):
