@@ -204,10 +204,10 @@ class JobKeys:
         """Return the key of the bitmap of a round's tasks chunk * 4096 and on."""
         return f"{self.root}done/{round_name}/{chunk:06d}"
 
-    def held(self, worker: str) -> str:
-        """Return the key of what a worker holds."""
-        return f"{self.root}held/{worker}"
+    def held(self, round_name: str, worker: str) -> str:
+        """Return the key of what a worker holds; of the worker "": streams nobody closes yet."""
+        return f"{self.root}held/{round_name}/{worker or '@'}"
 
     def parked(self, round_name: str, task: int) -> str:
         """Return the key of a task that failed for good."""
-        return f"{self.root}parked/{round_name}-{task}"
+        return f"{self.root}parked/{round_name}/{task}"

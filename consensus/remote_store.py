@@ -183,7 +183,7 @@ class RemoteStore(CoordinationStore):
         if isinstance(meant, Stopping):
             return Failure(StoreUnavailable(str(meant)), elsewhere=True)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            text = f"{endpoint} is no member of the embedded store, or of another version"
+            text = f"{endpoint} does not serve the store; is it of another version?"
             return Failure(StoreUnavailable(text), elsewhere=True)
         if isinstance(meant, TransportError):
             never_sent = any(sign in str(meant) for sign in _NEVER_SENT)

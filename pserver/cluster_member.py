@@ -29,6 +29,7 @@ from backstay.errors import (
     StoreError,
     StoreUnavailable,
 )
+from backstay.logs import fields
 from backstay.pserver.checkpoints.loading import SlotLoader
 from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.checkpoints.saving import Saver
@@ -41,7 +42,6 @@ from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.departures import Departures, now_text
 from backstay.pserver.evidence import all_refuse, can_judge
 from backstay.pserver.handover import all_in_sync, is_dismissed
-from backstay.pserver.logs import fields
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peer_probe import PeerProbe
 from backstay.pserver.peers import PeerCalls
@@ -53,8 +53,8 @@ from backstay.pserver.services.checkpoint import CheckpointParts
 from backstay.pserver.slot_sizes import SlotSizes
 from backstay.pserver.table_creation import TableCreation, TableKeeper
 from backstay.pserver.table_registry import TableRegistry
-from backstay.pserver.tasks import end_tasks
 from backstay.tables import TableSpec
+from backstay.tasks import end_tasks
 
 __all__ = ["ClusterMember", "Identity", "keep_on"]
 

@@ -14,7 +14,7 @@ from backstay.consensus.keys import Keys
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import CoordinationStore, Get, KeyValue, Put, Txn, mod_revision_is
 from backstay.errors import ConfigError, SettingsChanged
-from backstay.pserver.logs import fields
+from backstay.logs import fields
 
 __all__ = ["SettingsAt", "SettingsKeeper"]
 

@@ -37,6 +37,7 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import Election, FencingToken
 from backstay.errors import CheckpointError, InvalidRequest, StoreUnavailable
+from backstay.logs import fields
 from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.controller import (
     Absences,
@@ -47,11 +48,10 @@ from backstay.pserver.controller import (
     shard_changes,
 )
 from backstay.pserver.departures import now_text
-from backstay.pserver.logs import fields
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.slot_sizes import SlotSizes
-from backstay.pserver.tasks import end_tasks, spawn
+from backstay.tasks import end_tasks, spawn
 
 __all__ = ["ControllerHost"]
 

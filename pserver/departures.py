@@ -17,9 +17,9 @@ from backstay.consensus.membership import DeathRecord
 from backstay.consensus.records import MemberRecord
 from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, mod_revision_is
 from backstay.errors import InvalidRequest, StoreError
+from backstay.logs import fields
 from backstay.pserver.evidence import all_refuse, can_judge
-from backstay.pserver.logs import fields
-from backstay.pserver.tasks import end_tasks, spawn
+from backstay.tasks import end_tasks, spawn
 
 __all__ = ["Departures", "now_text"]
 

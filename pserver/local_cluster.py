@@ -27,7 +27,7 @@ from types import TracebackType
 from backstay.config import ClientConfig, ServerConfig
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
-from backstay.pserver.supervision import Ready
+from backstay.supervision import Ready
 
 __all__ = ["LocalCluster", "LocalServer"]
 

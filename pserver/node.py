@@ -30,16 +30,16 @@ from backstay._proto.v1 import (
 from backstay.addresses import split_address
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
-from backstay.consensus.keys import Keys
+from backstay.consensus.keys import JOBS, Keys
+from backstay.control_server import ControlServer
 from backstay.errors import ListenError, StoreError, StoreUnavailable
+from backstay.logs import fields
 from backstay.pserver.cluster_config import join_or_create
 from backstay.pserver.cluster_member import ClusterMember, Identity
 from backstay.pserver.cluster_settings import SettingsKeeper
-from backstay.pserver.control_server import ControlServer
 from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.event_log import read_events
 from backstay.pserver.handover import slots_to_hand_over
-from backstay.pserver.logs import fields
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
@@ -51,9 +51,9 @@ from backstay.pserver.services.settings import SettingsService
 from backstay.pserver.services.store import StoreService
 from backstay.pserver.services.tables import TablesService
 from backstay.pserver.stores import OpenedStore, open_for_node
-from backstay.pserver.supervision import Ready
 from backstay.pserver.table_creation import TableKeeper
 from backstay.pserver.table_registry import TableRegistry
+from backstay.supervision import Ready
 
 __all__ = ["Node"]
 
@@ -66,8 +66,8 @@ SERVICE_NAMES = [
     "backstay.v1.CheckpointService",
     "backstay.v1.SettingsService",
     "backstay.v1.ResizeService",
+    "backstay.v1.StoreService",
 ]
-STORE_SERVICE_NAME = "backstay.v1.StoreService"
 # Control calls are short; what is still under way after this is cut off.
 CONTROL_GRACE_S = 1.0
 # A store that does not answer must not hold up a stop.
@@ -159,15 +159,11 @@ class Node:
                 await asyncio.gather(living, stopping, return_exceptions=True)
 
     async def _start_control(self, opened: OpenedStore) -> None:
-        names = list(SERVICE_NAMES)
         self._add_services()
-        embedded = opened.embedded
-        if embedded is not None:
-            store_pb2_grpc.add_StoreServiceServicer_to_server(
-                StoreService(embedded, lambda: embedded.leader is not None), self._control.server
-            )
-            names.append(STORE_SERVICE_NAME)
-        await self._control.start(names)
+        store_pb2_grpc.add_StoreServiceServicer_to_server(
+            _store_service(opened), self._control.server
+        )
+        await self._control.start(SERVICE_NAMES)
         log.info(
             "%s of cluster %r: control plane at %s, data plane at %s, store: %s",
             self._identity.node_id,
@@ -329,6 +325,15 @@ class Node:
             ),
             server,
         )
+
+
+def _store_service(opened: OpenedStore) -> StoreService:
+    """Return the store for job masters, and for nodes that are no members of it."""
+    embedded = opened.embedded
+    if embedded is not None:
+        return StoreService(embedded, lambda: embedded.leader is not None)
+    # Whoever has the cluster's token is not meant to have the run of an etcd.
+    return StoreService(opened.store, lambda: True, only_below=JOBS if opened.is_shared else "")
 
 
 def _open_data_server(config: ServerConfig, instance: int) -> DataServer:

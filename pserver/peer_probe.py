@@ -21,7 +21,7 @@ from backstay import rpc
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterView
 from backstay.consensus.records import MemberRecord
-from backstay.pserver.tasks import end_tasks, spawn
+from backstay.tasks import end_tasks, spawn
 
 __all__ = ["PeerProbe", "peers_to_watch"]
 

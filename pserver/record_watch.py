@@ -16,7 +16,7 @@ from backstay.consensus.keys import Keys
 from backstay.consensus.store import CoordinationStore
 from backstay.consensus.store_follow import follow
 from backstay.errors import StoreError
-from backstay.pserver.tasks import end_tasks, spawn
+from backstay.tasks import end_tasks, spawn
 
 __all__ = ["RecordWatch"]
 

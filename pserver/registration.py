@@ -39,8 +39,8 @@ from backstay.errors import (
     StoreUnavailable,
     TakenForDead,
 )
+from backstay.logs import fields
 from backstay.pserver.departures import now_text
-from backstay.pserver.logs import fields
 
 __all__ = ["Predecessor", "Registration"]
 

@@ -16,10 +16,10 @@ import click
 from backstay._version import __version__
 from backstay.config import ServerConfig
 from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
-from backstay.pserver.logs import set_up_logging
+from backstay.logs import set_up_logging
 from backstay.pserver.node import Node
 from backstay.pserver.options import config_options
-from backstay.pserver.supervision import Ready, Supervisor
+from backstay.supervision import Ready, Supervisor
 
 __all__ = ["main"]
 

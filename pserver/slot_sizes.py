@@ -16,7 +16,7 @@ from backstay.consensus import ClusterSnapshot
 from backstay.consensus.records import NO_MASTER, RoutingTable
 from backstay.errors import BackstayError
 from backstay.pserver.peers import PeerCalls
-from backstay.pserver.tasks import spawn
+from backstay.tasks import spawn
 
 __all__ = ["SlotSizes"]
 

@@ -24,11 +24,13 @@ class OpenedStore:
         store: The store.
         embedded: The same, if this node is a member of the embedded one.
         description: Where it is, for the log.
+        is_shared: Whether it is a store of its own, which others may use too: an etcd.
     """
 
     store: CoordinationStore
     embedded: EmbeddedStore | None
     description: str
+    is_shared: bool
 
 
 async def open_for_node(config: ServerConfig) -> OpenedStore:
@@ -40,7 +42,8 @@ async def open_for_node(config: ServerConfig) -> OpenedStore:
     """
     settings, description = _settings_of(config)
     store = await open_store(settings)
-    return OpenedStore(store, store if isinstance(store, EmbeddedStore) else None, description)
+    embedded = store if isinstance(store, EmbeddedStore) else None
+    return OpenedStore(store, embedded, description, is_shared=settings.kind == "etcd")
 
 
 def _settings_of(config: ServerConfig) -> tuple[StoreConfig, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from backstay._proto.v1 import store_pb2_grpc
 from backstay.config import ServerConfig
 from backstay.consensus.embedded_store import EmbeddedStore
-from backstay.pserver.control_server import ControlServer
+from backstay.control_server import ControlServer
 from backstay.pserver.services.store import StoreService
 
 

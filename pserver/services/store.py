@@ -1,4 +1,8 @@
-"""``StoreService``: the embedded coordination store for those who are no members of it."""
+"""``StoreService``: the coordination store for those who reach it through a node.
+
+Every node serves it. The store of the nodes themselves is served whole to other nodes; one that
+is shared with others, an etcd, only below one prefix.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,13 @@ from backstay.consensus.store_messages import (
     result_to_message,
     txn_from_message,
 )
-from backstay.errors import BackstayError, ClosedError, Stopping, StoreUnavailable
+from backstay.errors import (
+    BackstayError,
+    ClosedError,
+    InvalidRequest,
+    Stopping,
+    StoreUnavailable,
+)
 
 __all__ = ["StoreService"]
 
@@ -28,15 +38,23 @@ SIGN_OF_LIFE_S = 1.0
 class StoreService(store_pb2_grpc.StoreServiceServicer):
     """Passes calls on to a store in this process."""
 
-    def __init__(self, store: CoordinationStore, has_leader: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        has_leader: Callable[[], bool],
+        *,
+        only_below: str = "",
+    ) -> None:
         """Prepare.
 
         Args:
             store: Usually an ``EmbeddedStore``.
             has_leader: Whether this member is in touch with the group; a watch ends when not.
+            only_below: Serve keys that begin with this and no others; empty: all.
         """
         self._store = store
         self._has_leader = has_leader
+        self._only_below = only_below
 
     async def Range(  # noqa: N802 (the name is the service's)
         self,
@@ -44,6 +62,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> store_pb2.StoreRangeResponse:
         """Return all keys of a prefix, or one key."""
+        self._check(request.prefix)
         if request.single:
             check_key(request.prefix)
         result = await self._store.range(request.prefix)
@@ -52,13 +71,24 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
             result = RangeResult(items, result.revision)
         return range_to_message(result)
 
+    def _check(self, *keys: str) -> None:
+        """Refuse keys that are not for those who come this way."""
+        for key in keys:
+            if not key.startswith(self._only_below):
+                raise InvalidRequest(
+                    f"key {key!r}: only those below {self._only_below!r} are served here; the "
+                    "cluster's own records are to be read in its store"
+                )
+
     async def Transact(  # noqa: N802
         self,
         request: store_pb2.StoreTransactRequest,
         context: aio.ServicerContext[Any, Any],
     ) -> store_pb2.StoreTransactResponse:
         """Compare, then do one of two lists of operations."""
-        return result_to_message(await self._store.transaction(txn_from_message(request)))
+        txn = txn_from_message(request)
+        self._check(*(part.key for part in (*txn.compare, *txn.success, *txn.failure)))
+        return result_to_message(await self._store.transaction(txn))
 
     async def GrantLease(  # noqa: N802
         self,
@@ -94,6 +124,7 @@ class StoreService(store_pb2_grpc.StoreServiceServicer):
     ) -> AsyncIterator[store_pb2.StoreWatchResponse]:
         """Stream the changes of a prefix, and signs of life."""
         try:
+            self._check(request.prefix)
             async with self._store.watch(request.prefix, request.start_revision) as watch:
                 async for message in self._stream(watch):
                     yield message

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from backstay.pserver.logs import JsonFormatter, TextFormatter, fields
+from backstay.logs import JsonFormatter, TextFormatter, fields
 
 
 def record(**extra: object) -> logging.LogRecord:

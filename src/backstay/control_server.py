@@ -1,4 +1,4 @@
-"""The gRPC server of a node: where it listens, who may call, how errors leave.
+"""The gRPC server of a node or of a job's master: where it listens, who may call, how errors leave.
 
 Services are added to it from outside; it knows none of them. Health checks need no token, so
 that Kubernetes and load balancers can probe a node; they reveal nothing but whether it serves.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from grpc import aio
@@ -18,10 +18,10 @@ from grpc_reflection.v1alpha import reflection
 
 from backstay import rpc
 from backstay.addresses import split_address
-from backstay.config import ServerConfig
+from backstay.config import Pems
 from backstay.errors import BackstayError, ListenError, Unauthenticated
 
-__all__ = ["ControlServer"]
+__all__ = ["ControlServer", "Listening"]
 
 # Each trainer and each peer keeps a stream open, besides its calls.
 CONCURRENT_CALLS_MAX = 10_000
@@ -36,10 +36,29 @@ _OPTIONS = (
 )
 
 
+class Listening(Protocol):
+    """The settings that a control server needs; those of a node have them."""
+
+    @property
+    def listen_control(self) -> str:
+        """``host:port`` to listen on; port 0 lets the system choose."""
+
+    @property
+    def token(self) -> str | None:
+        """What every caller must show; None: nothing."""
+
+    @property
+    def tls_require_client_cert(self) -> bool:
+        """Whether callers must show a certificate."""
+
+    def read_pems(self) -> Pems:
+        """Read the certificate files; TLS is on if there is a certificate."""
+
+
 class ControlServer:
     """A gRPC server with health, reflection, token check and error mapping."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: Listening) -> None:
         """Bind the control address; call it while the event loop runs.
 
         Raises:
@@ -93,7 +112,7 @@ class ControlServer:
         """Take no new calls, let those under way finish for ``grace_s``, close."""
         await self._server.stop(grace_s)
 
-    def _bind(self, config: ServerConfig) -> int:
+    def _bind(self, config: Listening) -> int:
         pems = config.read_pems()
         # gRPC says why it cannot listen on standard error only, in its own words; asking the
         # system first leaves it nothing to say.
