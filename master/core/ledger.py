@@ -1,24 +1,29 @@
 """The ledger of one round: who works on which task, what is done, what is parked.
 
-A task is to do, held by a worker (two, if the first is slow), done or parked; docs/internals/jobs.md
-draws it. The ledger hands tasks out, takes them back when holds end, and says what the journal
-must know. Its invariants:
+A task is to do, held by a worker (two, if the first is slow), done or parked, as drawn in
+docs/internals/jobs.md. The ledger hands tasks out, takes them back when holds end, and says what
+the journal must know. Its invariants:
 
-- a task is done once: the first ``complete`` of a hold that is valid;
+- a task is done once: by the first ``complete`` of a hold that is valid;
 - a task is given out only if nobody holds it, or one worker does and is slow;
 - a hold that was revoked never completes, fails or returns a task;
 - a master that dies and reads its journal gives nothing out that is done or held.
 
-Time is seconds on one monotonic clock of the caller's and never goes back. Each call costs
-O(log n) or less, over its lifetime, whatever the number of tasks and workers. Imports
-``master.core``, numpy and ``backstay.errors``; does no I/O and is not thread-safe.
+Time is seconds on one monotonic clock of the caller's and never goes back. A call costs O(log n)
+or less, averaged over all calls, whatever the number of tasks and workers. Imports ``master.core``,
+numpy and ``backstay.errors``; does no I/O and is not thread-safe.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
+from backstay.errors import InvalidRequest
+from backstay.master.core.closing import NOBODY, StreamsToClose
+from backstay.master.core.hold_book import Hold, HoldBook, Median
 from backstay.master.core.holds import (
     Changes,
     Counts,
@@ -30,12 +35,14 @@ from backstay.master.core.holds import (
     WorkerRecord,
 )
 from backstay.master.core.rounds import RoundId
-from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.seeds import permutation
+from backstay.master.core.task_bits import TaskBits, chunk_of
+from backstay.master.core.todo import TodoQueue
+from backstay.master.core.trouble import Trouble
 
 __all__ = ["NOBODY", "TaskLedger"]
 
-# Has the streams to close whose worker is lost.
-NOBODY = ""
+_TODO, _HELD, _DONE, _PARKED = range(4)
 
 
 class TaskLedger:
@@ -70,20 +77,79 @@ class TaskLedger:
         Raises:
             InvalidRequest: ``done`` or ``parked`` do not fit the number of tasks.
         """
-        raise NotImplementedError
+        self.round_id = round_id
+        self._size = size
+        self._limits = limits
+        self._next_attempt = first_attempt
+        self._state = bytearray(size)
+        self._done = TaskBits(size) if done is None else done.copy()
+        self._parked: dict[int, ParkedTask] = {}
+        self._doing = 0
+        self._cut = False
+        self._keeps_streams = keeps_streams
+        self._book = HoldBook()
+        self._streams = StreamsToClose()
+        self._took_s = Median()
+        # Of tasks that were begun and are not done.
+        self._settled: dict[int, int] = {}
+        self._trouble = Trouble(limits)
+        # A complete that is told again, its answer having been lost, is that of the worker's last.
+        self._last_done: dict[str, tuple[int, int]] = {}
+        self._new_batches = 0
+        # Every task to do is in it.
+        self._todo = TodoQueue(
+            range(size)
+            if order_seed is None
+            else array("I", permutation(order_seed, size).tobytes())
+        )
+        self._dirty_chunks: set[int] = set()
+        self._dirty_workers: set[str] = set()
+        self._dirty_parked: set[int] = set()
+        self._restore(parked)
 
     # What workers ask and report.
 
     def assign(self, worker: str, now_s: float) -> Grant | None:
         """Give a worker a task: one to do, else one whose worker is slow; None if there is none."""
-        raise NotImplementedError
+        limits = self._limits
+        if self._cut or self._book.count_of_worker(worker) >= limits.holds_per_worker_max:
+            return None
+        median = self._took_s.value
+        usual_s = limits.straggler_min_s if median is None else limits.straggler_factor * median
+        slow = self._book.slowest(now_s - max(usual_s, limits.straggler_min_s), worker)
+        task = self._next_todo() if slow is None else None
+        if slow is None and task is None:
+            # Nothing is left to do: what takes longer than usual may as well be tried twice.
+            slow = self._book.slowest(now_s - usual_s, worker)
+        if slow is not None:
+            task = slow.task
+            self._end_lapsed(task)
+        if task is None:
+            return None
+        first_batch = self._settled.get(task, 0)
+        hold = self._hold(HeldTask(task, self._next_attempt, first_batch), worker, now_s)
+        hold.timed = first_batch == 0
+        return Grant(task, hold.attempt, first_batch, slow is not None)
 
     def renew(self, worker: str, holds: Iterable[HeldTask], now_s: float) -> list[HeldTask]:
         """Extend a worker's holds, take note of settled batches, and return those revoked.
 
         A hold whose time ran out but whose task nobody was given since is confirmed.
         """
-        raise NotImplementedError
+        revoked = []
+        for held in holds:
+            hold = self._book.find(worker, held.task, held.attempt)
+            if hold is None:
+                revoked.append(held)
+                continue
+            self._settle(held.task, held.settled)
+            hold.expires_s = now_s + self._limits.hold_ttl_s
+            if hold.lapsed:
+                self._book.revive(hold)
+                if self._state[held.task] == _TODO:
+                    self._state[held.task] = _HELD
+                    self._doing += 1
+        return revoked
 
     def complete(
         self, worker: str, task: int, attempt: int, now_s: float, batches: int = 0
@@ -91,6 +157,10 @@ class TaskLedger:
         """Take note that a worker has done a task, and revoke its twin's hold.
 
         Args:
+            worker: Who.
+            task: Which task.
+            attempt: Number of the hold.
+            now_s: The time.
             batches: Number of batches of the whole task.
 
         Returns:
@@ -100,7 +170,28 @@ class TaskLedger:
         Raises:
             InvalidRequest: There is no such task, or that attempt was never given.
         """
-        raise NotImplementedError
+        hold = self._find(worker, task, attempt)
+        if hold is None:
+            return (
+                self._last_done.get(worker) == (task, attempt)
+                or self._streams.attempt_of(task) == attempt
+            )
+        self._settle(task, batches)
+        if hold.timed:
+            self._took_s.add(now_s - hold.granted_s)
+        for each in self._book.of_task(task):
+            self._end(each)
+        if self._state[task] == _HELD:
+            self._doing -= 1
+        self._state[task] = _DONE
+        self._done.add(task)
+        self._dirty_chunks.add(chunk_of(task))
+        self._trouble.forget(task)
+        self._settled.pop(task, None)
+        self._last_done[worker] = (task, attempt)
+        if self._keeps_streams:
+            self._streams.add(task, worker, attempt)
+        return True
 
     def fail(
         self, worker: str, task: int, attempt: int, failure: Failure, now_s: float, settled: int = 0
@@ -113,7 +204,14 @@ class TaskLedger:
         Raises:
             InvalidRequest: There is no such task, or that attempt was never given.
         """
-        raise NotImplementedError
+        hold = self._find(worker, task, attempt)
+        if hold is None:
+            return "revoked"
+        self._settle(task, settled)
+        self._trouble.failed(task, failure)
+        self._end(hold)
+        self._came_back(task, to_front=False)
+        return "parked" if self._state[task] == _PARKED else "retry"
 
     def give_back(
         self, worker: str, task: int, attempt: int, settled: int, now_s: float, reason: str = ""
@@ -123,102 +221,275 @@ class TaskLedger:
         Raises:
             InvalidRequest: There is no such task, or that attempt was never given.
         """
-        raise NotImplementedError
+        hold = self._find(worker, task, attempt)
+        if hold is None:
+            return False
+        self._settle(task, settled)
+        self._end_fruitless(hold, f"given back: {reason}" if reason else "given back")
+        self._came_back(task, to_front=True)
+        return True
 
     def drop_worker(self, worker: str, now_s: float) -> list[int]:
         """End all holds of a worker that is surely gone, and return their tasks.
 
         Its streams to close go to the next workers that ask.
         """
-        raise NotImplementedError
+        tasks = []
+        for hold in self._book.of_worker(worker):
+            self._end_fruitless(hold, "its worker was lost")
+            self._came_back(hold.task, to_front=True)
+            tasks.append(hold.task)
+        if self._streams.orphan(worker):
+            self._dirty_workers |= {worker, NOBODY}
+        self._last_done.pop(worker, None)
+        return tasks
 
     def expire(self, now_s: float) -> list[int]:
         """Make tasks whose holds ran out available to others, and return them."""
-        raise NotImplementedError
+        tasks = []
+        while (hold := self._book.lapse_next(now_s)) is not None:
+            self._came_back(hold.task, to_front=True)
+            if self._state[hold.task] != _HELD:
+                tasks.append(hold.task)
+        return tasks
 
     def next_expiry(self) -> float | None:
         """Return a time before which no hold runs out, None if nothing is held."""
-        raise NotImplementedError
+        return self._book.next_end()
 
     # Streams of done tasks.
 
     def streams_to_close(self, worker: str, most: int = 64) -> list[int]:
         """Give a worker streams to close whose worker is lost; they are its own from now on."""
-        raise NotImplementedError
+        tasks, changed = self._streams.hand_out(worker, most)
+        if changed:
+            self._dirty_workers |= {worker, NOBODY}
+        return tasks
 
     def closed(self, tasks: Iterable[int]) -> None:
         """Take note that streams are closed; unknown ones are ignored."""
-        raise NotImplementedError
+        self._dirty_workers |= self._streams.close(tasks)
 
     # Operators and the course.
 
     def retry_parked(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Put parked tasks (all, if None) back with fresh limits; return those put back."""
-        raise NotImplementedError
+        if self._cut:
+            return []
+        wanted = self._parked.keys() if tasks is None else self._parked.keys() & set(tasks)
+        back = sorted(wanted)
+        for task in back:
+            self._settled[task] = self._parked.pop(task).settled
+            self._dirty_parked.add(task)
+            self._trouble.forget(task)
+            self._state[task] = _TODO
+            self._todo.put(task, to_front=False)
+        return back
 
     def cut_short(self) -> None:
         """End the round: revoke all holds and give out nothing more. For good."""
-        raise NotImplementedError
+        self._cut = True
+        begun = self._book.tasks | self._settled.keys() | self._trouble.tasks | self._parked.keys()
+        for hold in list(self._book):
+            self._end(hold)
+            if self._state[hold.task] == _HELD:
+                self._state[hold.task] = _TODO
+                self._doing -= 1
+        for task in begun if self._keeps_streams else ():
+            self._streams.add(task, NOBODY, 0)
+            self._dirty_workers.add(NOBODY)
 
     # The journal.
 
     def adopt(self, worker: str, held: HeldTask, now_s: float) -> bool:
         """Take over a hold from the journal; its time begins anew. False if its task is over."""
-        raise NotImplementedError
+        task, attempt, settled = held
+        if not (0 <= task < self._size and attempt >= 0 and settled >= 0):
+            raise InvalidRequest(f"{self.round_id}: a hold on task {task} of {self._size}")
+        self._next_attempt = max(self._next_attempt, attempt + 1)
+        if self._cut or self._state[task] in (_DONE, _PARKED):
+            self._dirty_workers.add(worker)
+            return False
+        for earlier in self._book.of_task(task):
+            if earlier.worker == worker:
+                self._end(earlier)
+        # What the journal knows to be settled was counted before.
+        self._settled[task] = max(settled, self._settled.get(task, 0))
+        self._hold(held, worker, now_s)
+        return True
 
     def adopt_worker(self, worker: str, record: WorkerRecord, now_s: float) -> None:
         """Take over all that the journal keeps of a worker: its holds and its streams to close."""
-        raise NotImplementedError
+        for held in record.held:
+            self.adopt(worker, held, now_s)
+        for task, attempt in record.to_close:
+            self._next_attempt = max(self._next_attempt, attempt + 1)
+            if 0 <= task < self._size and self._keeps_streams:
+                self._streams.add(task, worker, attempt)
 
     def take_changes(self) -> Changes:
         """Return what differs from the journal, and take it for written."""
-        raise NotImplementedError
+        changes = Changes(
+            {number: self._done.chunk(number) for number in sorted(self._dirty_chunks)},
+            {worker: self.record_of(worker) for worker in sorted(self._dirty_workers)},
+            {task: self._parked.get(task) for task in sorted(self._dirty_parked)},
+        )
+        self._dirty_chunks.clear()
+        self._dirty_workers.clear()
+        self._dirty_parked.clear()
+        return changes
 
     def mark_changed(self, changes: Changes) -> None:
         """Take back that these changes were written: the next ``take_changes`` has them again."""
-        raise NotImplementedError
+        self._dirty_chunks |= changes.done.keys()
+        self._dirty_workers |= changes.workers.keys()
+        self._dirty_parked |= changes.parked.keys()
 
     def take_new_batches(self) -> int:
         """Return how many batches were newly settled since the last call."""
-        raise NotImplementedError
+        new, self._new_batches = self._new_batches, 0
+        return new
 
     # What there is to see.
 
     @property
     def counts(self) -> Counts:
         """How many tasks are in which state."""
-        raise NotImplementedError
+        done, parked = len(self._done), len(self._parked)
+        return Counts(self._size - self._doing - done - parked, self._doing, done, parked)
 
     @property
     def is_over(self) -> bool:
         """Whether every task is done or parked, or the round was cut short."""
-        raise NotImplementedError
+        return self._cut or len(self._done) + len(self._parked) == self._size
 
     @property
     def is_cut_short(self) -> bool:
         """Whether ``cut_short`` was called."""
-        raise NotImplementedError
+        return self._cut
 
     @property
     def done(self) -> TaskBits:
         """The tasks done; not to be changed by the caller (``copy`` it to keep it)."""
-        raise NotImplementedError
+        return self._done
 
     @property
     def parked(self) -> Mapping[int, ParkedTask]:
         """The parked tasks by number."""
-        raise NotImplementedError
+        return MappingProxyType(self._parked)
 
     @property
     def open_streams(self) -> int:
         """How many streams of done tasks are not confirmed closed."""
-        raise NotImplementedError
+        return len(self._streams)
 
     @property
     def workers(self) -> frozenset[str]:
         """The workers that hold a task or have streams to close."""
-        raise NotImplementedError
+        return frozenset((self._book.workers | self._streams.workers) - {NOBODY})
 
     def record_of(self, worker: str) -> WorkerRecord:
         """Return a worker's holds and streams to close, as the journal keeps them."""
-        raise NotImplementedError
+        held = tuple(
+            HeldTask(hold.task, hold.attempt, self._settled.get(hold.task, 0))
+            for hold in self._book.of_worker(worker)
+        )
+        return WorkerRecord(held, tuple(self._streams.of_worker(worker)))
+
+    # How it is done.
+
+    def _restore(self, parked: Iterable[ParkedTask]) -> None:
+        """Bring the states in line with what is done and parked."""
+        if self._done.size != self._size:
+            raise InvalidRequest(
+                f"{self.round_id}: {self._done.size} tasks in the journal, {self._size} in the data"
+            )
+        self._state = bytearray((self._done.to_array() * _DONE).tobytes())
+        for record in parked:
+            if not 0 <= record.task < self._size:
+                raise InvalidRequest(f"{self.round_id}: parked task {record.task} of {self._size}")
+            if self._state[record.task] == _DONE:
+                self._dirty_parked.add(record.task)  # nothing says that it is parked any more
+                continue
+            self._state[record.task] = _PARKED
+            self._parked[record.task] = record
+
+    def _find(self, worker: str, task: int, attempt: int) -> Hold | None:
+        if not 0 <= task < self._size:
+            raise InvalidRequest(f"{self.round_id}: task {task} of {self._size}")
+        if not 0 <= attempt < self._next_attempt:
+            raise InvalidRequest(
+                f"{self.round_id}: attempt {attempt} of task {task} was never given"
+            )
+        return self._book.find(worker, task, attempt)
+
+    def _hold(self, held: HeldTask, worker: str, now_s: float) -> Hold:
+        """Make a worker hold a task that is to do, or held by others."""
+        hold = Hold(
+            worker, held.task, held.attempt, held.settled, now_s, now_s + self._limits.hold_ttl_s
+        )
+        self._next_attempt = max(self._next_attempt, held.attempt + 1)
+        self._book.add(hold)
+        self._dirty_workers.add(worker)
+        if self._state[held.task] == _TODO:
+            self._state[held.task] = _HELD
+            self._doing += 1
+        return hold
+
+    def _settle(self, task: int, settled: int) -> None:
+        before = self._settled.get(task, 0)
+        if settled > before:
+            self._settled[task] = settled
+            self._new_batches += settled - before
+
+    def _end(self, hold: Hold) -> None:
+        self._book.end(hold)
+        self._dirty_workers.add(hold.worker)
+
+    def _end_fruitless(self, hold: Hold, why: str) -> None:
+        """End a hold without a failure; it was in vain unless batches were settled meanwhile."""
+        self._end(hold)
+        if self._settled.get(hold.task, 0) > hold.first_batch:
+            self._trouble.fruitful(hold.task)
+        else:
+            self._trouble.fruitless(hold.task, hold.worker, why)
+
+    def _end_lapsed(self, task: int) -> None:
+        for hold in self._book.of_task(task):
+            if hold.lapsed:
+                self._end_fruitless(hold, "it was not renewed in time")
+
+    def _came_back(self, task: int, to_front: bool) -> None:
+        """Queue or park a task of which a hold has ended or lapsed, unless somebody holds it."""
+        if self._book.is_held(task):
+            return
+        if self._state[task] == _HELD:
+            self._state[task] = _TODO
+            self._doing -= 1
+        if not self._park_if_spent(task):
+            self._todo.put(task, to_front and self._trouble.comes_first(task))
+
+    def _park_if_spent(self, task: int) -> bool:
+        """Park a task to do that has gone wrong too often."""
+        verdict = self._trouble.verdict(task)
+        if verdict is None:
+            return False
+        for lapsed in self._book.of_task(task):
+            self._end(lapsed)
+        self._state[task] = _PARKED
+        self._parked[task] = ParkedTask(task, *verdict, self._settled.pop(task, 0))
+        self._dirty_parked.add(task)
+        self._trouble.forget(task)
+        return True
+
+    def _next_todo(self) -> int | None:
+        """Take the next task to do; those that turn out to be spent are parked instead."""
+        if not self.counts.todo:
+            return None
+        while (task := self._todo.take()) is not None:
+            if self._state[task] != _TODO:
+                continue
+            self._end_lapsed(task)
+            if not self._park_if_spent(task):
+                return task
+        return None

@@ -1,11 +1,14 @@
 """One bit for each task of a round, in chunks that are single records of the journal.
 
-Imports ``backstay.errors``; does no I/O.
+Imports numpy and ``backstay.errors``; does no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 
 from backstay.errors import InvalidRequest
 
@@ -87,6 +90,11 @@ class TaskBits:
             raise InvalidRequest(f"tasks done: a bit above the {size} tasks is set")
         bits._count = int.from_bytes(bits._bytes, "little").bit_count()
         return bits
+
+    def to_array(self) -> npt.NDArray[np.uint8]:
+        """Return 1 for each task in the set, else 0; shape (size,)."""
+        packed = np.frombuffer(self._bytes, dtype=np.uint8)
+        return np.unpackbits(packed, count=self._size, bitorder="little")
 
     def copy(self) -> TaskBits:
         """Return an independent copy."""

@@ -11,7 +11,8 @@ import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
 from backstay.errors import InvalidRequest, LimitExceeded
@@ -34,7 +35,8 @@ class ShardLike(Protocol):
         """How many records it holds."""
 
 
-class TaskRecords(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TaskRecords:
     """The records of one task."""
 
     shard: str
@@ -120,8 +122,8 @@ class TaskTable:
         """Return the table of a round at the end of training: one task, of the first records."""
         if not self._size:
             return TaskTable((), (), self.records_per_task)
-        name, _, count = self[0]
-        return TaskTable((name,), (count,), self.records_per_task)
+        first = self[0]
+        return TaskTable((first.shard,), (first.count,), self.records_per_task)
 
     def digest(self) -> str:
         """Return what tells two tables apart, 32 hex digits.
@@ -134,7 +136,7 @@ class TaskTable:
         return hashlib.blake2b(document.encode(), digest_size=16).hexdigest()
 
     def to_chunks(self, shards_per_chunk: int = 1024) -> list[str]:
-        """Return the table as JSON texts, each of few enough shards for one record; at least one."""
+        """Return the table as JSON texts of few enough shards for one record each, at least one."""
         return [
             dump(
                 {
