@@ -18,7 +18,7 @@ from typing import Protocol
 
 from backstay.errors import BackstayError
 
-__all__ = ["Launch", "LaunchFollower", "Launched", "Launcher", "LauncherPort", "WorkerExit"]
+__all__ = ["Launch", "LaunchFollower", "Launcher", "LauncherPort", "WorkerExit"]
 
 # How soon the master hears of an exit, at the latest.
 ASK_WAIT_MS = 250
@@ -28,30 +28,17 @@ JOIN_S = 10.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, order=True)
-class Launched:
-    """One process of a worker.
-
-    Attributes:
-        worker_id: The worker's name.
-        launch: 1, 2, ... as its place is filled again and again.
-    """
-
-    worker_id: str
-    launch: int
-
-
 @dataclass(frozen=True)
 class WorkerExit:
-    """The end of a process.
+    """The end of a worker's process.
 
     Attributes:
-        worker: Which one.
+        worker_id: Which one; an id stands for one process and is never used again.
         code: Exit code; negative: ended by that signal.
         last_words: The end of its log, for people.
     """
 
-    worker: Launched
+    worker_id: str
     code: int
     last_words: str = ""
 
@@ -59,19 +46,19 @@ class WorkerExit:
 class Launcher(Protocol):
     """Runs workers. All calls come from one thread, and none waits for a worker."""
 
-    def reconcile(self, wanted: Collection[Launched]) -> None:
+    def reconcile(self, wanted: Collection[str]) -> None:
         """Start what is missing and tell the others to end, and make sure in later calls.
 
         One that has ended is not started again; its exit is told again instead.
         """
 
-    def alive(self) -> Sequence[Launched]:
+    def alive(self) -> Sequence[str]:
         """Return what runs, also what was told to end and has not yet."""
 
     def exits(self) -> Sequence[WorkerExit]:
         """Return the exits that were not acknowledged; every one until it is."""
 
-    def acknowledge(self, workers: Collection[Launched]) -> None:
+    def acknowledge(self, worker_ids: Collection[str]) -> None:
         """Forget these exits: the master knows."""
 
     def close(self) -> None:
@@ -84,14 +71,14 @@ class Launch:
 
     Attributes:
         version: Of the wanted set; give it back, and the answer waits for a change.
-        wanted: What should run.
+        wanted: The ids that should run.
         acknowledged: Exits that need not be told again.
         ended: The job is over: its state and the reason; None: it is not.
     """
 
     version: int
-    wanted: tuple[Launched, ...]
-    acknowledged: tuple[Launched, ...] = ()
+    wanted: tuple[str, ...]
+    acknowledged: tuple[str, ...] = ()
     ended: tuple[str, str] | None = None
 
 
@@ -100,7 +87,7 @@ class LauncherPort(Protocol):
 
     def __call__(
         self,
-        alive: Sequence[Launched],
+        alive: Sequence[str],
         exits: Sequence[WorkerExit],
         *,
         known_version: int,
@@ -135,7 +122,7 @@ class LaunchFollower:
         self._trouble = ""
         self._stopping = threading.Event()
         self._ended = threading.Event()
-        self._wanted: tuple[Launched, ...] = ()
+        self._wanted: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
 
     def __enter__(self) -> LaunchFollower:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backstay import lifeline
-from backstay.master.launcher import Launched, WorkerExit
+from backstay.master.launcher import WorkerExit
 
 __all__ = ["EXIT_NOT_STARTED", "LocalLauncher", "log_path"]
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def log_path(log_dir: Path, worker_id: str) -> Path:
-    """Return where the output of a worker goes, over all its launches."""
+    """Return where the output of a worker goes."""
     return log_dir / f"{worker_id}.log"
 
 
@@ -53,7 +53,7 @@ class LocalLauncher:
 
     def __init__(
         self,
-        command: Callable[[Launched], Sequence[str]],
+        command: Callable[[str], Sequence[str]],
         log_dir: Path,
         *,
         env: Mapping[str, str] | None = None,
@@ -72,27 +72,27 @@ class LocalLauncher:
         self._log_dir = log_dir
         self._env = {**os.environ, **(env or {})}
         self._stop_grace_s = stop_grace_s
-        self._running: dict[Launched, _Running] = {}
+        self._running: dict[str, _Running] = {}
         # The waiting threads hand over here; everything else belongs to the caller's thread.
         self._lock = threading.Lock()
-        self._finished: list[tuple[Launched, int]] = []
+        self._finished: list[tuple[str, int]] = []
         self._changed = threading.Condition(self._lock)
-        self._exits: dict[Launched, WorkerExit] = {}
-        self._last_exits: dict[str, WorkerExit] = {}
+        self._exits: dict[str, WorkerExit] = {}
+        # Of all that were ever started: none of them is started again.
+        self._ended: dict[str, int] = {}
 
-    def reconcile(self, wanted: Collection[Launched]) -> None:
+    def reconcile(self, wanted: Collection[str]) -> None:
         """Start what is missing and tell the others to end."""
         self._take_in()
-        for worker in self._running.keys() - set(wanted):
-            self._end(worker, self._stop_grace_s)
-        for worker in sorted(set(wanted) - self._running.keys()):
-            last = self._last_exits.get(worker.worker_id)
-            if last is not None and last.worker.launch >= worker.launch:
-                self._exits[worker] = WorkerExit(worker, last.code, last.last_words)
-            elif all(one.worker_id != worker.worker_id for one in self._running):
-                self._start(worker)
+        for worker_id in self._running.keys() - set(wanted):
+            self._end(worker_id)
+        for worker_id in sorted(set(wanted) - self._running.keys()):
+            if worker_id in self._ended:
+                self._exits[worker_id] = WorkerExit(worker_id, self._ended[worker_id])
+            else:
+                self._start(worker_id)
 
-    def alive(self) -> list[Launched]:
+    def alive(self) -> list[str]:
         """Return what runs."""
         self._take_in()
         return sorted(self._running)
@@ -100,24 +100,24 @@ class LocalLauncher:
     def exits(self) -> list[WorkerExit]:
         """Return the exits that were not acknowledged."""
         self._take_in()
-        return [self._exits[worker] for worker in sorted(self._exits)]
+        return [self._exits[worker_id] for worker_id in sorted(self._exits)]
 
-    def acknowledge(self, workers: Collection[Launched]) -> None:
+    def acknowledge(self, worker_ids: Collection[str]) -> None:
         """Forget these exits."""
-        for worker in workers:
-            self._exits.pop(worker, None)
+        for worker_id in worker_ids:
+            self._exits.pop(worker_id, None)
 
     def pids(self) -> dict[str, int]:
         """Return the process id of each worker that runs, by worker id."""
         self._take_in()
-        return {one.worker_id: running.process.pid for one, running in self._running.items()}
+        return {one: running.process.pid for one, running in self._running.items()}
 
     def close(self) -> None:
         """End all workers and wait until they are gone."""
         deadline_s = time.monotonic() + self._stop_grace_s
         while self._running:
-            for worker in list(self._running):
-                self._end(worker, self._stop_grace_s)
+            for worker_id in list(self._running):
+                self._end(worker_id)
             with self._changed:
                 # Those that do not end are killed in the next turn, and that cannot fail.
                 self._changed.wait_for(
@@ -125,52 +125,52 @@ class LocalLauncher:
                 )
             self._take_in()
 
-    def _start(self, worker: Launched) -> None:
+    def _start(self, worker_id: str) -> None:
         if len(self._running) >= WORKERS_MAX:
-            self._note_exit(worker, EXIT_NOT_STARTED, f"{WORKERS_MAX} workers run here already")
+            self._note_exit(worker_id, EXIT_NOT_STARTED, f"{WORKERS_MAX} workers run here already")
             return
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        path = log_path(self._log_dir, worker.worker_id)
+        path = log_path(self._log_dir, worker_id)
         with path.open("ab") as output:
             begin = output.tell()
             try:
-                process, line = lifeline.start(self._command(worker), env=self._env, log=output)
+                process, line = lifeline.start(self._command(worker_id), env=self._env, log=output)
             except OSError as error:
-                self._note_exit(worker, EXIT_NOT_STARTED, f"cannot start it: {error}")
+                self._note_exit(worker_id, EXIT_NOT_STARTED, f"cannot start it: {error}")
                 return
-        self._running[worker] = _Running(process, line, begin)
-        log.info("worker %s (launch %d) runs as %d", worker.worker_id, worker.launch, process.pid)
+        self._running[worker_id] = _Running(process, line, begin)
+        log.info("worker %s runs as %d", worker_id, process.pid)
         threading.Thread(
-            target=self._wait, args=(worker, process), name=f"wait-{process.pid}", daemon=True
+            target=self._wait, args=(worker_id, process), name=f"wait-{process.pid}", daemon=True
         ).start()
 
-    def _wait(self, worker: Launched, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, worker_id: str, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         with self._changed:
-            self._finished.append((worker, code))
+            self._finished.append((worker_id, code))
             self._changed.notify_all()
 
     def _take_in(self) -> None:
         """Take note of the processes that have ended."""
         with self._lock:
             finished, self._finished = self._finished, []
-        for worker, code in finished:
-            running = self._running.pop(worker)
+        for worker_id, code in finished:
+            running = self._running.pop(worker_id)
             running.line.close()
-            path = log_path(self._log_dir, worker.worker_id)
-            self._note_exit(worker, code, _end_of(path, running.log_begin))
+            path = log_path(self._log_dir, worker_id)
+            self._note_exit(worker_id, code, _end_of(path, running.log_begin))
 
-    def _note_exit(self, worker: Launched, code: int, last_words: str) -> None:
-        log.info("worker %s (launch %d) ended with %d", worker.worker_id, worker.launch, code)
-        self._exits[worker] = WorkerExit(worker, code, last_words)
-        self._last_exits[worker.worker_id] = self._exits[worker]
+    def _note_exit(self, worker_id: str, code: int, last_words: str) -> None:
+        log.info("worker %s ended with %d", worker_id, code)
+        self._exits[worker_id] = WorkerExit(worker_id, code, last_words)
+        self._ended[worker_id] = code
 
-    def _end(self, worker: Launched, grace_s: float) -> None:
+    def _end(self, worker_id: str) -> None:
         """Tell a worker to end; once its grace is over, make it."""
-        running = self._running[worker]
+        running = self._running[worker_id]
         now_s = time.monotonic()
         if running.kill_at_s is None:
-            running.kill_at_s = now_s + grace_s
+            running.kill_at_s = now_s + self._stop_grace_s
             running.process.terminate()
             # One that is paused cannot stop.
             running.process.send_signal(signal.SIGCONT)

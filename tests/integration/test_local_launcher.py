@@ -1,0 +1,215 @@
+"""Workers as real processes: their ends, those that will not end, and none that outlives us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from backstay.errors import ServerUnavailable
+from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
+from backstay.master.local_launcher import EXIT_NOT_STARTED, LocalLauncher, log_path
+
+WAIT_S = 30.0
+READY = (
+    "import sys; from backstay import lifeline; lifeline.attach(grace_s=1); print('up', flush=True)"
+)
+FOREVER = f"{READY}; import signal; signal.pause()"
+# SIGTERM does nothing to it.
+DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {READY}\nwhile True: signal.pause()"
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Look until it is so; a test that waits for ever ends here."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        threading.Event().wait(0.01)
+
+
+@contextmanager
+def launched(
+    tmp_path: Path, programs: dict[str, str], *, grace_s: float = 10.0
+) -> Iterator[LocalLauncher]:
+    launcher = LocalLauncher(
+        lambda worker_id: python(programs[worker_id]), tmp_path / "logs", stop_grace_s=grace_s
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.close()
+
+
+def wait_until_up(tmp_path: Path, *worker_ids: str) -> None:
+    paths = [log_path(tmp_path / "logs", one) for one in worker_ids]
+    wait_for(lambda: all(path.exists() and "up" in path.read_text() for path in paths))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process, or only its record for a parent that is not us."""
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text().partition(")")[2][:4]
+    except FileNotFoundError:
+        return True
+
+
+def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_path: Path) -> None:
+    programs = {
+        "good": "pass",
+        "bad": "import sys; print('x' * 5000); sys.exit('this went wrong')",
+        "shot": "import os; os.kill(os.getpid(), 9)",
+    }
+    with launched(tmp_path, programs) as launcher:
+        launcher.reconcile(programs)
+        wait_for(lambda: len(launcher.exits()) == 3)
+        exits = {one.worker_id: one for one in launcher.exits()}
+        assert {name: one.code for name, one in exits.items()} == {"good": 0, "bad": 1, "shot": -9}
+        assert exits["bad"].last_words.endswith("this went wrong")
+        assert len(exits["bad"].last_words) < 2100
+        assert launcher.alive() == []
+        launcher.acknowledge(["good", "bad"])
+        assert [one.worker_id for one in launcher.exits()] == ["shot"]
+
+
+def test_what_has_ended_is_not_started_again_but_told_again(tmp_path: Path) -> None:
+    with launched(tmp_path, {"w-0": "print('once')"}) as launcher:
+        launcher.reconcile(["w-0"])
+        wait_for(launcher.exits)
+        launcher.acknowledge(["w-0"])
+        assert launcher.exits() == []
+        # A master that lost the news wants it still.
+        launcher.reconcile(["w-0"])
+        assert launcher.exits() == [WorkerExit("w-0", 0)]
+        assert log_path(tmp_path / "logs", "w-0").read_text() == "once\n"
+
+
+def test_a_program_that_cannot_be_started_counts_as_ended(tmp_path: Path) -> None:
+    launcher = LocalLauncher(lambda _: ["/no/such/program"], tmp_path)
+    launcher.reconcile(["w-0"])
+    assert [(one.worker_id, one.code) for one in launcher.exits()] == [("w-0", EXIT_NOT_STARTED)]
+    assert "/no/such/program" in launcher.exits()[0].last_words
+    launcher.close()
+
+
+def test_one_that_is_no_longer_wanted_ends_and_the_others_go_on(tmp_path: Path) -> None:
+    with launched(tmp_path, {"w-0": FOREVER, "w-1": FOREVER}) as launcher:
+        launcher.reconcile(["w-0", "w-1"])
+        wait_until_up(tmp_path, "w-0", "w-1")
+        pid = launcher.pids()["w-1"]
+        launcher.reconcile(["w-1"])
+        wait_for(launcher.exits)
+        assert launcher.exits() == [WorkerExit("w-0", -signal.SIGTERM, "up")]
+        assert launcher.pids() == {"w-1": pid}
+
+
+@pytest.mark.parametrize("paused", [False, True], ids=["deaf", "paused"])
+def test_one_that_will_not_end_is_killed(tmp_path: Path, paused: bool) -> None:
+    programs = {"w-0": FOREVER if paused else DEAF}
+    with launched(tmp_path, programs, grace_s=0.2) as launcher:
+        launcher.reconcile(programs)
+        wait_until_up(tmp_path, "w-0")
+        if paused:
+            os.kill(launcher.pids()["w-0"], signal.SIGSTOP)
+
+        def reconciled() -> bool:
+            launcher.reconcile([])
+            return bool(launcher.exits())
+
+        wait_for(reconciled)
+        assert launcher.exits()[0].code == (-signal.SIGTERM if paused else -signal.SIGKILL)
+
+
+def test_closing_leaves_no_process(tmp_path: Path) -> None:
+    programs = {"w-0": FOREVER, "w-1": DEAF}
+    with launched(tmp_path, programs, grace_s=0.5) as launcher:
+        launcher.reconcile(programs)
+        wait_until_up(tmp_path, *programs)
+        pids = launcher.pids().values()
+    assert all(is_gone(pid) for pid in pids)
+    assert sorted(one.code for one in launcher.exits()) == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    parent = textwrap.dedent(f"""
+        import signal, sys
+        from pathlib import Path
+        from backstay.master.local_launcher import LocalLauncher
+        programs = {{"w-0": {FOREVER!r}, "w-1": {DEAF!r}}}
+        launcher = LocalLauncher(lambda one: [sys.executable, "-c", programs[one]], Path("logs"))
+        launcher.reconcile(programs)
+        print(*launcher.pids().values(), flush=True)
+        signal.pause()
+    """)
+    process = subprocess.Popen(python(parent), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 2
+        wait_until_up(tmp_path, "w-0", "w-1")
+        process.kill()
+    wait_for(lambda: all(is_gone(pid) for pid in pids))
+
+
+class Master:
+    """Plays a master: what should run, and what it was told; now and then it is away."""
+
+    def __init__(self) -> None:
+        self.wanted: tuple[str, ...] = ()
+        self.ended: tuple[str, str] | None = None
+        self.away = False
+        self.version = 1
+        self.alive: Sequence[str] = ()
+        self.codes: dict[str, int] = {}
+
+    def __call__(
+        self,
+        alive: Sequence[str],
+        exits: Sequence[WorkerExit],
+        *,
+        known_version: int,
+        wait_ms: int,
+    ) -> Launch:
+        if self.away:
+            raise ServerUnavailable("no master answers")
+        self.alive = alive
+        self.codes.update((one.worker_id, one.code) for one in exits)
+        if known_version == self.version:
+            threading.Event().wait(wait_ms / 1000)
+        acknowledged = tuple(one.worker_id for one in exits)
+        return Launch(self.version, self.wanted, acknowledged, self.ended)
+
+
+def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path: Path) -> None:
+    programs = dict.fromkeys(("w-0", "w-1", "w-2"), FOREVER)
+    master, troubles = Master(), list[str]()
+    master.wanted = ("w-0", "w-1")
+    launcher = LocalLauncher(lambda one: python(programs[one]), tmp_path / "logs")
+    with LaunchFollower(launcher, master, on_trouble=troubles.append) as follower:
+        wait_for(lambda: list(master.alive) == ["w-0", "w-1"])
+        wait_until_up(tmp_path, "w-0", "w-1")
+        master.away = True
+        wait_for(lambda: troubles)
+        assert troubles == ["no master answers"]
+        # Another one takes over, and wants another set.
+        master.wanted, master.version, master.away = ("w-1", "w-2"), 2, False
+        wait_for(lambda: list(master.alive) == ["w-1", "w-2"] and master.codes)
+        assert master.codes == {"w-0": -signal.SIGTERM}
+        assert troubles == ["no master answers", ""]
+        wait_until_up(tmp_path, "w-2")
+        master.ended = ("done", "")
+        wait_for(lambda: follower.wait_for_end(0.1))
+        wait_for(lambda: len(master.codes) == 3)
+    assert not launcher.alive()
