@@ -1,0 +1,1 @@
+"""How workers keep step with each other: what stands between any program and its client."""

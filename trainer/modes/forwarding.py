@@ -1,0 +1,158 @@
+"""A client with something in between: what every mode passes on unchanged.
+
+May import the client and its tables. Sends nothing of its own accord.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.tables import TableSpec
+from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_keys
+from backstay.trainer.client import Client
+from backstay.trainer.pending import Pending
+from backstay.trainer.table import KeyBatch, Table
+from backstay.trainer.task_stream import TaskStream
+
+__all__ = ["ForwardingClient", "PreparedKeys", "settled"]
+
+
+class PreparedKeys:
+    """A batch of keys made ready once, that can still be read.
+
+    Attributes:
+        shape: The shape of the keys, which results take over.
+        keys: uint64, of that shape.
+        batch: For the client behind.
+    """
+
+    def __init__(self, client: Client, keys: ArrayLike) -> None:
+        """Prepare them.
+
+        Raises:
+            InvalidRequest: No keys, or not integers.
+        """
+        self.keys: Keys = as_keys(keys)
+        self.shape = self.keys.shape
+        self.batch: KeyBatch = client.prepare(self.keys)
+
+    @property
+    def size(self) -> int:
+        """Number of keys, duplicates included."""
+        return self.keys.size
+
+    @property
+    def unique_count(self) -> int:
+        """Number of different keys."""
+        return self.batch.unique_count
+
+
+class ForwardingClient:
+    """Passes everything on to a client; a mode overrides what it does otherwise.
+
+    It has the methods of :class:`backstay.trainer.Client` that adapters and models use, with the
+    same meaning; a session is opened on it in the client's place.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Stand before a client, which stays its owner's."""
+        self.behind = client
+
+    def create_table(self, spec: TableSpec) -> Table:
+        """See ``Client.create_table``."""
+        return self.behind.create_table(spec)
+
+    def table(self, name: str) -> Table:
+        """See ``Client.table``."""
+        return self.behind.table(name)
+
+    def tables(self) -> list[TableSpec]:
+        """See ``Client.tables``."""
+        return self.behind.tables()
+
+    def prepare(self, keys: ArrayLike) -> PreparedKeys:
+        """See ``Client.prepare``."""
+        return PreparedKeys(self.behind, keys)
+
+    def pull(
+        self, table: Table | str, keys: ArrayLike | PreparedKeys, *, out: Rows | None = None
+    ) -> Rows:
+        """See ``Client.pull``."""
+        return self.behind.pull(table, self.prepared(keys).batch, out=out)
+
+    def pull_async(
+        self, table: Table | str, keys: ArrayLike | PreparedKeys, *, out: Rows | None = None
+    ) -> Pending[Rows]:
+        """See ``Client.pull_async``."""
+        return self.behind.pull_async(table, self.prepared(keys).batch, out=out)
+
+    def push(self, table: Table | str, keys: Any, gradients: ArrayLike, **more: Any) -> None:
+        """See ``Client.push``."""
+        self.push_async(table, keys, gradients, **more).result()
+
+    def push_async(
+        self,
+        table: Table | str,
+        keys: ArrayLike | PreparedKeys,
+        gradients: ArrayLike,
+        *,
+        learning_rate_scale: float = 1.0,
+    ) -> Pending[None]:
+        """See ``Client.push_async``."""
+        return self.behind.push_async(
+            table, self.prepared(keys).batch, gradients, learning_rate_scale=learning_rate_scale
+        )
+
+    def init_dense(self, table: Table | str, values: ArrayLike) -> None:
+        """See ``Client.init_dense``."""
+        self.behind.init_dense(table, values)
+
+    def pull_dense(self, table: Table | str, *, out: Rows | None = None) -> Rows:
+        """See ``Client.pull_dense``."""
+        return self.pull_dense_async(table, out=out).result()
+
+    def pull_dense_async(self, table: Table | str, *, out: Rows | None = None) -> Pending[Rows]:
+        """See ``Client.pull_dense_async``."""
+        return self.behind.pull_dense_async(table, out=out)
+
+    def push_dense(
+        self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
+    ) -> None:
+        """See ``Client.push_dense``."""
+        self.push_dense_async(table, gradient, learning_rate_scale=learning_rate_scale).result()
+
+    def push_dense_async(
+        self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
+    ) -> Pending[None]:
+        """See ``Client.push_dense_async``."""
+        return self.behind.push_dense_async(
+            table, gradient, learning_rate_scale=learning_rate_scale
+        )
+
+    def task_stream(self, *name: Any, **more: Any) -> TaskStream:
+        """See ``Client.task_stream``."""
+        return self.behind.task_stream(*name, **more)
+
+    def flush(self) -> None:
+        """See ``Client.flush``."""
+        self.behind.flush()
+
+    def close(self) -> None:
+        """See ``Client.close``."""
+        self.behind.close()
+
+    def prepared(self, keys: ArrayLike | PreparedKeys) -> PreparedKeys:
+        """Return keys made ready, if they are not yet."""
+        return keys if isinstance(keys, PreparedKeys) else self.prepare(keys)
+
+    def table_of(self, table: Table | str) -> Table:
+        """Return the table itself."""
+        return self.table(table) if isinstance(table, str) else table
+
+
+def settled(value: NDArray[np.float32] | None = None) -> Pending[Any]:
+    """Return a call that is over, with its result."""
+    return Pending(lambda: True, lambda: value)

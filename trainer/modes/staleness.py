@@ -1,0 +1,118 @@
+"""Bounded mode: no worker gets more than so many steps ahead of the slowest one.
+
+Each worker keeps its clock, the number of its steps, in a row of a table of the job; who is
+ahead waits until the others have caught up (Ho et al., "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server", section 3). Which workers count is the master's to say:
+those that hold a task of the pass. May import the client and numpy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+
+import numpy as np
+
+from backstay.errors import HoldLost
+from backstay.tables import SGD, TableSpec, Zeros
+from backstay.trainer.client import Client
+
+__all__ = ["StalenessGate", "clock_of", "row_of"]
+
+# A float32 counts to 2**24 exactly: a clock stands in two of them.
+LIMB = 1 << 24
+FIRST_PAUSE_S = 0.001
+MAX_PAUSE_S = 0.02
+
+
+def row_of(clock: int) -> list[float]:
+    """Return a clock, below 2**48, as a row."""
+    return [float(clock // LIMB), float(clock % LIMB)]
+
+
+def clock_of(row: np.ndarray) -> int:
+    """Return the clock that ``row_of`` wrote."""
+    return int(row[0]) * LIMB + int(row[1])
+
+
+class StalenessGate:
+    """One worker's clock, and the wait for those of the others."""
+
+    def __init__(
+        self,
+        client: Client,
+        table_name: str,
+        own: int,
+        staleness: int,
+        *,
+        others: Callable[[], Collection[int]],
+        is_revoked: Callable[[], bool],
+    ) -> None:
+        """Prepare, and create the table of the clocks if it is not there.
+
+        Args:
+            client: Connected.
+            table_name: The same in all workers of the job.
+            own: This worker's instance; the key of its row.
+            staleness: Most steps that it may be ahead.
+            others: The instances of the workers that hold a task of the pass now, as the master
+                said last; its own among them or not.
+            is_revoked: Whether the task that is worked on is another worker's by now.
+        """
+        spec = TableSpec.sparse(table_name, 2, optimizer=SGD(1.0), initializer=Zeros())
+        self._client = client
+        self._table = client.create_table(spec)
+        self._own = own
+        self._staleness = staleness
+        self._others = others
+        self._is_revoked = is_revoked
+        self._pause = threading.Event()
+        self.clock = 0
+        # Clocks only grow, so what was the least once is a bound for ever; of a changed set of
+        # workers it is not.
+        self._least = 0
+        self._of: frozenset[int] = frozenset()
+
+    def begin_task(self) -> None:
+        """Take part again: begin where the slowest one is, so that nobody waits for this one."""
+        least = self._read_least()
+        if least is not None:
+            self.clock = max(self.clock, least)
+        self._write()
+
+    def step(self) -> None:
+        """Count a step that is about to begin, and wait until it may.
+
+        Raises:
+            HoldLost: The task was revoked meanwhile.
+            BackstayError: The clocks cannot be read or written; see ``Client.pull``.
+        """
+        self.clock += 1
+        self._write()
+        pause_s = FIRST_PAUSE_S
+        while self.clock - self._known_least() > self._staleness:
+            if self._is_revoked():
+                raise HoldLost("the task was given to another worker while this one waited")
+            least = self._read_least()
+            self._least = self.clock if least is None else least
+            if self.clock - self._least > self._staleness:
+                self._pause.wait(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _known_least(self) -> int:
+        now = frozenset(self._others()) - {self._own}
+        if now != self._of:
+            self._of = now
+            self._least = 0
+        return self._least if now else self.clock
+
+    def _read_least(self) -> int | None:
+        others = sorted(frozenset(self._others()) - {self._own})
+        if not others:
+            return None
+        rows = self._client.pull(self._table, np.array(others, np.uint64))
+        return min(clock_of(row) for row in rows)
+
+    def _write(self) -> None:
+        row = np.array([row_of(self.clock)], np.float32)
+        self._client.assign(self._table, np.array([self._own], np.uint64), row)
