@@ -48,6 +48,7 @@
     │   ├── UnknownJob         the cluster has no job of that name
     │   ├── NotJobMaster       that process is not the job's master (yet, or any more)
     │   ├── WorkerReplaced     another process has joined under this worker's name
+    │   ├── NotLeading         that worker does not lead that task (sync mode)
     │   ├── HoldLost           the worker's right to work on its task was taken back
     │   ├── NonFiniteLoss      the loss of a batch is NaN or infinite
     │   └── TaskFailed         tasks failed for good, and the job with them
@@ -89,6 +90,7 @@ __all__ = [
     "NonFiniteGradient",
     "NonFiniteLoss",
     "NotJobMaster",
+    "NotLeading",
     "NotMaster",
     "OutcomeUnknown",
     "ProtocolError",
@@ -338,6 +340,12 @@ class UnknownJob(JobError, LookupError):
 
 class NotJobMaster(JobError):
     """That process is not the job's master yet, or any more: read the job's record again."""
+
+    retry_safe = True
+
+
+class NotLeading(JobError):
+    """That worker does not lead that task, or no longer; ask the master again."""
 
     retry_safe = True
 

@@ -86,6 +86,7 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.JobRefused: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnknownJob: grpc.StatusCode.NOT_FOUND,
     errors.NotJobMaster: grpc.StatusCode.UNAVAILABLE,
+    errors.NotLeading: grpc.StatusCode.FAILED_PRECONDITION,
     errors.WorkerReplaced: grpc.StatusCode.ABORTED,
     errors.TaskFailed: grpc.StatusCode.ABORTED,
 }
