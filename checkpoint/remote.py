@@ -82,13 +82,18 @@ class CheckpointList:
 
 @dataclass(frozen=True)
 class RestoreState:
-    """How the last restore goes; ``id`` is empty if there never was one."""
+    """How the last restore goes; ``id`` is empty if there never was one.
+
+    ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
+    is 0 while the restore is requested and has changed nothing yet.
+    """
 
     id: str
     url: str
     state: str
     slots_left: int
     trouble: str
+    version: int
 
 
 def save(
@@ -220,7 +225,14 @@ def restore(
 def restore_state(channel: grpc.Channel, *, timeout_s: float) -> RestoreState:
     """Return how the last restore goes."""
     answer = _stub(channel).GetRestore(checkpoint_pb2.GetRestoreRequest(), timeout=timeout_s)
-    return RestoreState(answer.id, answer.url, answer.state, answer.slots_left, answer.trouble)
+    return RestoreState(
+        id=answer.id,
+        url=answer.url,
+        state=answer.state,
+        slots_left=answer.slots_left,
+        trouble=answer.trouble,
+        version=answer.version,
+    )
 
 
 def _stub(channel: grpc.Channel) -> checkpoint_pb2_grpc.CheckpointServiceStub:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.remote import CheckpointInfo, SaveKind
+from backstay.checkpoint.remote import CheckpointInfo, RestoreState, SaveKind
 from backstay.errors import CheckpointNotFound
 from backstay.trainer.directory import Directory
 
-__all__ = ["CheckpointInfo", "Checkpoints", "Restored"]
+__all__ = ["CheckpointInfo", "Checkpoints", "RestoreState", "Restored"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,12 @@ class Restored:
     Attributes:
         checkpoint: The checkpoint.
         progress: The trainers' progress that was saved with it.
+        version: Tells this restore from every other one, also of the same checkpoint.
     """
 
     checkpoint: CheckpointInfo
     progress: Mapping[str, Any]
+    version: int = 0
 
 
 class Checkpoints:
@@ -78,9 +80,7 @@ class Checkpoints:
         Raises:
             CheckpointNotFound: It was, but the checkpoint is gone since, and the progress with it.
         """
-        state = self._directory.call(
-            lambda channel, timeout_s: remote.restore_state(channel, timeout_s=timeout_s)
-        )
+        state = self.restore_state()
         if not state.id:
             return None
         try:
@@ -93,4 +93,10 @@ class Checkpoints:
             raise CheckpointNotFound(
                 f"the cluster was restored from {state.id}, which is gone: {error}"
             ) from error
-        return Restored(info, progress)
+        return Restored(info, progress, state.version)
+
+    def restore_state(self) -> RestoreState:
+        """Return how the last restore goes; its ``version`` tells it from every other one."""
+        return self._directory.call(
+            lambda channel, timeout_s: remote.restore_state(channel, timeout_s=timeout_s)
+        )

@@ -237,6 +237,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             state=plan.state,
             slots_left=left,
             trouble="; ".join(trouble),
+            version=plan.version,
         )
 
     def _joined(self) -> CheckpointParts:

@@ -436,6 +436,7 @@ class GetRestoreResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     SLOTS_LEFT_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Empty: nothing was ever restored."""
     url: _builtins.str
@@ -444,6 +445,10 @@ class GetRestoreResponse(_message.Message):
     slots_left: _builtins.int
     trouble: _builtins.str
     """Why it does not go on; empty if it does."""
+    version: _builtins.int
+    """Tells this restore from every other one, also from one of the same checkpoint, and grows from
+    each to the next; 0 while it is requested only: nothing has been changed by it then.
+    """
     def __init__(
         self,
         *,
@@ -452,10 +457,11 @@ class GetRestoreResponse(_message.Message):
         state: _builtins.str = ...,
         slots_left: _builtins.int = ...,
         trouble: _builtins.str = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,90 @@
+"""The office of a job's master: one key bound to a lease; whoever created it is the master.
+
+Taking it waits for the one that has it, unless that one is known to be gone. Imports
+``backstay.consensus``; decides nothing about the job.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.store import CoordinationStore, Delete, Txn, create_revision_is
+from backstay.consensus.store_follow import Election, FencingToken, KeepAlive
+from backstay.errors import LeaseLost
+
+__all__ = ["Office"]
+
+log = logging.getLogger(__name__)
+
+
+class Office:
+    """One process's candidacy for master of a job; belongs to one event loop."""
+
+    def __init__(
+        self, store: CoordinationStore, keys: JobKeys, own: MasterRecord, *, lease_ttl_ms: int
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: The coordination store.
+            keys: The job's keys.
+            own: This process, as workers are to find it.
+            lease_ttl_ms: How long a master that has died is waited for.
+        """
+        self._store = store
+        self._keys = keys
+        self._own = own
+        self._ttl_ms = lease_ttl_ms
+        self._keep: KeepAlive | None = None
+        self.token: FencingToken | None = None
+
+    async def take(self, replaces: int = 0) -> FencingToken:
+        """Wait until this process is the master.
+
+        Args:
+            replaces: Instance of a master that is surely gone: its key is removed at once.
+
+        Raises:
+            StoreUnavailable: The store does not answer, so no lease could be had.
+            LeaseLost: The lease ended while waiting; call again.
+        """
+        self._keep = KeepAlive(self._store, self._ttl_ms, lambda _until: None)
+        lease = await self._keep.grant()
+        if replaces:
+            await self._remove(replaces)
+        election = Election(self._store, self._keys.master)
+        self.token = await election.campaign(self._own.to_json(), lease.id)
+        return self.token
+
+    async def keep(self) -> None:
+        """Renew the lease until cancelled.
+
+        Raises:
+            LeaseLost: It is over; ``take`` it again if nobody else has.
+            StoreError: The store refuses this client, or has lost its data.
+        """
+        if self._keep is None:
+            raise LeaseLost("take the office first")
+        await self._keep.run()
+
+    async def leave(self) -> None:
+        """Give the office back: the lease ends, and the key goes."""
+        if self._keep is not None:
+            keep, self._keep = self._keep, None
+            await keep.revoke()
+
+    async def _remove(self, instance: int) -> None:
+        """Remove the key of a master that is gone; another one's stays."""
+        found = await self._store.get(self._keys.master)
+        if found is None or MasterRecord.from_json(found.value).instance != instance:
+            return
+        result = await self._store.transaction(
+            Txn(
+                (create_revision_is(self._keys.master, found.create_revision),),
+                success=(Delete(self._keys.master),),
+            )
+        )
+        if result.succeeded:
+            log.info("took the office from the master %d, which is gone", instance)
