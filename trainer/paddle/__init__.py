@@ -13,8 +13,15 @@ Only this package imports paddle, and it imports nothing of the servers.
 """
 
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
-from backstay.trainer.paddle.environment import Session, TrainerEnvironment, init
 from backstay.trainer.paddle.optimizer import DistributedOptimizer
+from backstay.trainer.paddle.swap import swap_embeddings
+from backstay.trainer.session import (
+    Session,
+    TrainerEnvironment,
+    current_session,
+    init,
+    set_session_factory,
+)
 
 __all__ = [
     "DistributedOptimizer",
@@ -22,5 +29,8 @@ __all__ = [
     "EmbeddingBag",
     "Session",
     "TrainerEnvironment",
+    "current_session",
     "init",
+    "set_session_factory",
+    "swap_embeddings",
 ]

@@ -1,12 +1,12 @@
 """A Paddle optimizer whose updates run on the pservers.
 
-May import the client, paddle and this package. It computes no update itself: it translates the
-optimizer's settings into tables, sends gradients, and loads what the servers have made of them.
+May import paddle, this package and the framework-neutral parts of ``backstay.trainer``. It computes
+no update itself: it translates the optimizer's settings into tables; gradients are sent, and what
+the servers make of them is loaded, by a ``PushCycle``.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,20 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 from backstay.trainer.client import Client
-from backstay.trainer.paddle.dense import dense_groups
-from backstay.trainer.paddle.environment import current_session
+from backstay.trainer.dense import Placed, dense_groups
+from backstay.trainer.paddle.dense import PaddleParameter
+from backstay.trainer.paddle.lookup import as_gradient
 from backstay.trainer.paddle.translate import base_learning_rate, optimizer_of
-from backstay.trainer.pending import Pending
+from backstay.trainer.push_cycle import (
+    WRAPPED,
+    PushCycle,
+    check_steps_in_flight,
+    refuse_embeddings,
+    refuse_wrapped,
+)
+from backstay.trainer.session import connection, dense_prefix
 
 __all__ = ["DistributedOptimizer"]
-
-STEPS_IN_FLIGHT_MAX = 16
-# The mark on a Paddle optimizer that has been wrapped: a second wrapper would push twice.
-WRAPPED = "_backstay_wrapped"
 
 
 class DistributedOptimizer:
@@ -68,41 +72,32 @@ class DistributedOptimizer:
         *,
         steps_in_flight: int = 0,
     ) -> None:
-        session = current_session()
-        if client is None:
-            if session is None:
-                raise ConfigError(
-                    "no connection: call backstay.trainer.paddle.init() first, or pass client="
-                )
-            client = session.client
-        if isinstance(optimizer, DistributedOptimizer) or hasattr(optimizer, WRAPPED):
-            raise ConfigError(
-                "this optimizer is wrapped in a DistributedOptimizer already: use that one, or "
-                "make a new Paddle optimizer"
-            )
-        if not 0 <= steps_in_flight <= STEPS_IN_FLIGHT_MAX:
-            raise ConfigError(
-                f"steps_in_flight is {steps_in_flight}; it must be 0 to {STEPS_IN_FLIGHT_MAX}"
-            )
+        connected, _ = connection(client)
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer = optimizer._optimizer
+        refuse_wrapped(optimizer)
+        check_steps_in_flight(steps_in_flight)
         self._optimizer = optimizer
-        self._steps_in_flight = steps_in_flight
         self._base_rate = base_learning_rate(optimizer)
-        self._parameters, self._embeddings = _sorted_out(optimizer)
-        _refuse_unsupported(optimizer, bool(self._embeddings))
-        _refuse_embeddings(self._embeddings, client)
-        for layer in self._embeddings:
+        self._parameters, embeddings = _sorted_out(optimizer)
+        _refuse_unsupported(optimizer, bool(embeddings))
+        refuse_embeddings(embeddings, connected)
+        for layer in embeddings:
             layer.create_table(self._twin(layer.handle))
-        in_session = session is not None and session.client is client
-        prefix = session.table_name("dense.") if session is not None and in_session else "dense."
-        self._dense = dense_groups(
-            client,
-            [(parameter, self._twin(parameter)) for parameter in self._parameters],
-            prefix,
+        dense = dense_groups(
+            connected,
+            [Placed(PaddleParameter(p), self._twin(p)) for p in self._parameters],
+            dense_prefix(connected),
         )
-        self._client = client
-        self._pushes: deque[list[Pending[None]]] = deque()
-        self._fresh: list[Pending[NDArray[np.float32]]] = []
+        self._cycle = PushCycle(
+            connected, [(layer, 0) for layer in embeddings], dense, steps_in_flight
+        )
         setattr(optimizer, WRAPPED, True)
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that this optimizer pushes to, in the order in which they were made."""
+        return self._cycle.table_names
 
     @paddle.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
@@ -113,19 +108,12 @@ class DistributedOptimizer:
             BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
                 failed.
         """
-        if not self._push():
-            return
-        self._settle(self._steps_in_flight)
-        fresh, self._fresh = self._fresh, [group.pull_async() for group in self._dense]
-        if self._steps_in_flight == 0:
-            fresh, self._fresh = self._fresh, []
-        self._load(fresh)
+        self._cycle.step(self._take_dense_gradients, [self.get_lr() / self._base_rate])
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Forget the gradients, those of the embeddings too."""
         self._optimizer.clear_grad(set_to_zero)
-        for layer in self._embeddings:
-            layer.discard_gradients()
+        self._cycle.discard_gradients()
 
     clear_gradients = clear_grad
 
@@ -161,20 +149,23 @@ class DistributedOptimizer:
 
         Call it before evaluating; other trainers' pushes may still follow.
         """
-        self._settle(0)
-        self._fresh = []
-        self._load([group.pull_async() for group in self._dense])
+        self._cycle.synchronize()
+
+    def abandon(self) -> None:
+        """Forget all gradients, and how pushes under way end: a failed task is told elsewhere."""
+        self._optimizer.clear_grad()
+        self._cycle.abandon()
 
     def state_dict(self) -> dict[str, Any]:
-        """Refused: the optimizer's state is on the servers, and this version saves none.
+        """Refused: the optimizer's state is on the servers, in their checkpoints.
 
         Raises:
             ConfigError: Always.
         """
         raise ConfigError(
-            "DistributedOptimizer.state_dict(): the optimizer's state is on the pservers, and this "
-            "version of backstay has no checkpoints; save the values you need (see 'Saving' in "
-            "docs/guide/paddle.md)"
+            "DistributedOptimizer.state_dict(): the optimizer's state is on the pservers, and "
+            "trainers have no checkpoints of it; write one of the whole cluster with "
+            "session.client.checkpoints.save() (see docs/guide/checkpoints.md)"
         )
 
     def set_state_dict(self, state_dict: Any) -> None:
@@ -185,7 +176,8 @@ class DistributedOptimizer:
         """
         raise ConfigError(
             "DistributedOptimizer.set_state_dict(): the optimizer's state is on the pservers, and "
-            "this version of backstay cannot load one there"
+            "a trainer cannot load one there; start the servers from a checkpoint (see "
+            "docs/guide/checkpoints.md)"
         )
 
     def get_lr(self) -> float:
@@ -196,43 +188,16 @@ class DistributedOptimizer:
         """Set the learning rate of this trainer's pushes from now on."""
         self._optimizer.set_lr(value)
 
-    def _push(self) -> bool:
-        """Send every gradient; return whether there was one."""
-        scale = self.get_lr() / self._base_rate
-        pushes: list[Pending[None]] = []
-        # First of all: if one table refuses, what went to the others is still waited for.
-        self._pushes.append(pushes)
-        for layer in self._embeddings:
-            taken = layer.take_gradients()
-            if taken is not None:
-                pushes.append(self._client.push_async(*taken, learning_rate_scale=scale))
-        gradients = self._dense_gradients()
-        for group in self._dense:
-            push = group.push_async(gradients, scale)
-            if push is not None:
-                pushes.append(push)
-        for parameter in self._parameters:
-            parameter.clear_gradient(False)
-        if not pushes:
-            self._pushes.pop()
-        return bool(pushes)
-
-    def _dense_gradients(self) -> dict[str, paddle.Tensor]:
+    def _take_dense_gradients(self) -> dict[str, NDArray[np.float32]]:
         pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
         # Paddle's own functions, in Paddle's own order.
         if self._optimizer._grad_clip is not None:
             pairs = self._optimizer._grad_clip(pairs)
         pairs = self._optimizer.append_regularization_ops(pairs, self._optimizer.regularization)
-        return {parameter.name: gradient for parameter, gradient in pairs}
-
-    def _settle(self, steps_left: int) -> None:
-        while len(self._pushes) > steps_left:
-            for push in self._pushes.popleft():
-                push.result()
-
-    def _load(self, fresh: list[Pending[NDArray[np.float32]]]) -> None:
-        for group, values in zip(self._dense, fresh, strict=False):
-            group.load(values.result())
+        gradients = {parameter.name: as_gradient(gradient) for parameter, gradient in pairs}
+        for parameter in self._parameters:
+            parameter.clear_gradient(False)
+        return gradients
 
     def _twin(self, parameter: paddle.Tensor) -> Any:
         rate = self._base_rate * parameter.optimize_attr["learning_rate"]
@@ -252,18 +217,6 @@ def _sorted_out(optimizer: paddle.optimizer.Optimizer) -> tuple[list[paddle.Tens
     layers = [getattr(parameter, "backstay_layer", None) for parameter in training]
     dense = [p for p, layer in zip(training, layers, strict=True) if layer is None]
     return dense, [layer for layer in layers if layer is not None]
-
-
-def _refuse_embeddings(layers: list[Any], client: Client) -> None:
-    """Refuse layers that this optimizer cannot have, before any table is made."""
-    for layer in layers:
-        if layer.client is not client:
-            raise ConfigError(
-                f"the embedding {layer.table_name!r} and this optimizer have different clients; "
-                "make both in one session, or pass the same client= to both"
-            )
-        if layer.has_optimizer:
-            raise ConfigError(f"the embedding {layer.table_name!r} has an optimizer already")
 
 
 def _refuse_unsupported(optimizer: paddle.optimizer.Optimizer, has_embeddings: bool) -> None:

@@ -1,4 +1,36 @@
-"""PyTorch adapter: trained embeddings in a plain PyTorch model.
+"""PyTorch adapter: train a plain PyTorch model on a backstay cluster.
+
+::
+
+    with backstay.trainer.torch.init() as session:           # servers and role from the environment
+        model = Model(Embedding(None, 16, name="ads"), ...)  # instead of torch.nn.Embedding
+        optimizer = DistributedOptimizer(
+            torch.optim.Adam(model.parameters()), session.client
+        )
+        ...                                                  # the loop stays as it is
 
 Only this package imports torch, and it imports nothing of the servers.
 """
+
+from backstay.trainer.session import (
+    Session,
+    TrainerEnvironment,
+    current_session,
+    init,
+    set_session_factory,
+)
+from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
+from backstay.trainer.torch.optimizer import DistributedOptimizer
+from backstay.trainer.torch.swap import swap_embeddings
+
+__all__ = [
+    "DistributedOptimizer",
+    "Embedding",
+    "EmbeddingBag",
+    "Session",
+    "TrainerEnvironment",
+    "current_session",
+    "init",
+    "set_session_factory",
+    "swap_embeddings",
+]

@@ -1,0 +1,183 @@
+"""What a step of every framework's ``DistributedOptimizer`` does: push, wait, load.
+
+May import the client and this package's framework-neutral parts. It computes no update: the
+servers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.errors import BackstayError, ConfigError
+from backstay.trainer.client import Client
+from backstay.trainer.dense import DenseGroup
+from backstay.trainer.pending import Pending
+from backstay.trainer.server_rows import ServerRows
+
+__all__ = ["WRAPPED", "PushCycle", "check_steps_in_flight", "refuse_embeddings", "refuse_wrapped"]
+
+STEPS_IN_FLIGHT_MAX = 16
+# The mark on a framework's optimizer that has been wrapped: a second wrapper would push twice.
+WRAPPED = "_backstay_wrapped"
+
+
+class PushCycle:
+    """Sends the gradients of one optimizer's parameters and loads what the servers made of them.
+
+    Invariant: of at most ``steps_in_flight`` steps, pushes are under way when ``step`` returns.
+
+    Args:
+        client: Connected.
+        embeddings: Each with the number of the learning rate that it follows.
+        dense: The dense parameters.
+        steps_in_flight: 0: ``step`` returns with values that contain it. n: pushes of up to n
+            steps stay under way, and the values loaded are those asked for a step before.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        embeddings: Sequence[tuple[ServerRows, int]],
+        dense: Sequence[DenseGroup],
+        steps_in_flight: int,
+    ) -> None:
+        self._client = client
+        self._embeddings = list(embeddings)
+        self._dense = list(dense)
+        self._steps_in_flight = steps_in_flight
+        self._pushes: deque[list[Pending[None]]] = deque()
+        self._fresh: list[Pending[NDArray[np.float32]]] = []
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that this optimizer pushes to, in the order in which they were made."""
+        rows = (layer.table_name for layer, _ in self._embeddings)
+        return (*rows, *(group.table_name for group in self._dense))
+
+    def step(
+        self,
+        take_dense: Callable[[], Mapping[str, NDArray[np.float32]]],
+        scales: Sequence[float],
+    ) -> bool:
+        """Push all gradients since the last step and load fresh dense values.
+
+        Args:
+            take_dense: Returns the gradients of the dense parameters by name, which are then the
+                cycle's. Called once, when those of the embeddings are on their way.
+            scales: By number, what each learning rate is now over the one in the tables.
+
+        Returns:
+            Whether there was a gradient.
+
+        Raises:
+            BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
+                failed.
+        """
+        if not self._push(take_dense, scales):
+            return False
+        self._settle(self._steps_in_flight)
+        fresh, self._fresh = self._fresh, [group.pull_async() for group in self._dense]
+        if self._steps_in_flight == 0:
+            fresh, self._fresh = self._fresh, []
+        self._load(fresh)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for every push, then load the dense values as they are now."""
+        self._settle(0)
+        self._fresh = []
+        self._load([group.pull_async() for group in self._dense])
+
+    def abandon(self) -> None:
+        """Wait for the pushes under way, and forget how they ended, and all gradients.
+
+        For a worker whose task has failed: the task is told already, the next one begins anew.
+        """
+        self.discard_gradients()
+        self._fresh = []
+        for push in itertools.chain.from_iterable(self._pushes):
+            with contextlib.suppress(BackstayError):
+                push.result()
+        self._pushes.clear()
+
+    def discard_gradients(self) -> None:
+        """Forget the gradients of the embeddings."""
+        for layer, _ in self._embeddings:
+            layer.discard_gradients()
+
+    def _push(
+        self,
+        take_dense: Callable[[], Mapping[str, NDArray[np.float32]]],
+        scales: Sequence[float],
+    ) -> bool:
+        pushes: list[Pending[None]] = []
+        # First of all: if one table refuses, what went to the others is still waited for.
+        self._pushes.append(pushes)
+        for layer, rate in self._embeddings:
+            taken = layer.take_gradients()
+            if taken is not None:
+                pushes.append(self._client.push_async(*taken, learning_rate_scale=scales[rate]))
+        gradients = take_dense()
+        for group in self._dense:
+            push = group.push_async(gradients, scales[group.rate])
+            if push is not None:
+                pushes.append(push)
+        if not pushes:
+            self._pushes.pop()
+        return bool(pushes)
+
+    def _settle(self, steps_left: int) -> None:
+        while len(self._pushes) > steps_left:
+            for push in self._pushes.popleft():
+                push.result()
+
+    def _load(self, fresh: list[Pending[NDArray[np.float32]]]) -> None:
+        for group, values in zip(self._dense, fresh, strict=False):
+            group.load(values.result())
+
+
+def check_steps_in_flight(steps_in_flight: int) -> None:
+    """Refuse a number of steps out of range.
+
+    Raises:
+        ConfigError: It is not 0 to 16.
+    """
+    if not 0 <= steps_in_flight <= STEPS_IN_FLIGHT_MAX:
+        raise ConfigError(
+            f"steps_in_flight is {steps_in_flight}; it must be 0 to {STEPS_IN_FLIGHT_MAX}"
+        )
+
+
+def refuse_wrapped(optimizer: object) -> None:
+    """Refuse a framework's optimizer that a ``DistributedOptimizer`` has already.
+
+    Raises:
+        ConfigError: It has.
+    """
+    if hasattr(optimizer, WRAPPED):
+        raise ConfigError(
+            "this optimizer is wrapped in a DistributedOptimizer already: use that one, or "
+            "make a new optimizer"
+        )
+
+
+def refuse_embeddings(layers: Sequence[ServerRows], client: Client) -> None:
+    """Refuse layers that an optimizer of this client cannot have, before any table is made.
+
+    Raises:
+        ConfigError: One has another client, or an optimizer.
+    """
+    for layer in layers:
+        if layer.client is not client:
+            raise ConfigError(
+                f"the embedding {layer.table_name!r} and this optimizer have different clients; "
+                "make both in one session, or pass the same client= to both"
+            )
+        if layer.has_optimizer:
+            raise ConfigError(f"the embedding {layer.table_name!r} has an optimizer already")

@@ -1,0 +1,205 @@
+"""What embedding layers of every framework share: a table, lookups ahead, waiting gradients.
+
+May import the client and the table descriptions; no framework. It decides nothing about gradients:
+an adapter hands them over, and ``PushCycle`` takes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay import tables
+from backstay.errors import ConfigError, InvalidRequest, UnknownTable
+from backstay.trainer.client import Client
+from backstay.trainer.lookup import Bags, Lookup, bag_of_each_key
+from backstay.trainer.pending import Pending
+from backstay.trainer.table import KeyBatch, Table
+
+__all__ = ["RowGradients", "ServerRows"]
+
+# Batches that may be fetched ahead; the oldest is forgotten beyond that.
+PREFETCHED_BATCHES_MAX = 8
+# Backward passes whose gradients may wait for one step().
+COLLECTED_GRADIENTS_MAX = 1024
+
+RowGradients: TypeAlias = tuple[Table, KeyBatch | NDArray[np.int64], NDArray[np.float32]]
+
+
+class ServerRows:
+    """Rows on the pservers, as the base of a framework's layer.
+
+    A layer inherits it beside its framework's class and calls ``_set_up`` when that is ready.
+    """
+
+    def _set_up(
+        self,
+        client: Client,
+        spec: tables.TableSpec,
+        own_optimizer: tables.Optimizer | None,
+        padding_idx: int | None,
+    ) -> None:
+        """Begin with no rows asked for.
+
+        Args:
+            client: Connected.
+            spec: Of a sparse table. Its optimizer counts only if it is the layer's own; else the
+                table is made when ``DistributedOptimizer`` brings one.
+            own_optimizer: For this table, whatever the optimizer of the model is.
+            padding_idx: The id that is answered with zeros and never travels.
+        """
+        self.padding_idx = padding_idx
+        self._client = client
+        self._own_optimizer = own_optimizer
+        self._spec = spec
+        assert isinstance(spec.kind, tables.Sparse)
+        self._dim = spec.kind.dim
+        self._table: Table | None = None
+        self._owned = False
+        self._prefetched: deque[tuple[Lookup, Pending[NDArray[np.float32]]]] = deque()
+        self._collected: list[tuple[Lookup, NDArray[np.float32]]] = []
+
+    @property
+    def table_name(self) -> str:
+        """The name of this layer's table in the cluster."""
+        return self._spec.name
+
+    @property
+    def client(self) -> Client:
+        """The connection by which rows are pulled and pushed."""
+        return self._client
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether a ``DistributedOptimizer`` pushes this layer's gradients."""
+        return self._owned
+
+    def create_table(self, optimizer: tables.Optimizer) -> None:
+        """Create the table, or find it made by another trainer; the layer's own optimizer wins.
+
+        ``DistributedOptimizer`` calls this.
+
+        Raises:
+            ConfigError: Another optimizer has this layer already.
+            TableConflict: The table exists with other settings.
+        """
+        if self._owned:
+            raise ConfigError(f"the embedding {self.table_name!r} has an optimizer already")
+        spec = replace(self._spec, optimizer=self._own_optimizer or optimizer)
+        self._table = self._client.create_table(spec)
+        self._owned = True
+
+    def take_gradients(self) -> RowGradients | None:
+        """Hand over what backward passes have collected since the last call; None: nothing.
+
+        Several lookups become one push, as they are one update in a framework's own layer.
+        """
+        collected, self._collected = self._collected, []
+        if not collected:
+            return None
+        by_lookup: dict[int, tuple[Lookup, NDArray[np.float32]]] = {}
+        for lookup, gradient in collected:
+            if id(lookup) in by_lookup:  # one graph, run backward more than once
+                gradient = by_lookup[id(lookup)][1] + gradient
+            by_lookup[id(lookup)] = (lookup, gradient)
+        pairs = list(by_lookup.values())
+        if len(pairs) == 1:
+            lookup, gradient = pairs[0]
+            batch = lookup.keys if lookup.batch is None else lookup.batch
+            return self._ready_table(), batch, gradient
+        keys = np.concatenate([lookup.keys.reshape(-1) for lookup, _ in pairs])
+        gradients = np.concatenate([gradient.reshape(-1, self._dim) for _, gradient in pairs])
+        return self._ready_table(), keys, gradients
+
+    def discard_gradients(self) -> None:
+        """Forget what backward passes have collected."""
+        self._collected.clear()
+
+    def extra_repr(self) -> str:
+        """What ``print(model)`` shows of this layer."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"table={self.table_name!r}, dim={self._dim}{padding}"
+
+    def _saving_warning(self) -> str:
+        """What a user is told who saves a model that holds this layer."""
+        return (
+            f"state_dict() holds no row of the embedding {self.table_name!r}: its rows are on the "
+            "pservers. Save them with session.client.checkpoints.save(), or pull the ids you know: "
+            f"session.client.pull({self.table_name!r}, ids)"
+        )
+
+    def _lookup_of(self, keys: NDArray[np.int64]) -> Lookup:
+        """Return the lookup of ids of any shape; ``keys`` are the layer's own from now on."""
+        if self.padding_idx is not None:
+            present = keys != self.padding_idx
+            if not present.all():
+                flat = keys[present]
+                return Lookup(flat, self._prepare(flat), present)
+        return Lookup(keys, self._prepare(keys))
+
+    def _lookup_of_bags(
+        self, keys: NDArray[np.int64], starts: NDArray[np.int64] | None, *, mean: bool
+    ) -> Lookup:
+        """Return the lookup of bags; see ``bag_of_each_key`` for the arguments."""
+        bag_of_key, bags = bag_of_each_key(keys, starts)
+        keys = keys.reshape(-1)
+        if self.padding_idx is not None:
+            present = keys != self.padding_idx
+            keys, bag_of_key = keys[present], bag_of_key[present]
+        counts = np.bincount(bag_of_key, minlength=bags)
+        return Lookup(keys, self._prepare(keys), bags=Bags(counts, mean))
+
+    def _collect(self, lookup: Lookup, gradient: NDArray[np.float32]) -> None:
+        """Keep the gradient of a lookup's answer until the next step."""
+        if len(self._collected) >= COLLECTED_GRADIENTS_MAX:
+            raise InvalidRequest(
+                f"{COLLECTED_GRADIENTS_MAX} backward passes through {self.table_name!r} "
+                "without step() or clearing the gradients"
+            )
+        if lookup.batch is not None:
+            self._collected.append((lookup, lookup.row_gradients(gradient)))
+
+    def _fetch(self, lookup: Lookup) -> NDArray[np.float32]:
+        """Return the rows [*keys.shape, dim], prefetched or pulled now."""
+        if lookup.batch is None:
+            return np.zeros((*lookup.keys.shape, self._dim), np.float32)
+        for index, (ahead, pending) in enumerate(self._prefetched):
+            if ahead.keys.shape == lookup.keys.shape and np.array_equal(ahead.keys, lookup.keys):
+                del self._prefetched[index]
+                return pending.result()
+        return self._client.pull(self._ready_table(), lookup.batch)
+
+    def _fetch_ahead(self, lookup: Lookup) -> None:
+        """Ask for rows that a coming ``_fetch`` will want."""
+        if lookup.batch is None:
+            return
+        if len(self._prefetched) >= PREFETCHED_BATCHES_MAX:
+            self._prefetched.popleft()
+        pending = self._client.pull_async(self._ready_table(), lookup.batch)
+        self._prefetched.append((lookup, pending))
+
+    def _prepare(self, keys: NDArray[np.int64]) -> KeyBatch | None:
+        return self._client.prepare(keys) if keys.size else None
+
+    def _ready_table(self) -> Table:
+        if self._table is None and self._own_optimizer is not None:
+            self._table = self._client.create_table(self._spec)
+        if self._table is None:
+            try:
+                table = self._client.table(self.table_name)
+            except UnknownTable:
+                raise ConfigError(
+                    f"the table {self.table_name!r} does not exist yet: wrap the optimizer that "
+                    "has this layer's parameters in DistributedOptimizer before the first lookup"
+                ) from None
+            if table.dim != self._dim:
+                raise ConfigError(
+                    f"the table {self.table_name!r} has rows of {table.dim} elements, this layer "
+                    f"wants {self._dim}: another layer has the same name; give one of them name="
+                )
+            self._table = table
+        return self._table

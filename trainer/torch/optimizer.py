@@ -1,0 +1,229 @@
+"""A PyTorch optimizer whose updates run on the pservers.
+
+May import torch, this package and the framework-neutral parts of ``backstay.trainer``. It computes
+no update itself: it translates the optimizer's settings into tables; gradients are sent, and what
+the servers make of them is loaded, by a ``PushCycle``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from backstay.errors import ConfigError
+from backstay.trainer.client import Client
+from backstay.trainer.dense import Placed, dense_groups
+from backstay.trainer.push_cycle import (
+    WRAPPED,
+    PushCycle,
+    check_steps_in_flight,
+    refuse_embeddings,
+    refuse_wrapped,
+)
+from backstay.trainer.server_rows import ServerRows
+from backstay.trainer.session import connection, dense_prefix, numbered
+from backstay.trainer.torch.dense import TorchParameter
+from backstay.trainer.torch.translate import base_learning_rate, decay_of_gradient, optimizer_of
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """Keeps the parameters of a PyTorch optimizer on the pservers.
+
+    Wrap the optimizer after the model is made. Dense parameters that share settings are laid end
+    to end in one table, so that a model of many small tensors costs one round trip; the values of
+    the trainer that comes first win. Embeddings of this package are found among the parameters by
+    their handles, and their tables are made here.
+
+    ``step()`` sends the gradients of the dense parameters and of every embedding looked up since
+    the last step, and loads fresh dense values. It takes the gradients with it: a second
+    ``step()`` without a backward pass in between does nothing.
+
+    Parameter groups keep their own settings and learning rates. A scheduler may be given this
+    optimizer or the one inside: they share their ``param_groups``.
+
+    ``steps_in_flight`` decides how it waits:
+
+    - 0: until the servers have applied the push, then pulls. With one trainer, this gives the
+      numbers of plain PyTorch.
+    - n > 0: asynchronous. ``step()`` returns while the pushes of up to n steps are under way, and
+      loads the dense values that were asked for at the step before, so that the network and the
+      computation overlap; the parameters are then one step behind. A failed push is reported by
+      a later ``step()``, or by ``synchronize()``.
+
+    Args:
+        optimizer: torch.optim SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam. Weight decay other
+            than AdamW's is computed here, for dense parameters; with embeddings in the same
+            parameter group it is refused.
+        client: Default: that of the open session (``init``).
+        steps_in_flight: 0 to 16.
+        name: Of the dense tables: "dense.NAME.0" is the first. Default: ``optimizer_0``, then
+            ``optimizer_1``, the same in every trainer that runs the same program.
+
+    Raises:
+        ConfigError: A setting that the servers do not have, no connection, an optimizer or an
+            embedding that is wrapped already, or an embedding of another client.
+        TableConflict: Another trainer made a table with other settings.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        client: Client | None = None,
+        *,
+        steps_in_flight: int = 0,
+        name: str | None = None,
+    ) -> None:
+        connected, _ = connection(client)
+        refuse_wrapped(optimizer)
+        check_steps_in_flight(steps_in_flight)
+        # Every refusal comes before the first table is made.
+        groups = optimizer.param_groups
+        twins = [optimizer_of(optimizer, group) for group in groups]
+        name = name or numbered(connected, "optimizer")
+        embeddings, dense = _sorted_out(optimizer, name)
+        refuse_embeddings([layer for layer, _ in embeddings], connected)
+        for layer, rate in embeddings:
+            layer.create_table(twins[rate])
+        placed = [Placed(parameter, twins[rate], rate) for parameter, rate in dense]
+        tables_of_dense = dense_groups(connected, placed, dense_prefix(connected))
+        self._cycle = PushCycle(connected, embeddings, tables_of_dense, steps_in_flight)
+        self._dense = [parameter for parameter, _ in dense]
+        self._base_rates = [base_learning_rate(group) for group in groups]
+        self._optimizer = optimizer
+        self._whole = False
+        # The groups themselves, not copies: a scheduler of either optimizer changes both.
+        super().__init__(groups, optimizer.defaults)
+        self._whole = True
+        setattr(optimizer, WRAPPED, True)
+        setattr(self, WRAPPED, True)
+
+    # Tells GradScaler to call step() with its scale set, so that step() can refuse it.
+    _step_supports_amp_scaling = True
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that this optimizer pushes to, in the order in which they were made."""
+        return self._cycle.table_names
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Push all gradients since the last step, and load fresh dense values.
+
+        Args:
+            closure: Called first, with gradients enabled: computes the loss and runs backward.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            NonFiniteGradient: A gradient is NaN or infinite, and its table refuses that.
+            BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
+                failed.
+            ConfigError: A ``GradScaler`` is in use.
+        """
+        if hasattr(self, "grad_scale"):
+            raise ConfigError(
+                "GradScaler does not reach the gradients of embeddings on the servers; train with "
+                "torch.autocast in bfloat16, which needs none, or GradScaler(enabled=False)"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scales = [
+            float(group["lr"]) / base
+            for group, base in zip(self.param_groups, self._base_rates, strict=True)
+        ]
+        self._cycle.step(self._take_dense_gradients, scales)
+        # A scheduler of the optimizer inside warns if that never stepped.
+        self._optimizer._opt_called = True
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, those of the embeddings too."""
+        super().zero_grad(set_to_none)
+        self._cycle.discard_gradients()
+
+    def synchronize(self) -> None:
+        """Wait for every push of this trainer, then load the dense values as they are now.
+
+        Call it before evaluating; other trainers' pushes may still follow.
+        """
+        self._cycle.synchronize()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: which parameters train is settled when the optimizer is wrapped.
+
+        Raises:
+            ConfigError: Always, but while this object is made.
+        """
+        if self._whole:
+            raise ConfigError(
+                "DistributedOptimizer.add_param_group(): its tables are made already; give all "
+                "parameter groups to the PyTorch optimizer before it is wrapped"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Refused: the optimizer's state is on the servers, in their checkpoints.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "DistributedOptimizer.state_dict(): the optimizer's state is on the pservers, and "
+            "trainers have no checkpoints of it; write one of the whole cluster with "
+            "session.client.checkpoints.save() (see docs/guide/checkpoints.md)"
+        )
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Refused, like ``state_dict``.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "DistributedOptimizer.load_state_dict(): the optimizer's state is on the pservers, and "
+            "a trainer cannot load one there; start the servers from a checkpoint (see "
+            "docs/guide/checkpoints.md)"
+        )
+
+    def _take_dense_gradients(self) -> dict[str, NDArray[np.float32]]:
+        gradients = {}
+        for parameter in self._dense:
+            gradient = parameter.take_gradient()
+            if gradient is not None:
+                gradients[parameter.name] = gradient
+        return gradients
+
+
+def _sorted_out(
+    optimizer: torch.optim.Optimizer, name: str
+) -> tuple[list[tuple[ServerRows, int]], list[tuple[TorchParameter, int]]]:
+    """Return the embeddings and the dense parameters that train, each with its group's number."""
+    embeddings: list[tuple[ServerRows, int]] = []
+    dense: list[tuple[TorchParameter, int]] = []
+    for rate, group in enumerate(optimizer.param_groups):
+        decay = decay_of_gradient(optimizer, group)
+        for tensor in group["params"]:
+            layer = getattr(tensor, "backstay_layer", None)
+            if not tensor.requires_grad:
+                continue
+            if layer is None:
+                dense.append((TorchParameter(tensor, f"{name}.{len(dense)}", decay), rate))
+                continue
+            if decay:
+                raise ConfigError(
+                    f"weight_decay={decay} on the embedding {layer.table_name!r} needs AdamW, "
+                    "which decays the rows that are pushed; or give the embeddings a parameter "
+                    "group with weight_decay=0"
+                )
+            embeddings.append((layer, rate))
+    return embeddings, dense
