@@ -209,6 +209,12 @@ class JobSpec:
         dict, "Arguments of the file's `custom_model`.", fixed=True
     )
     callback_params: Mapping[str, Any] = entry(dict, "Arguments of the file's `callbacks`.")
+    model_from: str = entry(
+        "",
+        "Work with the tables of the job of this name, to evaluate or predict with what it "
+        "learned. Empty: its own.",
+        fixed=True,
+    )
     framework: str = entry(
         "auto", "auto goes by what `custom_model` returns.", choices=FRAMEWORKS, fixed=True
     )
@@ -289,6 +295,8 @@ class JobSpec:
         """Check the values, each alone and then together."""
         check_entries(self)
         check_name("name", self.name)
+        if self.model_from:
+            check_name("model_from", self.model_from)
         if not self.model.endswith(".py"):
             raise ConfigError(f"model: {self.model!r} is not the path of a .py file")
         if self.training is self.validation is self.prediction is None:
