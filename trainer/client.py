@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from backstay._native import KeyPlan
+from backstay._native import KeyPlan, PushStream
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
@@ -470,8 +470,9 @@ class Client:
 
     def _push_arguments(
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
-    ) -> tuple[int, int, KeyPlan, Rows, PushKind, float, bool, int]:
+    ) -> tuple[int, int, KeyPlan, Rows, PushKind, float, bool, int, PushStream | None, int]:
         require_finite = kind != "update" or table.refuses_non_finite
+        stream, ordinal = self._tasks.place(table) if kind == "update" else (None, 0)
         return (
             table.id,
             table.row_elements,
@@ -481,4 +482,6 @@ class Client:
             scale,
             require_finite,
             self._config.deadline_ms,
+            stream,
+            ordinal,
         )

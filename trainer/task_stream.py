@@ -11,10 +11,7 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from backstay._native import DataClient, PushStream
+from backstay._native import DataClient, PushStream
 from backstay.errors import InvalidRequest
 from backstay.trainer.table import Table
 

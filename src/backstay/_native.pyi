@@ -233,6 +233,25 @@ class PendingPush:
         """Wait until it is applied; raises if it is not, the same each time."""
 
 @final
+class PushStream:
+    """The pushes of one task: their numbers, their floor and the hold on the task."""
+
+    def begin_batch(self, batch: int) -> None:
+        """End the batch before and number pushes as those of this one."""
+    def end_batch(self) -> None:
+        """End the batch, unless a push has failed."""
+    def hold_until(self, monotonic_s: float) -> None:
+        """Let frames leave until this moment of ``time.monotonic()``."""
+    def revoke(self) -> None:
+        """Let no frame leave any more; what is under way raises HoldLost."""
+    def settled(self) -> int:
+        """How many batches, counted from 0, have ended and are acknowledged everywhere."""
+    def settle(self) -> None:
+        """End the batch and wait for all pushes; raises the first failure."""
+    def close_on_servers(self, deadline_ms: int) -> None:
+        """Have every master close the stream."""
+
+@final
 class DataClient:
     """A trainer's data plane: plans, sends, waits and retries, with the GIL released."""
 
@@ -315,10 +334,13 @@ class DataClient:
         learning_rate_scale: float,
         require_finite: bool,
         deadline_ms: int,
+        stream: PushStream | None = None,
+        ordinal: int = 0,
     ) -> PendingPush:
         """Send a push of ``kind`` "update", "assign" or "assign_if_absent".
 
-        It settles in the background, sent again if needed, whether or not anybody waits.
+        It settles in the background, sent again if needed, whether or not anybody waits. With a
+        ``stream`` it is that of the table with this ``ordinal`` in the stream's batch.
         """
     def push(
         self,
@@ -330,8 +352,16 @@ class DataClient:
         learning_rate_scale: float,
         require_finite: bool,
         deadline_ms: int,
+        stream: PushStream | None = None,
+        ordinal: int = 0,
     ) -> None:
-        """Send a push and wait until it is applied."""
+        """Send a push and wait until it is applied; arguments as of ``push_begin``."""
+    def task_stream(
+        self, job: int, pass_number: int, task: int, tables: int, first_batch: int
+    ) -> PushStream:
+        """Return a stream for the pushes of a task with so many tables."""
+    def close_stream(self, job: int, pass_number: int, task: int, deadline_ms: int) -> None:
+        """Have every master close a stream: what still comes of it counts as a late copy."""
     def flush(self) -> None:
         """Wait until every push under way is settled; raises the first failure."""
     def close(self, deadline_ms: int) -> None:

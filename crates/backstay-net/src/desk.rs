@@ -254,7 +254,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
         check_no_body(frame)?;
         let stream = CloseStream::decode(&frame.meta)?.stream;
         let request_id = frame.header.request_id;
-        let close = self.shared.store.close_of(stream);
+        let close = self.shared.store.close_of(stream)?;
         let id = close.id;
         match self.shared.replicator.push(close)?.0 {
             Answer::Now(_) => {

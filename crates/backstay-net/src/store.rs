@@ -211,15 +211,25 @@ impl Store {
         Ok(report)
     }
 
-    /// The end of a stream, as a transaction of every slot that is served here.
-    pub fn close_of(&self, stream: StreamId) -> Transaction {
-        let slots =
-            (0..self.space.count()).filter(|&slot| Rows::standing(self, slot) == Standing::Serving);
+    /// The end of a stream, as a transaction of every slot that is served here. Refused while
+    /// this node is to serve slots and does not yet: they would miss it.
+    pub fn close_of(&self, stream: StreamId) -> Result<Transaction, Refusal> {
+        let mut slots = Vec::with_capacity(self.space.count() as usize);
+        for slot in 0..self.space.count() {
+            match Rows::standing(self, slot) {
+                Standing::Serving => slots.push(slot),
+                Standing::Elsewhere => {}
+                Standing::Waiting => {
+                    let reason = format!("slot {slot} is not served yet");
+                    return Err(Refusal::NotReady(reason));
+                }
+            }
+        }
         let id = TransactionId {
             stream,
             sequence: u64::MAX,
         };
-        Transaction::close(id, slots)
+        Ok(Transaction::close(id, slots.into_iter()))
     }
 
     /// If a stream was closed: streams that were closed longer than [`CLOSED_STREAM_GRACE`] ago

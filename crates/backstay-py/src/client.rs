@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{closed_error, config_error, from_client, runtime_error};
+use crate::push_stream::{send, PushStream};
 use crate::runtime::block_on;
 
 /// A batch of keys made ready: equal keys merged, the rest ordered by server and slot.
@@ -275,6 +276,8 @@ impl DataClient {
 
     /// Send a push and let it settle in the background; wait for it with `PendingPush.finish`.
     /// `kind` is `update`, `assign` or `assign_if_absent`.
+    #[pyo3(signature = (table, row_elements, plan, values, kind, learning_rate_scale,
+        require_finite, deadline_ms, stream=None, ordinal=0))]
     #[allow(clippy::too_many_arguments)] // One call, one frame.
     fn push_begin(
         &self,
@@ -287,6 +290,8 @@ impl DataClient {
         learning_rate_scale: f32,
         require_finite: bool,
         deadline_ms: u64,
+        stream: Option<&PushStream>,
+        ordinal: u32,
     ) -> PyResult<PendingPush> {
         let change = change(py, kind, learning_rate_scale)?;
         let values = values.as_slice()?;
@@ -299,7 +304,15 @@ impl DataClient {
         };
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
         let sending = async {
-            let push = self.client.push(&request, &plan.plan, deadline).await?;
+            let push = send(
+                &self.client,
+                stream,
+                ordinal,
+                &request,
+                &plan.plan,
+                deadline,
+            )
+            .await?;
             self.client.settle_in_background(&push);
             Ok(push)
         };
@@ -311,6 +324,8 @@ impl DataClient {
     }
 
     /// Send a push and wait until it is applied.
+    #[pyo3(signature = (table, row_elements, plan, values, kind, learning_rate_scale,
+        require_finite, deadline_ms, stream=None, ordinal=0))]
     #[allow(clippy::too_many_arguments)] // One call, one frame.
     fn push(
         &self,
@@ -323,6 +338,8 @@ impl DataClient {
         learning_rate_scale: f32,
         require_finite: bool,
         deadline_ms: u64,
+        stream: Option<&PushStream>,
+        ordinal: u32,
     ) -> PyResult<()> {
         let change = change(py, kind, learning_rate_scale)?;
         let values = values.as_slice()?;
@@ -335,10 +352,56 @@ impl DataClient {
         };
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
         let work = async {
-            let push = self.client.push(&request, &plan.plan, deadline).await?;
+            let push = send(
+                &self.client,
+                stream,
+                ordinal,
+                &request,
+                &plan.plan,
+                deadline,
+            )
+            .await?;
             push.wait(&self.client).await
         };
         block_on(py, work)?.map_err(|error| from_client(py, &error))
+    }
+
+    /// A stream for the pushes of a task with so many tables.
+    fn task_stream(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        pass_number: u32,
+        task: u32,
+        tables: u32,
+        first_batch: u64,
+    ) -> PyResult<PushStream> {
+        let stream = StreamId {
+            job,
+            pass: pass_number,
+            task,
+        };
+        PushStream::new(&self.client, stream, tables, first_batch)
+            .map_err(|error| from_client(py, &error))
+    }
+
+    /// Have every master close a stream: what still comes of it counts as a late copy.
+    fn close_stream(
+        &self,
+        py: Python<'_>,
+        job: u64,
+        pass_number: u32,
+        task: u32,
+        deadline_ms: u64,
+    ) -> PyResult<()> {
+        let stream = StreamId {
+            job,
+            pass: pass_number,
+            task,
+        };
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        block_on(py, self.client.close_stream(stream, deadline))?
+            .map_err(|error| from_client(py, &error))
     }
 
     /// Wait until every push under way is settled.

@@ -9,6 +9,7 @@
 mod client;
 mod errors;
 mod logging;
+mod push_stream;
 mod runtime;
 mod server;
 mod simulation;
@@ -87,6 +88,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::KeyPlan>()?;
     module.add_class::<client::PendingPull>()?;
     module.add_class::<client::PendingPush>()?;
+    module.add_class::<push_stream::PushStream>()?;
     module.add_class::<simulation::SimNode>()?;
     module.add_class::<simulation::SimMessage>()?;
     module.add_class::<simulation::SimSlot>()

@@ -137,13 +137,17 @@ impl Connection {
     }
 
     /// Write a whole frame; its answer will come through the receiver. Frames leave in the
-    /// order of the calls.
+    /// order of the calls. `None`: when its turn came it might not leave any more.
     pub(crate) async fn send(
         &self,
         request_id: u64,
         frame: &[u8],
-    ) -> Result<oneshot::Receiver<Reply>, Lost> {
+        may_leave: impl Fn() -> bool,
+    ) -> Result<Option<oneshot::Receiver<Reply>>, Lost> {
         let mut slot = self.shared.writer.lock().await;
+        if !may_leave() {
+            return Ok(None);
+        }
         let receiver = self.register(request_id)?;
         let Some(mut writer) = slot.take() else {
             return Err(self.lose("an earlier request was broken off"));
@@ -156,7 +160,7 @@ impl Connection {
             return Err(self.lose(&error.to_string()));
         }
         *slot = Some(writer);
-        Ok(receiver)
+        Ok(Some(receiver))
     }
 
     fn register(&self, request_id: u64) -> Result<oneshot::Receiver<Reply>, Lost> {

@@ -2,22 +2,29 @@
 //!
 //! [`plan`] merges and orders keys; [`routing`] says where they go; `link` keeps the way to
 //! each server; `request` tries one part of a call, `requests` all of them until they are
-//! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; [`rows`] moves values;
+//! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; `queue` numbers
+//! pushes, those of a task by `batches` and while its `hold` is alive (`task_stream`); `closing`
+//! settles and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
 mod attend;
+mod batches;
+mod closing;
 mod connection;
 mod error;
+mod hold;
 mod link;
 mod out_frame;
 pub mod plan;
 mod pull;
 mod push;
+mod queue;
 mod request;
 mod requests;
 pub mod routing;
 pub mod rows;
 pub mod split;
+mod task_stream;
 mod waiting;
 
 use std::collections::BTreeMap;
@@ -26,22 +33,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::stream::StreamId;
-use backstay_core::wire::{CloseStream, Opcode};
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{sleep_until, timeout_at, Instant};
+use tokio::time::{sleep_until, Instant};
 
 pub use error::ClientError;
 pub use link::Deadline;
 pub use pull::Pull;
 pub use push::{Push, PushRequest};
+pub use task_stream::TaskStream;
 pub use waiting::Event;
 
 use connection::Connection;
 use link::{Backoff, Failure, Link};
-use out_frame::OutFrame;
 use plan::Plan;
-use push::PushQueue;
+use queue::PushQueue;
 use routing::{Routing, ServerAddress};
 use waiting::Waits;
 
@@ -49,8 +55,6 @@ use crate::buffers::BufferPool;
 
 /// Memory kept for reuse, for requests and replies.
 const SPARE_BYTES: usize = 128 * 1024 * 1024;
-/// A server that is told at the end to forget the stream gets so long to answer.
-const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a client needs to know.
 #[derive(Clone)]
@@ -101,8 +105,10 @@ pub struct Client {
     /// The generation of the first routing: whose rows are relied on.
     first_generation: AtomicU64,
     state_lost: AtomicBool,
-    stream: StreamId,
-    pushes: PushQueue,
+    /// The client's own stream.
+    pushes: Arc<PushQueue>,
+    /// Those of tasks, with something under way or a handle in use.
+    tasks: Mutex<Vec<Arc<PushQueue>>>,
     buffers: Arc<BufferPool>,
     waits: Waits,
     closed: AtomicBool,
@@ -114,13 +120,13 @@ impl Client {
     /// A client that numbers its pushes in `stream`, which nobody else may use.
     pub fn new(options: ClientOptions, stream: StreamId) -> Arc<Self> {
         Arc::new(Self {
-            pushes: PushQueue::new(options.max_pushes_in_flight),
+            pushes: Arc::new(PushQueue::own(stream, options.max_pushes_in_flight)),
+            tasks: Mutex::default(),
             options: Arc::new(options),
             routing: watch::Sender::new(None),
             links: Mutex::default(),
             first_generation: AtomicU64::new(0),
             state_lost: AtomicBool::new(false),
-            stream,
             buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
             waits: Waits::default(),
             closed: AtomicBool::new(false),
@@ -246,63 +252,6 @@ impl Client {
     /// Make a batch of keys ready for this cluster.
     pub fn plan(&self, keys: &[u64]) -> Result<Plan, ClientError> {
         Plan::new(keys, self.newest().ok_or_else(no_routing)?)
-    }
-
-    /// Wait until every push under way is settled; the first failure is returned.
-    pub async fn flush(&self) -> Result<(), ClientError> {
-        self.pushes.flush(self).await
-    }
-
-    /// Settle what is under way, tell the servers to forget the stream, disconnect.
-    pub async fn close(&self, deadline: Deadline) -> Result<(), ClientError> {
-        // In this order: a push that left behind the end of its stream would count as settled
-        // without being applied.
-        let was_closed = self.pushes.end(&self.closed).await;
-        let flushed = self.flush().await;
-        if was_closed {
-            return flushed;
-        }
-        self.unwatch();
-        let links: Vec<_> = self.links.lock().values().cloned().collect();
-        for link in links {
-            // Best effort: a server that is gone has forgotten the stream anyway.
-            if let Some(connection) = link.open_connection() {
-                if let Err(reason) = self.close_stream(&connection, deadline).await {
-                    tracing::debug!(
-                        address = link.address(),
-                        reason,
-                        "the stream was not closed"
-                    );
-                }
-            }
-            link.close().await;
-        }
-        flushed
-    }
-
-    async fn close_stream(
-        &self,
-        connection: &Connection,
-        deadline: Deadline,
-    ) -> Result<(), String> {
-        let meta = CloseStream {
-            stream: self.stream,
-        }
-        .encode();
-        let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, 0, Vec::new());
-        let request_id = connection.next_request_id();
-        frame.set_request_id(request_id);
-        let exchange = async {
-            let reply = connection.send(request_id, frame.bytes()).await;
-            reply
-                .map_err(|lost| lost.reason)?
-                .await
-                .map(drop)
-                .map_err(|_| "the connection was closed".into())
-        };
-        let until = deadline.at().min(Instant::now() + FAREWELL);
-        let in_time = timeout_at(until, exchange).await;
-        in_time.unwrap_or_else(|_| Err("no answer in time".into()))
     }
 
     fn check_open(&self) -> Result<(), ClientError> {

@@ -5,21 +5,21 @@
 //! travels with each; the distance between the two is limited, because a slot remembers only
 //! so much.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use backstay_core::gradient;
-use backstay_core::stream::{TransactionId, WINDOW};
+use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
-use parking_lot::Mutex;
-use tokio::time::timeout_at;
 
 use super::error::ClientError;
 use super::link::{Deadline, Failure};
 use super::out_frame::{self, OutFrame};
 use super::plan::{Part, Plan};
+use super::queue::PushQueue;
 use super::request::Request;
 use super::requests::Requests;
 use super::routing::Routing;
@@ -39,74 +39,9 @@ pub struct PushRequest<'a> {
     pub require_finite: bool,
 }
 
-/// The pushes of a client that are not settled.
-pub(super) struct PushQueue {
-    /// Held while a push gets its number and leaves, so that the order is the same everywhere.
-    order: tokio::sync::Mutex<()>,
-    next_sequence: AtomicU64,
-    in_flight: Mutex<BTreeMap<u64, Arc<Push>>>,
-    /// Failures that nobody has been told of, by number; the oldest few.
-    unreported: Mutex<BTreeMap<u64, ClientError>>,
-    max_in_flight: usize,
-}
-
-/// Failures remembered until somebody asks.
-const MAX_UNREPORTED: usize = 64;
-
-impl PushQueue {
-    pub(super) fn new(max_in_flight: usize) -> Self {
-        Self {
-            order: tokio::sync::Mutex::default(),
-            next_sequence: AtomicU64::new(0),
-            in_flight: Mutex::default(),
-            unreported: Mutex::default(),
-            max_in_flight: max_in_flight.clamp(1, WINDOW as usize / 2),
-        }
-    }
-
-    /// The lowest number that is not settled.
-    fn floor(&self) -> u64 {
-        let first = self.in_flight.lock().keys().next().copied();
-        first.unwrap_or_else(|| self.next_sequence.load(Ordering::Acquire))
-    }
-
-    /// The push to settle before another may leave: too many are under way, or the oldest
-    /// lags so far behind that slots could not remember a newer one.
-    fn oldest_if_full(&self) -> Option<Arc<Push>> {
-        let in_flight = self.in_flight.lock();
-        let (&oldest, push) = in_flight.first_key_value()?;
-        let ahead = self.next_sequence.load(Ordering::Acquire) - oldest;
-        (in_flight.len() >= self.max_in_flight || ahead >= WINDOW / 2).then(|| Arc::clone(push))
-    }
-
-    /// From now on no push gets a number any more; whether that was so before.
-    pub(super) async fn end(&self, closed: &AtomicBool) -> bool {
-        let _order = self.order.lock().await;
-        closed.swap(true, Ordering::AcqRel)
-    }
-
-    pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
-        let pushes: Vec<_> = self.in_flight.lock().values().cloned().collect();
-        for push in pushes {
-            // A failure is kept until it is reported, just below.
-            let _ = push.settle(client).await;
-        }
-        let unreported = std::mem::take(&mut *self.unreported.lock());
-        unreported.into_values().next().map_or(Ok(()), Err)
-    }
-
-    /// A push will not be tried any more.
-    fn settled(&self, push: &Push, outcome: &Result<(), ClientError>) {
-        self.in_flight.lock().remove(&push.sequence);
-        let mut unreported = self.unreported.lock();
-        if let (Err(error), true) = (outcome, unreported.len() < MAX_UNREPORTED) {
-            unreported.insert(push.sequence, error.clone());
-        }
-    }
-}
-
 /// A push under way or settled.
 pub struct Push {
+    queue: Arc<PushQueue>,
     sequence: u64,
     deadline: Deadline,
     keys: u64,
@@ -128,17 +63,28 @@ impl Client {
         plan: &Plan,
         deadline: Deadline,
     ) -> Result<Arc<Push>, ClientError> {
+        self.push_to(&self.pushes, 0, request, plan, deadline).await
+    }
+
+    pub(super) async fn push_to(
+        &self,
+        queue: &Arc<PushQueue>,
+        ordinal: u32,
+        request: &PushRequest<'_>,
+        plan: &Plan,
+        deadline: Deadline,
+    ) -> Result<Arc<Push>, ClientError> {
         self.check_open()?;
         check(request, plan)?;
         let routing = self.newest().ok_or_else(no_routing)?;
         let parts = plan.parts(&routing, self.keys_per_part(request.row_elements));
         self.check_limits(request, &routing, &parts, deadline)
             .await?;
-        let _order = self.take_turn(deadline).await?;
+        let _order = queue.take_turn(self, deadline).await?;
         // It may have been closed while this one waited.
         self.check_open()?;
-        let sequence = self.pushes.next_sequence.load(Ordering::Acquire);
-        let push = Arc::new(Push {
+        let (push, floor) = queue.number(ordinal, |sequence| Push {
+            queue: Arc::clone(queue),
             sequence,
             deadline,
             keys: plan.keys().len() as u64,
@@ -147,30 +93,22 @@ impl Client {
                 whole: false,
                 outcome: None,
             }),
-        });
-        // In this order: the floor may pass a number only after it is in flight.
-        self.pushes
-            .in_flight
-            .lock()
-            .insert(sequence, Arc::clone(&push));
-        self.pushes
-            .next_sequence
-            .store(sequence + 1, Ordering::Release);
-        let floor = self.pushes.floor();
+        })?;
         let mut state = push.state.lock().await;
         for part in parts {
-            let frame = self.lay_out(request, plan, &part, routing.version, sequence, floor);
+            let frame = self.lay_out(request, plan, &part, routing.version, &push, floor);
             let link = self.link_to(&routing, part.server);
             let (sent, wanted) = (Opcode::Push, Opcode::PushReply);
             // It is in the state before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
-            state.requests.add(one);
+            state.requests.add(one.held_by(queue.hold.as_ref()));
             // Until it has left, so that pushes leave in the order of their numbers.
-            let left = state.requests.send_all(self, None, deadline).await;
+            let left = push.unless_revoked(state.requests.send_all(self, None, deadline));
+            let left = left.await;
             let left = left.and_then(|()| state.requests.check_all_left(self, deadline));
             if let Err(error) = left {
                 let outcome = Err(state.failure(&push, error));
-                self.pushes.settled(&push, &outcome);
+                queue.settled(push.sequence, &outcome);
                 state.outcome = Some(outcome);
                 break;
             }
@@ -178,28 +116,6 @@ impl Client {
         state.whole = true;
         drop(state);
         Ok(push)
-    }
-
-    /// Wait until a push may get its number and leave.
-    async fn take_turn(
-        &self,
-        deadline: Deadline,
-    ) -> Result<tokio::sync::MutexGuard<'_, ()>, ClientError> {
-        let turn = async {
-            let order = self.pushes.order.lock().await;
-            while let Some(oldest) = self.pushes.oldest_if_full() {
-                // A failure is kept for its own caller or for a flush; here it is in the way.
-                let _ = oldest.settle(self).await;
-            }
-            order
-        };
-        timeout_at(deadline.at(), turn)
-            .await
-            .map_err(|_| ClientError::Unavailable {
-                address: String::from("this push was not sent"),
-                reason: "earlier pushes were still under way".into(),
-                waited_ms: deadline.waited_ms(),
-            })
     }
 
     /// Refuse what a server would not take, before any part has left for another one. Of a
@@ -250,7 +166,7 @@ impl Client {
         plan: &Plan,
         part: &Part,
         routing_version: u64,
-        sequence: u64,
+        push: &Push,
         floor: u64,
     ) -> OutFrame {
         let keys = part.key_count();
@@ -259,8 +175,8 @@ impl Client {
             table: request.table,
             routing_version,
             id: TransactionId {
-                stream: self.stream,
-                sequence,
+                stream: push.queue.stream,
+                sequence: push.sequence,
             },
             floor,
             key_count: keys as u32,
@@ -352,16 +268,17 @@ impl Push {
     /// Wait until it is applied everywhere or failed for good; the same answer each time.
     pub async fn wait(&self, client: &Client) -> Result<(), ClientError> {
         let outcome = self.settle(client).await;
-        client.pushes.unreported.lock().remove(&self.sequence);
+        self.queue.reported(self.sequence);
         outcome
     }
 
-    async fn settle(&self, client: &Client) -> Result<(), ClientError> {
+    pub(super) async fn settle(&self, client: &Client) -> Result<(), ClientError> {
         let mut state = self.state.lock().await;
         if let Some(outcome) = &state.outcome {
             return outcome.clone();
         }
-        let outcome = match state.finish(self.deadline, client).await {
+        let finished = self.unless_revoked(state.finish(self.deadline, client));
+        let outcome = match finished.await {
             Ok(()) => {
                 client
                     .counters
@@ -377,8 +294,19 @@ impl Push {
         };
         state.outcome = Some(outcome.clone());
         state.requests.recycle(client);
-        client.pushes.settled(self, &outcome);
+        self.queue.settled(self.sequence, &outcome);
         outcome
+    }
+
+    /// Do `work`, unless the hold on the task, if it is a task's push, is revoked meanwhile.
+    async fn unless_revoked(
+        &self,
+        work: impl Future<Output = Result<(), ClientError>>,
+    ) -> Result<(), ClientError> {
+        match &self.queue.hold {
+            Some(hold) => hold.unless_revoked(work).await,
+            None => work.await,
+        }
     }
 }
 

@@ -4,21 +4,29 @@
 //! What has happened to a request is in docs/internals/client-failover.md, with a diagram.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backstay_core::error::Refusal;
 use backstay_core::wire::{Opcode, PullMeta, PushMeta};
-use tokio::time::Instant;
+use tokio::time::{timeout_at, Instant};
 
 use super::attend::{attend, Attended, Leg};
 use super::connection::Lost;
 use super::error::ClientError;
+use super::hold::Hold;
 use super::link::{Answer, Deadline, Failure, Link, Ticket};
 use super::out_frame::OutFrame;
 use super::plan::{Part, Plan};
 use super::{split, Client};
 use crate::frame_io::Frame;
+
+const HOLD_IS_OVER: &str =
+    "the worker's hold on its task is over: waiting for the job master to renew or revoke it";
+/// A wait for the hold is looked at so often, to say so if it is long.
+const SAY_AFTER: Duration = Duration::from_millis(500);
 
 /// Since when a request is not answered as it should be, and the last reason.
 #[derive(Clone)]
@@ -47,6 +55,8 @@ pub(crate) struct Request {
     pub(super) trouble: Option<Trouble>,
     pub(super) answered: bool,
     pub(super) failure: Option<ClientError>,
+    /// It leaves only while this is alive.
+    hold: Option<Arc<Hold>>,
 }
 
 impl Request {
@@ -71,7 +81,14 @@ impl Request {
             trouble: None,
             answered: false,
             failure: None,
+            hold: None,
         }
+    }
+
+    /// The same, to be sent only while this hold is alive.
+    pub(crate) fn held_by(self, hold: Option<&Arc<Hold>>) -> Self {
+        let hold = hold.cloned();
+        Self { hold, ..self }
     }
 
     /// Which part of the plan it is.
@@ -156,13 +173,26 @@ impl Request {
             },
         };
         self.frame.check(&connection.hello)?;
+        if !self.may_leave() {
+            self.wait_for_hold(client, deadline).await;
+            if !self.may_leave() || client.routing_version() > self.version {
+                return Ok(());
+            }
+        }
         let request_id = connection.next_request_id();
         self.frame.set_request_id(request_id);
         // Until the answer says otherwise.
         self.sent = true;
-        let sending = connection.send(request_id, self.frame.bytes());
+        let sending = connection.send(request_id, self.frame.bytes(), || self.may_leave());
         match attend(client, &self.leg(), sending, deadline, None).await {
-            Attended::Done(sent) => self.ticket = Some(Link::ticket(connection, sent)),
+            Attended::Done(Ok(Some(reply))) => {
+                self.ticket = Some(Link::ticket(connection, Ok(reply)));
+            }
+            Attended::Done(Err(lost)) => self.ticket = Some(Link::ticket(connection, Err(lost))),
+            Attended::Done(Ok(None)) => {
+                self.sent = false;
+                self.missed(client, HOLD_IS_OVER.into(), false);
+            }
             Attended::Moved | Attended::Stalled | Attended::TimeUp => {
                 // Broken off in the middle of a frame: it cannot have been taken.
                 self.sent = false;
@@ -170,6 +200,28 @@ impl Request {
             }
         }
         Ok(())
+    }
+
+    /// Whether the hold on the task, if it is a task's push, is alive.
+    fn may_leave(&self) -> bool {
+        self.hold.as_ref().is_none_or(|hold| hold.is_alive())
+    }
+
+    /// Wait until it may leave or the time is up. Revoking the hold ends the whole call.
+    async fn wait_for_hold(&mut self, client: &Client, deadline: Deadline) {
+        let Some(hold) = self.hold.clone() else {
+            return;
+        };
+        self.missed(client, HOLD_IS_OVER.into(), false);
+        let since = self.since();
+        let mut alive = pin!(hold.alive());
+        while Instant::now() < deadline.at() {
+            let until = deadline.at().min(Instant::now() + SAY_AFTER);
+            if timeout_at(until, &mut alive).await.is_ok() {
+                return;
+            }
+            client.waits.waiting(since, || HOLD_IS_OVER.into());
+        }
     }
 
     /// Wait for the answer. `None`: it has to be tried again, or the time is up.
@@ -288,6 +340,7 @@ impl Request {
         Ok(Self {
             doubt: self.maybe_applied(),
             trouble: self.trouble.clone(),
+            hold: self.hold.clone(),
             ..Self::new(self.opcode, self.wanted, frame, part, link, version)
         })
     }

@@ -107,6 +107,12 @@ impl Routing {
         })
     }
 
+    /// Whether every slot has a master.
+    pub(crate) fn is_complete(&self) -> bool {
+        // Slots without one come last.
+        self.server_of_rank.last() != Some(&NO_MASTER)
+    }
+
     /// The place of a key's slot in the order.
     #[inline]
     pub fn rank(&self, key: u64) -> u32 {

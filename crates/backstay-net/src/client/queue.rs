@@ -1,0 +1,238 @@
+//! The pushes of one stream that are not settled: their numbers, their order, their failures.
+//!
+//! A client has a queue for its own stream, in which it numbers pushes one by one and gives up
+//! those that fail, and one for each task it works on, where [`super::batches`] numbers them and a
+//! failed push ends everything: no batch may be counted without one before it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use backstay_core::stream::{StreamId, WINDOW};
+use parking_lot::Mutex;
+use tokio::time::timeout_at;
+
+use super::batches::Batches;
+use super::error::ClientError;
+use super::hold::Hold;
+use super::link::Deadline;
+use super::push::Push;
+use super::Client;
+
+/// Failures remembered until somebody asks.
+const MAX_UNREPORTED: usize = 64;
+
+/// See the module's documentation.
+pub(super) struct PushQueue {
+    pub(super) stream: StreamId,
+    /// Checked before each frame of a task's push leaves.
+    pub(super) hold: Option<Arc<Hold>>,
+    /// Held while a push gets its number and leaves, so that the order is the same everywhere.
+    order: tokio::sync::Mutex<()>,
+    open: Mutex<Open>,
+    max_in_flight: usize,
+}
+
+enum Numbers {
+    Own { next: u64 },
+    Task(Batches),
+}
+
+struct Open {
+    numbers: Numbers,
+    in_flight: BTreeMap<u64, Arc<Push>>,
+    /// The first failure of a task's push: there will be no more.
+    failure: Option<ClientError>,
+    /// Failures that nobody has been told of, by number; the oldest few.
+    unreported: BTreeMap<u64, ClientError>,
+}
+
+impl PushQueue {
+    /// For the pushes that a client numbers itself.
+    pub(super) fn own(stream: StreamId, max_in_flight: usize) -> Self {
+        Self::new(stream, Numbers::Own { next: 0 }, None, max_in_flight)
+    }
+
+    /// For the pushes of a task.
+    pub(super) fn task(stream: StreamId, batches: Batches, max_in_flight: usize) -> Self {
+        let hold = Some(Arc::default());
+        Self::new(stream, Numbers::Task(batches), hold, max_in_flight)
+    }
+
+    fn new(
+        stream: StreamId,
+        numbers: Numbers,
+        hold: Option<Arc<Hold>>,
+        max_in_flight: usize,
+    ) -> Self {
+        Self {
+            stream,
+            hold,
+            order: tokio::sync::Mutex::default(),
+            open: Mutex::new(Open {
+                numbers,
+                in_flight: BTreeMap::new(),
+                failure: None,
+                unreported: BTreeMap::new(),
+            }),
+            max_in_flight: max_in_flight.clamp(1, WINDOW as usize / 2),
+        }
+    }
+
+    /// Wait until a push may get its number and leave.
+    pub(super) async fn take_turn(
+        &self,
+        client: &Client,
+        deadline: Deadline,
+    ) -> Result<tokio::sync::MutexGuard<'_, ()>, ClientError> {
+        let turn = async {
+            let order = self.order.lock().await;
+            while let Some(oldest) = self.oldest_if_full() {
+                // A failure is kept for its own caller or for a flush; here it is in the way.
+                let _ = oldest.settle(client).await;
+            }
+            order
+        };
+        let in_time = timeout_at(deadline.at(), turn).await;
+        in_time.map_err(|_| ClientError::Unavailable {
+            address: String::from("this push was not sent"),
+            reason: "earlier pushes were still under way".into(),
+            waited_ms: deadline.waited_ms(),
+        })
+    }
+
+    fn oldest_if_full(&self) -> Option<Arc<Push>> {
+        self.open.lock().oldest_if_full(self.max_in_flight)
+    }
+
+    /// Number a push and hold it in flight; also the floor to send along. For who has the turn.
+    pub(super) fn number(
+        &self,
+        ordinal: u32,
+        make: impl FnOnce(u64) -> Push,
+    ) -> Result<(Arc<Push>, u64), ClientError> {
+        let mut open = self.open.lock();
+        if let Some(failure) = &open.failure {
+            return Err(failure.clone());
+        }
+        let sequence = match &mut open.numbers {
+            Numbers::Own { next } => {
+                *next += 1;
+                *next - 1
+            }
+            Numbers::Task(batches) => batches.take(ordinal).map_err(ClientError::Invalid)?,
+        };
+        let push = Arc::new(make(sequence));
+        // Under one lock: no floor may pass a number that is taken and not in flight.
+        open.in_flight.insert(sequence, Arc::clone(&push));
+        let floor = open.floor();
+        Ok((push, floor))
+    }
+
+    /// A push will not be tried any more.
+    pub(super) fn settled(&self, sequence: u64, outcome: &Result<(), ClientError>) {
+        let mut open = self.open.lock();
+        open.in_flight.remove(&sequence);
+        if let Numbers::Task(batches) = &mut open.numbers {
+            batches.settle(sequence, outcome.is_ok());
+        }
+        if let Err(error) = outcome {
+            open.fail(error);
+            // Who revokes a hold need not be told of it.
+            if open.unreported.len() < MAX_UNREPORTED && !matches!(error, ClientError::HoldLost) {
+                open.unreported.insert(sequence, error.clone());
+            }
+        }
+    }
+
+    /// A push of a task failed before it had a number: no more will follow.
+    pub(super) fn fail(&self, error: &ClientError) {
+        let mut open = self.open.lock();
+        if let Numbers::Task(batches) = &mut open.numbers {
+            batches.fail();
+        }
+        open.fail(error);
+    }
+
+    /// Somebody was told of the outcome of a push.
+    pub(super) fn reported(&self, sequence: u64) {
+        self.open.lock().unreported.remove(&sequence);
+    }
+
+    /// Do something with the batches of a task, unless a push of it has failed.
+    pub(super) fn with_batches<T>(
+        &self,
+        work: impl FnOnce(&mut Batches) -> Result<T, String>,
+    ) -> Result<T, ClientError> {
+        let mut open = self.open.lock();
+        if let Some(failure) = &open.failure {
+            return Err(failure.clone());
+        }
+        match &mut open.numbers {
+            Numbers::Task(batches) => work(batches).map_err(ClientError::Invalid),
+            Numbers::Own { .. } => Err(ClientError::Invalid("this stream has no batches".into())),
+        }
+    }
+
+    /// How many batches of a task are settled.
+    pub(super) fn settled_batches(&self) -> u64 {
+        match &self.open.lock().numbers {
+            Numbers::Task(batches) => batches.settled(),
+            Numbers::Own { .. } => 0,
+        }
+    }
+
+    /// The first failure of a task's push.
+    pub(super) fn failure(&self) -> Option<ClientError> {
+        self.open.lock().failure.clone()
+    }
+
+    /// Whether there is nothing to wait for and nothing to tell.
+    pub(super) fn is_quiet(&self) -> bool {
+        let open = self.open.lock();
+        open.in_flight.is_empty() && open.unreported.is_empty()
+    }
+
+    /// Do something while no push is getting its number.
+    pub(super) async fn between_pushes<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _order = self.order.lock().await;
+        work()
+    }
+
+    /// Wait until every push is settled; the first failure that nobody was told of.
+    pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
+        let pushes: Vec<_> = self.open.lock().in_flight.values().cloned().collect();
+        for push in pushes {
+            // A failure is kept until it is reported, just below.
+            let _ = push.settle(client).await;
+        }
+        let unreported = std::mem::take(&mut self.open.lock().unreported);
+        unreported.into_values().next().map_or(Ok(()), Err)
+    }
+}
+
+impl Open {
+    /// Every number below it is settled: applied, or given up where that is allowed.
+    fn floor(&self) -> u64 {
+        match &self.numbers {
+            Numbers::Own { next } => self.in_flight.keys().next().map_or(*next, |&first| first),
+            Numbers::Task(batches) => batches.floor(),
+        }
+    }
+
+    /// The push to settle before another may leave: too many are under way, or the oldest
+    /// lags so far behind that slots could not remember a newer one.
+    fn oldest_if_full(&self, max_in_flight: usize) -> Option<Arc<Push>> {
+        let (&oldest, push) = self.in_flight.first_key_value()?;
+        let lags = match &self.numbers {
+            Numbers::Own { next } => next - oldest >= WINDOW / 2,
+            Numbers::Task(batches) => batches.highest().saturating_sub(oldest) >= WINDOW,
+        };
+        (self.in_flight.len() >= max_in_flight || lags).then(|| Arc::clone(push))
+    }
+
+    fn fail(&mut self, error: &ClientError) {
+        if matches!(self.numbers, Numbers::Task(_)) {
+            self.failure.get_or_insert_with(|| error.clone());
+        }
+    }
+}
