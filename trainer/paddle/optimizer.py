@@ -73,8 +73,6 @@ class DistributedOptimizer:
         steps_in_flight: int = 0,
     ) -> None:
         connected, _ = connection(client)
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer = optimizer._optimizer
         refuse_wrapped(optimizer)
         check_steps_in_flight(steps_in_flight)
         self._optimizer = optimizer
@@ -92,7 +90,8 @@ class DistributedOptimizer:
         self._cycle = PushCycle(
             connected, [(layer, 0) for layer in embeddings], dense, steps_in_flight
         )
-        setattr(optimizer, WRAPPED, True)
+        for wrapped in (optimizer, self):
+            setattr(wrapped, WRAPPED, True)
 
     @property
     def table_names(self) -> tuple[str, ...]:

@@ -100,8 +100,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         # The groups themselves, not copies: a scheduler of either optimizer changes both.
         super().__init__(groups, optimizer.defaults)
         self._whole = True
-        setattr(optimizer, WRAPPED, True)
-        setattr(self, WRAPPED, True)
+        for wrapped in (optimizer, self):
+            setattr(wrapped, WRAPPED, True)
 
     # Tells GradScaler to call step() with its scale set, so that step() can refuse it.
     _step_supports_amp_scaling = True

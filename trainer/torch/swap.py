@@ -130,4 +130,5 @@ def _twin(
     except ConfigError as error:
         raise ConfigError(f"the embedding {path!r} cannot move to the servers: {error}") from error
     swapped.train(layer.training)
-    return swapped.to(layer.weight.device)
+    swapped.to(layer.weight.device)
+    return swapped
