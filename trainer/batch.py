@@ -95,7 +95,7 @@ class Batch:
         positions = np.asarray(order, dtype=np.intp)
         if positions.ndim != 1:
             raise InvalidRequest(f"positions have the shape {positions.shape}; one dimension only")
-        if positions.size and not (0 <= positions.min() and positions.max() < self._length):
+        if positions.size and not (positions.min() >= 0 and positions.max() < self._length):
             raise InvalidRequest(f"a position is not among 0..{self._length - 1}")
         rows = self._rows
         rows = positions + rows.start if isinstance(rows, slice) else rows[positions]

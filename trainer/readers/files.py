@@ -1,0 +1,254 @@
+"""The files of a data set: paths, patterns, folders and URLs to names, sizes and open files.
+
+A shard's name is the file's path as the user wrote it (or as its pattern matched), or its URL
+without a password: what leads to the same file on every worker. Everything that can go wrong with
+storage comes out as ``DataUnavailable`` with that name.
+
+Imports the errors; fsspec and a protocol's package only when a URL asks for them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from backstay.errors import BackstayError, ConfigError, DataChanged, DataUnavailable
+
+__all__ = ["DataFile", "FileSet", "KnownSizes", "OpenFile", "reading"]
+
+ERROR_TEXT_MAX = 500
+# Fetched ahead from a remote file; large, because each fetch costs a round trip.
+REMOTE_BLOCK_BYTES = 8 * 1024 * 1024
+# The extra of this package that brings a protocol's own.
+_EXTRAS: Mapping[str, str] = {"s3": "s3", "s3a": "s3"}
+_USER_INFO = re.compile(r"(?<=://)[^/@]*@")
+_PATTERN = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file: its shard name, and how to get at it (``system`` is fsspec's, None for local)."""
+
+    name: str
+    path: str
+    system: Any = None
+
+    def size(self) -> int:
+        """Return its length in bytes, as it is now.
+
+        Raises:
+            DataUnavailable: It is not there, is no file, or cannot be looked at.
+        """
+        with reading(self.name):
+            if self.system is None:
+                found = os.stat(self.path)
+                # To open a pipe that somebody has left there would wait for ever.
+                if not stat.S_ISREG(found.st_mode):
+                    raise FileNotFoundError("it is not a file")
+                return found.st_size
+            # Without what it remembers of listings: others write there too.
+            self.system.invalidate_cache()
+            return int(self.system.info(self.path)["size"])
+
+    @contextmanager
+    def open(self) -> Iterator[OpenFile]:
+        """Open it for reading.
+
+        Raises:
+            DataUnavailable: It cannot be opened; so does each read.
+        """
+        file: BinaryIO
+        with reading(self.name):
+            if self.system is None:
+                file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+            else:
+                file = self.system.open(self.path, "rb", block_size=REMOTE_BLOCK_BYTES)
+        with file:
+            yield OpenFile(self.name, file)
+
+
+class OpenFile:
+    """A file that is open for reading at any place; ``raw`` is for libraries that want a file."""
+
+    def __init__(self, name: str, raw: BinaryIO) -> None:
+        self.name = name
+        self.raw = raw
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return the bytes from an offset on: ``size`` of them, fewer only at the end.
+
+        Raises:
+            DataUnavailable: They cannot be read.
+        """
+        with reading(self.name):
+            if self.raw.tell() != offset:
+                self.raw.seek(offset)
+            content = self.raw.read(size)
+            while 0 < len(content) < size and (more := self.raw.read(size - len(content))):
+                content += more
+            return content
+
+
+class KnownSizes:
+    """The sizes that files had when they were first read; a file that has another now is refused.
+
+    Of files that are written to while a job reads them nothing could be said.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+
+    def check(self, file: DataFile) -> int:
+        """Return the file's size.
+
+        Raises:
+            DataChanged: It had another one before.
+            DataUnavailable: It cannot be looked at.
+        """
+        size = file.size()
+        known = self._sizes.setdefault(file.name, size)
+        if size != known:
+            raise DataChanged(
+                f"{file.name}: had {known} bytes when it was first read and has {size} now; files "
+                "of a running job must not change. Put the old one back, or begin a new job"
+            )
+        return size
+
+
+class FileSet:
+    """The files that a list of paths names, in a stable order, each once.
+
+    Args:
+        paths: Files, folders (all files below, but for hidden ones and those that begin with
+            ``_``), patterns with ``*``, ``?``, ``[..]`` and ``**``, or URLs of any of these.
+        storage: Options of fsspec's file system; credentials are best left to the environment.
+    """
+
+    def __init__(self, paths: Sequence[str], storage: Mapping[str, Any] | None = None) -> None:
+        self._paths = tuple(paths)
+        self._storage = dict(storage or {})
+        self._systems: dict[str, Any] = {}
+
+    def files(self) -> list[DataFile]:
+        """Return the files. What is not there is an error, an empty folder too.
+
+        Raises:
+            DataUnavailable: A path leads to nothing, or cannot be reached.
+            ConfigError: A URL's protocol is unknown, or its package is missing.
+        """
+        names: dict[str, None] = {}
+        for path in self._paths:
+            found = self._remote_names(path) if "://" in path else _local_names(path)
+            if not found:
+                raise DataUnavailable(f"{_without_secret(path)}: there is no such file or folder")
+            names.update(dict.fromkeys(found))
+        return [self.file(name) for name in names]
+
+    def file(self, name: str) -> DataFile:
+        """Return the file of a shard's name; it is not opened."""
+        if "://" not in name:
+            return DataFile(name, name)
+        system, path = self._system(name)
+        return DataFile(_without_secret(name), path, system)
+
+    def _remote_names(self, url: str) -> list[str]:
+        system, path = self._system(url)
+        with reading(_without_secret(url)):
+            system.invalidate_cache()
+            if _PATTERN.search(path):
+                found = [str(each) for each in system.glob(path)]
+                files = [each for each in found if system.isfile(each)]
+            elif system.isfile(path):
+                return [_without_secret(url)]
+            else:
+                files = [str(each) for each in system.find(path)]
+                files = [each for each in files if not _is_hidden(each, path)]
+        prefix, _, _ = _without_secret(url).partition("://")
+        names = []
+        for each in sorted(files):
+            # Some file systems give the URL's own form back, some their path without the protocol.
+            whole = str(system.unstrip_protocol(each))
+            names.append(f"{prefix}://{whole.partition('://')[2]}")
+        return names
+
+    def _system(self, url: str) -> tuple[Any, str]:
+        """Return the file system and the path there; one file system for all names of a host."""
+        host = _host(url)
+        protocol = host.partition("://")[0]
+        # A shard's name has no password; the path that the user wrote may have one.
+        of_user = next((path for path in self._paths if _host(path) == host), url)
+        try:
+            from fsspec.core import url_to_fs
+
+            if host not in self._systems:
+                self._systems[host] = url_to_fs(of_user, **self._storage)[0]
+            system = self._systems[host]
+            return system, str(system._strip_protocol(url))
+        except ImportError as error:
+            extra = _EXTRAS.get(protocol)
+            install = f"pip install 'backstay[{extra}]'" if extra else str(error)
+            raise ConfigError(
+                f"{_without_secret(url)} needs a package that is missing: {install}"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{_without_secret(url)}: {_safe(error)}") from error
+        # Some connect at once, with errors of their own, of no common class.
+        except Exception as error:
+            raise DataUnavailable(f"{_without_secret(url)}: {_safe(error)}") from error
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn what storage raises into ``DataUnavailable`` with this name; ours pass.
+
+    Raises:
+        DataUnavailable: Anything but an error of this package went wrong in the body.
+    """
+    try:
+        yield
+    except BackstayError:
+        raise
+    # Each protocol's package has errors of its own, of no common class.
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _safe(error)
+        raise DataUnavailable(f"{name}: {reason}") from error
+
+
+def _local_names(path: str) -> list[str]:
+    with reading(path):
+        if os.path.isdir(path):
+            below = (str(each) for each in Path(path).rglob("*") if each.is_file())
+            return sorted(each for each in below if not _is_hidden(each, path))
+        # A file may have a bracket in its name.
+        if os.path.exists(path):
+            return [path]
+        return sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
+
+
+def _is_hidden(path: str, folder: str) -> bool:
+    """Whether a part of the path below the folder is a marker or remnant, such as ``_SUCCESS``."""
+    below = path[len(folder) :] if path.startswith(folder) else path
+    return any(part.startswith((".", "_")) for part in below.strip("/").split("/"))
+
+
+def _host(url: str) -> str:
+    """Return the beginning of a URL up to its path, without a password."""
+    protocol, _, rest = _without_secret(url).partition("://")
+    return f"{protocol}://{rest.partition('/')[0]}"
+
+
+def _without_secret(url: str) -> str:
+    return _USER_INFO.sub("", url)
+
+
+def _safe(error: BaseException) -> str:
+    """Return the beginning of an error's text without what looks like a URL's password."""
+    text = (str(error) or type(error).__name__).partition("\n")[0][:ERROR_TEXT_MAX]
+    return _without_secret(text)

@@ -1,0 +1,108 @@
+"""Files of JSON objects, one a line, plain or gzip, here or behind a URL.
+
+What it costs is said in ``readers.delimited``. Imports the readers' text modules.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from backstay.errors import DataDamaged
+from backstay.trainer.batch import Record
+from backstay.trainer.readers.base import BadRecords, Metadata, Shard
+from backstay.trainer.readers.files import DataFile, FileSet
+from backstay.trainer.readers.options import check_options, text_tuple
+from backstay.trainer.readers.splitting import Piece
+from backstay.trainer.readers.text_files import TextFile, TextFiles
+
+__all__ = ["JsonLinesReader"]
+
+_OPTIONS: Mapping[str, type] = {"columns": tuple, "storage": Mapping}
+# Damaged records at a file's beginning, among which a first good one is looked for.
+LOOKED_AT_MAX = 1000
+
+
+class JsonLinesReader:
+    """Records as dicts; a line that is no JSON object is damaged, a blank one is no record.
+
+    Args:
+        files: The files.
+        options: ``columns``: the names for ``metadata`` (otherwise those of the first record),
+            which each record must have; ``storage``: of fsspec's file system.
+
+    Raises:
+        ConfigError: An option is unknown or wrong.
+    """
+
+    def __init__(self, files: FileSet, options: Mapping[str, Any]) -> None:
+        check_options("jsonl", options, _OPTIONS)
+        self._files = files
+        self._columns = text_tuple("columns", options["columns"]) if "columns" in options else ()
+        self._texts = TextFiles(None)
+        self._metadata: Metadata | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def metadata(self) -> Metadata:
+        """See ``Reader``; reads the beginning of the first file unless columns are named."""
+        if self._metadata is None:
+            self._metadata = Metadata(self._columns or self._first_keys())
+        return self._metadata
+
+    def shards(self) -> Iterator[Shard]:
+        """See ``Reader``; one pass over each file."""
+        for file in self._files.files():
+            yield Shard(file.name, self._text(file).total())
+
+    def read(self, shard: str, start: int, count: int, bad: BadRecords) -> Iterator[Record]:
+        """See ``Reader``."""
+        text = self._text(self._files.file(shard))
+        for piece in text.read(start, count):
+            yield from self._records(text.name, piece, bad)
+
+    def read_columns(
+        self, shard: str, start: int, count: int, bad: BadRecords | None = None
+    ) -> None:
+        """See ``Reader``: JSON has no columns."""
+        del shard, start, count, bad
+
+    def _records(self, name: str, piece: Piece, bad: BadRecords) -> Iterator[Record]:
+        for number, line in enumerate(piece.texts()):
+            reason = piece.bad.get(number)
+            if reason is None:
+                try:
+                    record = json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    reason = f"not UTF-8: {error.reason} at byte {error.start} of the record"
+                except json.JSONDecodeError as error:
+                    reason = f"not JSON: {error.msg} at character {error.pos} of the record"
+                except RecursionError:
+                    reason = "JSON that is nested too deeply"
+                else:
+                    reason = self._misfit(record)
+                    if reason is None:
+                        yield record
+            if reason is not None:
+                bad.add(name, piece.offset_of(number), reason)
+
+    def _misfit(self, record: Any) -> str | None:
+        if not isinstance(record, dict):
+            return f"a JSON {type(record).__name__}, not an object"
+        missing = [name for name in self._columns if name not in record]
+        return f"has no {missing}" if missing else None
+
+    def _text(self, file: DataFile) -> TextFile:
+        return self._texts.known(file) or self._texts.add(file, 0)
+
+    def _first_keys(self) -> tuple[str, ...]:
+        unlimited = BadRecords(LOOKED_AT_MAX, kept=0)
+        for file in self._files.files():
+            text = self._text(file)
+            # As far as the first good record, not to the file's end.
+            for piece in text.pieces():
+                for record in self._records(text.name, piece, unlimited):
+                    return tuple(record)
+        raise DataDamaged("no JSON object is in any of the files")

@@ -1,0 +1,97 @@
+"""From a DataSpec to its reader.
+
+Imports the readers, each with its packages, only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from backstay.errors import ConfigError
+from backstay.job_spec import DataSpec
+from backstay.trainer.readers.base import Reader
+from backstay.trainer.readers.delimited import DelimitedOptions, DelimitedReader
+from backstay.trainer.readers.files import FileSet
+
+__all__ = ["kind_of", "open_reader"]
+
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".recordio": "recordio",
+    ".rio": "recordio",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+
+
+def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
+    """Return the reader of a job's data. Files are looked at when records are asked for.
+
+    Args:
+        data: Kind, paths and options.
+        module: The model file's module; for ``custom`` its ``custom_data_reader`` is called.
+
+    Raises:
+        ConfigError: An option is wrong, a package is missing, or the kind cannot be told.
+        DataUnavailable: The kind is ``auto`` and the files cannot be looked at.
+    """
+    options = data.options
+    if data.kind == "custom":
+        from backstay.trainer.readers.custom import open_custom
+
+        return open_custom(data, module)
+    if data.kind == "sql":
+        from backstay.trainer.readers.sql import SqlReader
+
+        return SqlReader(data.paths, options)
+    storage = options.get("storage", {})
+    if not isinstance(storage, dict):
+        raise ConfigError(f"options.storage: is {storage!r}; names with values are expected")
+    files = FileSet(data.paths, storage)
+    kind = kind_of(files) if data.kind == "auto" else data.kind
+    if kind in ("csv", "tsv"):
+        return DelimitedReader(files, DelimitedOptions.from_mapping(kind, options))
+    if kind == "jsonl":
+        from backstay.trainer.readers.json_lines import JsonLinesReader
+
+        return JsonLinesReader(files, options)
+    if kind == "recordio":
+        from backstay.trainer.readers.recordio import RecordIOReader
+
+        return RecordIOReader(files, options)
+    if kind == "parquet":
+        from backstay.trainer.readers.parquet import ParquetReader
+
+        return ParquetReader(files, options)
+    from backstay.trainer.readers.arrow_files import ArrowReader
+
+    return ArrowReader(files, options)
+
+
+def kind_of(files: FileSet) -> str:
+    """Return the format of files by their ending, without a ``.gz`` at the end of it.
+
+    Raises:
+        ConfigError: An ending is not known, or files are of several formats.
+        DataUnavailable: A path leads to nothing, or cannot be reached.
+    """
+    kinds = {}
+    for file in files.files():
+        name = file.name.lower().removesuffix(".gz")
+        kind = next((kind for end, kind in _SUFFIXES.items() if name.endswith(end)), None)
+        if kind is None:
+            raise ConfigError(
+                f"kind: {file.name} has none of the endings {sorted(_SUFFIXES)}; say which kind "
+                "it is"
+            )
+        kinds[kind] = file.name
+    if len(kinds) > 1:
+        raise ConfigError(f"kind: the files are of several formats: {kinds}; use one of them")
+    return next(iter(kinds))
