@@ -1,22 +1,28 @@
 """The course of a job: which rounds are open now, which comes next, when it ends.
 
-Level-triggered: events come in, and ``open_rounds``, ``cut_rounds`` and ``outcome`` say how things
-should stand; the caller makes it so. Training passes follow one another; an evaluation comes after
-each pass (the next pass waits for it, so that it sees one state of the model) or every so many
-steps (beside the training; at most one waits). Imports ``master.core`` and ``json_fields``.
+Level-triggered: events come in, and ``open_rounds`` and ``outcome`` say how things should stand;
+the caller makes it so. A round that is no longer open and not over is to be cut short. Training
+passes follow one another; an evaluation comes after each pass (the next pass waits for it, so that
+it sees one state of the model) or every so many steps, beside the training; at most one more waits.
+Imports ``master.core``, ``backstay.errors`` and ``json_fields``; does no I/O.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
-from backstay.master.core.rounds import RoundId
+from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.master.core.rounds import RoundId, RoundKind
 
 __all__ = ["Course", "CoursePlan", "EarlyStopRule", "Outcome"]
 
 Outcome = Literal["finished", "finished_with_parked", "stopped", "failed"]
+_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class EarlyStopRule:
     Attributes:
         metric: Name of the metric that is looked at.
         mode: Whether a higher ("max") or a lower value is better.
-        patience: Training ends after so many evaluations in a row without a better value.
+        patience: Training ends after so many evaluations in a row without a better value. One
+            without the metric, or with NaN, is not better.
         min_delta: A value must be better by more than this to count as better.
     """
 
@@ -34,6 +41,21 @@ class EarlyStopRule:
     mode: Literal["max", "min"] = "max"
     patience: int = 1
     min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("max", "min"):
+            raise ConfigError(f"early_stop.mode = {self.mode!r}: must be max or min")
+        if self.patience < 1 or not self.min_delta >= 0.0:
+            raise ConfigError("early_stop: patience must be at least 1, min_delta at least 0")
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Return whether a value is better than the best one so far (None: there is none)."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        gain = value - best if self.mode == "max" else best - value
+        return gain > self.min_delta
 
 
 @dataclass(frozen=True)
@@ -58,42 +80,117 @@ class CoursePlan:
     train_end: bool = False
     predicts: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("passes", "evaluation_every_steps", "max_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be at least 0")
+        if not (self.passes or self.evaluates or self.predicts):
+            raise ConfigError(
+                "the job has no data: neither to train on, to evaluate nor to predict"
+            )
+        if self.early_stop is not None and not (self.passes and self.evaluates):
+            raise ConfigError("early_stop: needs training and validation data")
+
 
 class Course:
     """Where a job is in its plan. All of it is in ``to_json``."""
 
     def __init__(self, plan: CoursePlan) -> None:
         """Begin a job with its first round open."""
-        raise NotImplementedError
+        self._plan = plan
+        self._passes_over = 0
+        self._training_over = plan.passes == 0
+        self._steps = 0
+        # The round that is open, else 0; whether another waits; the steps at the last one's start.
+        self._evaluation = 0
+        self._evaluation_waits = plan.passes == 0 and plan.evaluates
+        self._evaluations = 0
+        self._evaluated_steps = 0
+        self._metrics: dict[str, float] = {}
+        self._best: float | None = None
+        self._not_better = 0
+        self._train_end_due = plan.train_end and plan.passes > 0
+        self._train_ends = 0
+        self._predicted = not plan.predicts
+        self._parked: dict[RoundId, int] = {}
+        self._reopened: set[RoundId] = set()
+        self._ended: Outcome | None = None
+        self._reason = ""
+        self._advance()
+
+    @property
+    def plan(self) -> CoursePlan:
+        """What the job consists of."""
+        return self._plan
 
     @property
     def open_rounds(self) -> tuple[RoundId, ...]:
         """The rounds whose tasks are to be given out, those to be served first at the front."""
-        raise NotImplementedError
+        if self._ended is not None:
+            return ()
+        rounds = sorted(self._reopened, key=lambda each: (each.kind.value, each.number))
+        if self._evaluation:
+            rounds.append(RoundId(RoundKind.EVALUATION, self._evaluation))
+        if self._trains:
+            rounds.append(RoundId(RoundKind.TRAINING, self._passes_over + 1))
+        if not rounds and self._train_end_due:
+            rounds.append(RoundId(RoundKind.TRAIN_END, self._train_ends + 1))
+        if not rounds and not self._predicted:
+            rounds.append(RoundId(RoundKind.PREDICTION, 1))
+        return tuple(rounds)
 
     @property
     def outcome(self) -> Outcome | None:
         """How the job ended; None while it goes on."""
-        raise NotImplementedError
+        return self._ended
 
     @property
     def reason(self) -> str:
         """Why training or the job ended before its plan was done; else empty."""
-        raise NotImplementedError
+        return self._reason
 
     @property
     def steps(self) -> int:
         """Training steps (batches) so far, all passes together."""
-        raise NotImplementedError
+        return self._steps
+
+    @property
+    def passes_over(self) -> int:
+        """How many training passes are over."""
+        return self._passes_over
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """The last evaluation's metrics."""
-        raise NotImplementedError
+        return MappingProxyType(self._metrics)
+
+    @property
+    def evaluated_steps(self) -> int:
+        """Training steps when the last evaluation began."""
+        return self._evaluated_steps
+
+    @property
+    def parked(self) -> Mapping[RoundId, int]:
+        """How many tasks are parked in rounds that are over."""
+        return MappingProxyType(self._parked)
 
     def add_steps(self, steps: int) -> None:
-        """Count training steps: may make an evaluation due, or end the training."""
-        raise NotImplementedError
+        """Count training steps: may make an evaluation due, or end the training.
+
+        Raises:
+            InvalidRequest: ``steps`` is negative.
+        """
+        if steps < 0:
+            raise InvalidRequest(f"{steps} steps: must not be negative")
+        before, self._steps = self._steps, self._steps + steps
+        if self._ended is not None or self._training_over:
+            return
+        every = self._plan.evaluation_every_steps
+        if self._plan.evaluates and every and before // every < self._steps // every:
+            self._evaluation_waits = True
+        if self._plan.max_steps and self._steps >= self._plan.max_steps:
+            self._end_training(f"max_steps: {self._plan.max_steps} steps are done")
+        self._advance()
 
     def round_over(
         self, round_id: RoundId, parked: int = 0, metrics: Mapping[str, float] | None = None
@@ -105,29 +202,190 @@ class Course:
             parked: How many of its tasks are parked.
             metrics: Of an evaluation; may be empty.
         """
-        raise NotImplementedError
+        if round_id not in self.open_rounds:
+            return
+        self._parked.pop(round_id, None)
+        if parked:
+            self._parked[round_id] = parked
+        if round_id in self._reopened:
+            self._reopened.discard(round_id)
+        elif round_id.kind is RoundKind.TRAINING:
+            self._passes_over += 1
+            if self._plan.evaluates and not self._plan.evaluation_every_steps:
+                self._evaluation_waits = True
+            if self._passes_over >= self._plan.passes:
+                self._end_training("")
+        elif round_id.kind is RoundKind.EVALUATION:
+            self._evaluation = 0
+            self._judge(metrics or {})
+        elif round_id.kind is RoundKind.TRAIN_END:
+            self._train_end_due = False
+            self._train_ends += 1
+        else:
+            self._predicted = True
+        self._advance()
 
     def reopen(self, round_id: RoundId) -> bool:
-        """Open a round again whose parked tasks were put back; False if it never ended so."""
-        raise NotImplementedError
+        """Open a round again whose parked tasks were put back; False if it is not known so.
+
+        Works after the job has ended with parked tasks, too: it goes on with these, runs the end
+        of training again, and ends anew. An evaluation is not opened again; its outputs are gone.
+        """
+        if (
+            round_id not in self._parked
+            or round_id.kind is RoundKind.EVALUATION
+            or self._ended in ("stopped", "failed")
+        ):
+            return False
+        self._ended = None
+        self._reopened.add(round_id)
+        if round_id.kind is RoundKind.TRAINING:
+            self._train_end_due = self._plan.train_end
+        return True
 
     def stop(self, reason: str) -> None:
-        """End the job now, as "stopped"."""
-        raise NotImplementedError
+        """End the job now, as "stopped"; one that has ended stays as it is."""
+        self._end("stopped", reason)
 
     def fail(self, reason: str) -> None:
-        """End the job now, as "failed"."""
-        raise NotImplementedError
+        """End the job now, as "failed"; one that has ended stays as it is."""
+        self._end("failed", reason)
 
     def to_json(self) -> str:
         """Return where the job is, as JSON."""
-        raise NotImplementedError
+        return dump(
+            {
+                "passes_over": self._passes_over,
+                "training_over": self._training_over,
+                "steps": self._steps,
+                "evaluation": self._evaluation,
+                "evaluation_waits": self._evaluation_waits,
+                "evaluations": self._evaluations,
+                "evaluated_steps": self._evaluated_steps,
+                # NaN and infinity are no JSON: every number goes as a text.
+                "metrics": {name: repr(value) for name, value in self._metrics.items()},
+                "best": "" if self._best is None else repr(self._best),
+                "not_better": self._not_better,
+                "train_ends": self._train_ends,
+                "train_end_due": self._train_end_due,
+                "predicted": self._predicted,
+                "parked": {str(round_id): count for round_id, count in self._parked.items()},
+                "reopened": sorted(map(str, self._reopened)),
+                "ended": self._ended or "",
+                "reason": self._reason,
+            }
+        )
 
     @classmethod
     def from_json(cls, plan: CoursePlan, text: str) -> Course:
         """Return the course that ``to_json`` wrote, under a plan that may have changed.
 
+        With more passes than were planned before, a job that had finished goes on.
+
         Raises:
             InvalidRequest: It is no such text.
         """
-        raise NotImplementedError
+        what = "course"
+        fields = parse_fields(what, text, _FIELDS)
+        whole_numbers_of(what, "a count", [fields[name] for name in _COUNTS])
+        whole_numbers_of(what, "parked", list(fields["parked"].values()))
+        ended = fields["ended"]
+        if ended not in ("", *_OUTCOMES):
+            raise InvalidRequest(f"{what}: ended is {ended!r}")
+        course = cls(plan)
+        for name in (*_COUNTS, "training_over", "evaluation_waits", "train_end_due", "predicted"):
+            setattr(course, f"_{name}", fields[name])
+        course._reason = fields["reason"]
+        try:
+            course._metrics = {name: float(value) for name, value in fields["metrics"].items()}
+            course._best = float(fields["best"]) if fields["best"] else None
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{what}: metrics and best: {error}") from error
+        course._parked = {RoundId.parse(name): count for name, count in fields["parked"].items()}
+        course._reopened = set(map(RoundId.parse, fields["reopened"]))
+        course._ended = ended or None
+        course._take_over_plan()
+        return course
+
+    @property
+    def _trains(self) -> bool:
+        """Whether a training pass is open: not before the evaluation after the last one."""
+        between = self._plan.evaluation_every_steps == 0 and self._evaluation
+        return not self._training_over and not between
+
+    def _advance(self) -> None:
+        """Open the evaluation that waits, and end the job when nothing is left."""
+        if self._ended is not None:
+            return
+        if self._evaluation_waits and not self._evaluation:
+            self._evaluation_waits = False
+            self._evaluations += 1
+            self._evaluation = self._evaluations
+            self._evaluated_steps = self._steps
+        if not self.open_rounds:
+            self._ended = "finished_with_parked" if self._parked else "finished"
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        if self._ended is None:
+            self._ended = outcome
+            self._reason = reason
+
+    def _end_training(self, reason: str) -> None:
+        """Train no more; the model as it is then is evaluated once, unless it just was."""
+        self._training_over = True
+        self._reason = self._reason or reason
+        # An evaluation under way or just over saw the model before the last steps, if there were
+        # any since it began. Stopping early is a judgement on the model: no further one is needed.
+        if self._plan.evaluates and not reason.startswith("early_stop"):
+            self._evaluation_waits |= self._evaluated_steps < self._steps or not self._evaluations
+
+    def _judge(self, metrics: Mapping[str, float]) -> None:
+        """Take in the metrics of an evaluation; end the training if it got no better."""
+        self._metrics = dict(metrics)
+        rule = self._plan.early_stop
+        if rule is None:
+            return
+        value = metrics.get(rule.metric, math.nan)
+        if rule.is_better(value, self._best):
+            self._best = value
+            self._not_better = 0
+            return
+        self._not_better += 1
+        if self._not_better >= rule.patience and not self._training_over:
+            best = "none so far" if self._best is None else f"{self._best:g}"
+            self._evaluation_waits = False
+            self._end_training(
+                f"early_stop: {rule.metric} was not better in {self._not_better} evaluations "
+                f"(last {value:g}, best {best})"
+            )
+
+    def _take_over_plan(self) -> None:
+        """Train on if the plan has more passes than it had and nothing else ended the training.
+
+        A pass that was cut short (max_steps, early stop) is never taken up again: the streams of
+        its unfinished tasks are closed.
+        """
+        went_well = self._ended in (None, "finished", "finished_with_parked") and not self._reason
+        if went_well and self._training_over and self._passes_over < self._plan.passes:
+            self._training_over = False
+            self._ended = None
+            self._train_end_due = self._plan.train_end
+        self._advance()
+
+
+_COUNTS = (
+    "passes_over",
+    "steps",
+    "evaluation",
+    "evaluations",
+    "evaluated_steps",
+    "not_better",
+    "train_ends",
+)
+_FIELDS: Mapping[str, type[Any]] = {
+    **dict.fromkeys(_COUNTS, int),
+    **dict.fromkeys(("training_over", "evaluation_waits", "train_end_due", "predicted"), bool),
+    **dict.fromkeys(("metrics", "parked"), dict),
+    **dict.fromkeys(("best", "ended", "reason"), str),
+    "reopened": list,
+}

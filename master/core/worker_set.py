@@ -1,16 +1,25 @@
 """Which worker processes should run: their number, relaunches with a pause and a limit.
 
 Level-triggered: the launcher reports who is alive and who ended how; ``wanted`` says which ids
-should run. An id stands for one process and is never used again. Imports ``backstay.errors`` and
-``json_fields``; does no I/O.
+should run. An id stands for one process and is never used again. A *place* is what a worker
+fills: when its worker ends, another one takes it after a pause, until it was in vain too often.
+Imports ``backstay.errors`` and ``json_fields``; does no I/O.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from backstay.consensus.json_fields import dump, fields_of, parse_fields, whole_numbers_of
+from backstay.errors import ConfigError, InvalidRequest
+
 __all__ = ["WorkerPolicy", "WorkerSet"]
+
+# As Popen tells it, and as a shell or a container does. Whoever sends these means the process,
+# or needs its memory; neither is a fault of the program.
+_KILLED = {code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number)}
 
 
 @dataclass(frozen=True)
@@ -21,9 +30,10 @@ class WorkerPolicy:
         initial, least, most: Number at the start, and the bounds of ``scale``.
         max_relaunches: How often in a row a worker that failed by itself is replaced; one that was
             killed (signal 9 or 15) always is.
-        backoff_s: Pause before a replacement; doubled with each in a row.
+        backoff_s: Pause before a replacement; doubled with each in a row. The first one of a
+            worker that was killed needs none.
         backoff_max_s: The longest such pause.
-        steady_s: A worker that ran so long begins its count anew.
+        steady_s: After a worker that ran so long the counts of its place begin anew.
     """
 
     initial: int = 1
@@ -34,63 +44,174 @@ class WorkerPolicy:
     backoff_max_s: float = 30.0
     steady_s: float = 300.0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.initial <= self.most:
+            raise ConfigError(
+                f"workers: initial = {self.initial} must be within {self.least} to {self.most}"
+            )
+        if self.max_relaunches < 0:
+            raise ConfigError(f"max_relaunches = {self.max_relaunches}: must be at least 0")
+        if not (0 <= self.backoff_s <= self.backoff_max_s and self.steady_s >= 0):
+            raise ConfigError("workers: 0 <= backoff_s <= backoff_max_s, steady_s >= 0 must hold")
+
+
+class _Place:
+    """What one worker fills.
+
+    Attributes:
+        worker: Number of its worker; None while it waits for the next one.
+        failures: How often in a row a worker of it failed by itself.
+        relaunches: How often in a row a worker of it ended, by itself or not.
+        not_before_s: When the next worker may come.
+        since_s: When its worker was first reported alive; None: not yet.
+        last: How its last worker ended.
+        given_up: Whether there will be no other one.
+    """
+
+    __slots__ = (
+        "failures",
+        "given_up",
+        "last",
+        "not_before_s",
+        "relaunches",
+        "since_s",
+        "worker",
+    )
+
+    def __init__(self) -> None:
+        self.worker: int | None = None
+        self.failures = 0
+        self.relaunches = 0
+        self.not_before_s = float("-inf")
+        self.since_s: float | None = None
+        self.last = ""
+        self.given_up = False
+
 
 class WorkerSet:
     """The workers of a job."""
 
     def __init__(self, policy: WorkerPolicy) -> None:
         """Begin with ``initial`` workers wanted."""
-        raise NotImplementedError
+        self._policy = policy
+        self._places: list[_Place] = []
+        self._next_id = 0
+        self._desired = 0
+        self._finished = False
+        self._set_places(policy.initial)
 
     def wanted(self, now_s: float) -> tuple[str, ...]:
         """Return the ids that should run, oldest first; makes the ids that are due."""
-        raise NotImplementedError
+        if self._finished:
+            return ()
+        for place in self._places:
+            if place.worker is None and not place.given_up and place.not_before_s <= now_s:
+                place.worker, self._next_id = self._next_id, self._next_id + 1
+        return tuple(
+            f"w-{number}"
+            for number in sorted(p.worker for p in self._places if p.worker is not None)
+        )
 
     def next_change_s(self) -> float | None:
         """Return when a pause ends and ``wanted`` may have one more; None if none is waited for."""
-        raise NotImplementedError
+        ends = [p.not_before_s for p in self._places if p.worker is None and not p.given_up]
+        return min(ends) if ends and not self._finished else None
 
     def alive(self, workers: Iterable[str], now_s: float) -> list[str]:
         """Take over a launcher's list of running processes; return those found to be lost.
 
         Lost is who was in an earlier list, is not in this one, and whose end was not reported:
-        it counts as killed.
+        it counts as killed. Report exits first.
         """
-        raise NotImplementedError
+        running = set(workers)
+        lost = []
+        for place in self._places:
+            if place.worker is None:
+                continue
+            worker = f"w-{place.worker}"
+            if worker in running:
+                place.since_s = now_s if place.since_s is None else place.since_s
+            elif place.since_s is not None:
+                lost.append(worker)
+                self._ended(place, f"{worker} was lost", killed=True, now_s=now_s)
+        return lost
 
     def exited(self, worker: str, code: int, now_s: float) -> None:
-        """Take note that a process ended; ``code`` is negative for a signal, as Popen has it."""
-        raise NotImplementedError
+        """Take note that a process ended; ``code`` is negative for a signal, as Popen has it.
+
+        One that is not wanted (any more) is ignored, so exits may be told again.
+        """
+        place = self._place_of(worker)
+        if place is not None:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._ended(place, f"{worker} ended with {how}", killed=code in _KILLED, now_s=now_s)
 
     def replace(self, worker: str, now_s: float) -> bool:
         """Want another process instead of this one, which hangs; False if it is not wanted."""
-        raise NotImplementedError
+        place = self._place_of(worker)
+        if place is None:
+            return False
+        self._ended(place, f"{worker} hung", killed=False, now_s=now_s)
+        return True
 
     def scale(self, workers: int) -> None:
-        """Want so many workers; the newest are stopped first.
+        """Want so many workers; the newest are stopped first. Places given up get a new chance.
 
         Raises:
             InvalidRequest: That is outside ``least`` to ``most``.
         """
-        raise NotImplementedError
+        if not self._policy.least <= workers <= self._policy.most:
+            raise InvalidRequest(
+                f"{workers} workers: the job has {self._policy.least} to {self._policy.most}"
+            )
+        self._places = [place for place in self._places if not place.given_up]
+        self._set_places(workers)
 
     def finish(self) -> None:
         """Want no workers any more."""
-        raise NotImplementedError
+        self._finished = True
 
     @property
     def desired(self) -> int:
         """How many workers are wanted in all."""
-        raise NotImplementedError
+        return 0 if self._finished else self._desired
 
     @property
     def failed(self) -> str:
-        """Why fewer than ``least`` workers can be kept, which ends the job; else empty."""
-        raise NotImplementedError
+        """Why fewer than ``least`` workers can be kept, which ends the job; else empty.
+
+        With ``least`` 0 that is when none can be kept, though some are wanted.
+        """
+        given_up = [place for place in self._places if place.given_up]
+        left = len(self._places) - len(given_up)
+        if not given_up or left >= max(1, self._policy.least):
+            return ""
+        worst = given_up[-1]
+        return (
+            f"only {left} of at least {max(1, self._policy.least)} workers can be kept: "
+            f"{worst.last}, after {worst.failures} failures in a row (max_relaunches is "
+            f"{self._policy.max_relaunches}); see its log"
+        )
 
     def to_json(self) -> str:
         """Return the set as JSON; pauses and times are left out."""
-        raise NotImplementedError
+        return dump(
+            {
+                "next_id": self._next_id,
+                "desired": self._desired,
+                "finished": self._finished,
+                "places": [
+                    {
+                        "worker": -1 if place.worker is None else place.worker,
+                        "failures": place.failures,
+                        "relaunches": place.relaunches,
+                        "last": place.last,
+                        "given_up": place.given_up,
+                    }
+                    for place in self._places
+                ],
+            }
+        )
 
     @classmethod
     def from_json(cls, policy: WorkerPolicy, text: str) -> WorkerSet:
@@ -99,4 +220,68 @@ class WorkerSet:
         Raises:
             InvalidRequest: It is no such text.
         """
-        raise NotImplementedError
+        what = "worker set"
+        fields = parse_fields(
+            what, text, {"next_id": int, "desired": int, "finished": bool, "places": list}
+        )
+        whole_numbers_of(what, "next_id, desired", [fields["next_id"], fields["desired"]])
+        workers = cls(policy)
+        workers._next_id, workers._finished = fields["next_id"], fields["finished"]
+        workers._places = [_place_from(what, value) for value in fields["places"]]
+        numbers = [place.worker for place in workers._places if place.worker is not None]
+        if len(set(numbers)) != len(numbers) or any(n >= workers._next_id for n in numbers):
+            raise InvalidRequest(f"{what}: a worker's number is there twice or was never given")
+        workers._set_places(min(max(fields["desired"], policy.least), policy.most))
+        return workers
+
+    def _place_of(self, worker: str) -> _Place | None:
+        for place in self._places:
+            if place.worker is not None and f"w-{place.worker}" == worker:
+                return place
+        return None
+
+    def _ended(self, place: _Place, how: str, *, killed: bool, now_s: float) -> None:
+        """Empty a place; its next worker comes after a pause, if there is to be one."""
+        policy = self._policy
+        if place.since_s is not None and now_s - place.since_s >= policy.steady_s:
+            place.failures = place.relaunches = 0
+        place.worker = place.since_s = None
+        place.last = how
+        place.relaunches += 1
+        if not killed:
+            place.failures += 1
+            place.given_up = place.failures > policy.max_relaunches
+        # What was killed once is back at once; 2.0 ** 64 is beyond any pause.
+        doublings = place.relaunches - (2 if killed else 1)
+        pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
+        place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
+
+    def _set_places(self, count: int) -> None:
+        """Have so many places: new ones at the end; the newest workers' go first."""
+        self._desired = count
+        while len(self._places) < count:
+            self._places.append(_Place())
+        if len(self._places) > count:
+            # Places without a worker go before any with one.
+            newest = sorted(
+                self._places,
+                key=lambda place: float("inf") if place.worker is None else place.worker,
+            )
+            kept = newest[:count]
+            self._places = [place for place in self._places if place in kept]
+
+
+def _place_from(what: str, value: object) -> _Place:
+    fields = fields_of(
+        what,
+        value,
+        {"worker": int, "failures": int, "relaunches": int, "last": str, "given_up": bool},
+    )
+    whole_numbers_of(
+        what, "places", [fields["worker"] + 1, fields["failures"], fields["relaunches"]]
+    )
+    place = _Place()
+    place.worker = fields["worker"] if fields["worker"] >= 0 else None
+    place.failures, place.relaunches = fields["failures"], fields["relaunches"]
+    place.last, place.given_up = fields["last"], fields["given_up"]
+    return place
