@@ -19,7 +19,6 @@ from backstay.errors import ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
 from backstay.trainer.model_definition import ModelDefinition
-from backstay.trainer.table import Table
 
 __all__ = [
     "Adapter",
@@ -28,6 +27,7 @@ __all__ = [
     "adapter",
     "arguments_of",
     "checked_loss",
+    "plain_array",
     "split_feed",
 ]
 
@@ -42,8 +42,8 @@ class Program(Protocol):
     def model(self) -> Any:
         """The user's model."""
 
-    def tables(self) -> tuple[Table, ...]:
-        """The tables that steps push to, in the order in which they were made; local: none."""
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables that steps push to, in the order in which they were made."""
 
     def train_batch(self, features: Any, labels: Any) -> tuple[float, NDArray[Any] | None]:
         """Run forward, loss, backward and the optimizer's step.

@@ -329,15 +329,14 @@ def _processor(file: Path, module: ModuleType) -> type | None:
     if processor is None:
         return None
     shape = SHAPES["PredictionOutputsProcessor"]
-    if not isinstance(processor, type) or not callable(getattr(processor, "process", None)):
+    process = getattr(processor, "process", None)
+    if not isinstance(processor, type) or not callable(process):
         raise ConfigError(
             f"model: PredictionOutputsProcessor in {file} is not a class with a method 'process'; "
             f"it should look like: {shape}"
         )
     arguments = ["self", "predictions", "worker_id"]
-    _check_arguments(
-        file, "process", "PredictionOutputsProcessor", processor.process, arguments, {}
-    )
+    _check_arguments(file, "process", "PredictionOutputsProcessor", process, arguments, {})
     return processor
 
 

@@ -6,8 +6,6 @@ servers do.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -94,17 +92,23 @@ class PushCycle:
         self._fresh = []
         self._load([group.pull_async() for group in self._dense])
 
-    def abandon(self) -> None:
-        """Wait for the pushes under way, and forget how they ended, and all gradients.
+    def abandon(self) -> int:
+        """Forget gradients, rows fetched ahead and every push; return how many of these failed.
 
-        For a worker whose task has failed: the task is told already, the next one begins anew.
+        What was sent may have been applied: this only makes the next step begin without it.
         """
         self.discard_gradients()
+        for layer, _ in self._embeddings:
+            layer.discard_prefetched()
         self._fresh = []
-        for push in itertools.chain.from_iterable(self._pushes):
-            with contextlib.suppress(BackstayError):
-                push.result()
-        self._pushes.clear()
+        failed = 0
+        while self._pushes:
+            for push in self._pushes.popleft():
+                try:
+                    push.result()
+                except BackstayError:  # else the client would raise it when it is flushed
+                    failed += 1
+        return failed
 
     def discard_gradients(self) -> None:
         """Forget the gradients of the embeddings."""

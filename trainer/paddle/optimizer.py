@@ -150,10 +150,17 @@ class DistributedOptimizer:
         """
         self._cycle.synchronize()
 
-    def abandon(self) -> None:
-        """Forget all gradients, and how pushes under way end: a failed task is told elsewhere."""
-        self._optimizer.clear_grad()
-        self._cycle.abandon()
+    def abandon(self) -> int:
+        """Forget gradients, prefetched rows and every push under way: after a failure, begin anew.
+
+        What was sent may have been applied. ``synchronize`` then loads the dense values as they
+        are.
+
+        Returns:
+            How many of the pushes had failed.
+        """
+        self._optimizer.clear_grad(False)
+        return self._cycle.abandon()
 
     def state_dict(self) -> dict[str, Any]:
         """Refused: the optimizer's state is on the servers, in their checkpoints.

@@ -1,0 +1,82 @@
+"""A worker's connection to the servers with the program on it: made, and made anew after a loss.
+
+May import the session, the adapters by name, and the audit. Asks the master nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backstay.config import ClientConfig
+from backstay.errors import BackstayError
+from backstay.job_spec import JobSpec
+from backstay.trainer.audit import RecordCounter
+from backstay.trainer.client import Client
+from backstay.trainer.frameworks import Program, adapter
+from backstay.trainer.model_definition import ModelDefinition
+from backstay.trainer.session import Session, init
+from backstay.trainer.table import Table
+
+__all__ = ["Engine", "open_engine"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A program on a connection.
+
+    Attributes:
+        session: The open session.
+        program: The user's model on it.
+        counter: Counts records, where the job has an audit.
+        tables: All tables that batches push to, in their order.
+    """
+
+    session: Session
+    program: Program
+    counter: RecordCounter | None
+    tables: tuple[Table, ...]
+
+    @property
+    def client(self) -> Client:
+        """The connection."""
+        return self.session.client
+
+    def close(self) -> None:
+        """Disconnect; what nobody waited for is lost, and only logged."""
+        try:
+            self.session.close()
+        except BackstayError as error:
+            _LOG.info("closing the connection: %s", error)
+
+
+def open_engine(
+    spec: JobSpec,
+    definition: ModelDefinition,
+    endpoints: str | Sequence[str],
+    config: ClientConfig | None,
+) -> Engine:
+    """Connect, make the program, and create its tables or find those of other workers.
+
+    Dense values are those of the servers: the first worker's, or what became of them.
+
+    Raises:
+        ConfigError: The model file is wrong, or the servers do not have what it asks for.
+        TableConflict: Another worker made a table with other settings.
+        ServerUnavailable: No server answers.
+    """
+    framework = adapter(definition.framework(spec.framework))
+    session = init(endpoints, trainer_id=0, trainers_num=1, job=spec.name, config=config)
+    with contextlib.ExitStack() as undo:
+        undo.callback(session.close)
+        client = session.client
+        program = framework.build(definition, client, spec)
+        counter = RecordCounter(client, spec.name) if spec.audit else None
+        names = [*program.tables(), *([counter.table_name] if counter else [])]
+        tables = tuple(client.table(name) for name in names)
+        undo.pop_all()
+    return Engine(session, program, counter, tables)

@@ -1,0 +1,73 @@
+"""Outputs of evaluation batches, put together for the job's metrics.
+
+May import numpy, the metrics and the link's messages. Computes what is the user's own function
+here, on the worker that has the user's code; named metrics are for whoever has all outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay.errors import ConfigError
+from backstay.trainer.master_link import EvaluationOutputs
+from backstay.trainer.metrics import Metric, compute
+
+__all__ = ["Outputs"]
+
+
+class Outputs:
+    """Predictions and labels of some batches."""
+
+    def __init__(self) -> None:
+        self._predictions: list[NDArray[Any]] = []
+        self._labels: list[NDArray[Any]] = []
+
+    def add(self, predictions: NDArray[Any], labels: Any) -> None:
+        """Take a batch's: predictions [n] or [n, width], labels [n] or [n, 1].
+
+        Raises:
+            ConfigError: The labels are not one array with a number for each prediction.
+        """
+        if hasattr(labels, "numpy"):
+            labels = labels.numpy()
+        if isinstance(labels, dict | tuple):
+            raise ConfigError(
+                f"labels are a {type(labels).__name__}: to be evaluated, feed must return them as "
+                "one array"
+            )
+        array = np.asarray(labels)
+        if array.ndim > 1 and array.size == len(array):
+            array = array.reshape(-1)
+        if array.shape != (len(predictions),):
+            raise ConfigError(
+                f"labels have the shape {array.shape}, predictions {predictions.shape}: one label "
+                "for each prediction is needed"
+            )
+        if predictions.ndim > 1 and predictions.size == len(predictions):
+            predictions = predictions.reshape(-1)
+        self._predictions.append(predictions)
+        self._labels.append(array)
+
+    def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return all labels and all predictions; empty arrays if there was no batch."""
+        if not self._labels:
+            return np.empty(0, np.float32), np.empty(0, np.float32)
+        return np.concatenate(self._labels), np.concatenate(self._predictions)
+
+    def message(self, metrics: Mapping[str, str | Metric]) -> EvaluationOutputs:
+        """Return what the master is told of these batches."""
+        labels, predictions = self.arrays()
+        named = {name: metric for name, metric in metrics.items() if isinstance(metric, str)}
+        own = {name: metric for name, metric in metrics.items() if name not in named}
+        values = compute(own, labels, predictions) if len(labels) else {}
+        return EvaluationOutputs(
+            predictions=predictions.astype(np.float32) if named else None,
+            labels=labels.astype(np.float32) if named else None,
+            values=values,
+            records=len(labels),
+            metrics=named,
+        )

@@ -1,0 +1,88 @@
+"""A task that this worker holds: the hold's state, and the batches that are being made of it.
+
+The link's thread tells of renewals and of revocation before and after there is a stream; what
+comes before is kept for it. May import the link's messages, the stream and the feed.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from backstay.errors import HoldLost
+from backstay.trainer.master_link import Task
+from backstay.trainer.task_feed import TaskFeed
+from backstay.trainer.task_stream import TaskStream
+
+__all__ = ["HeldWork"]
+
+
+class HeldWork:
+    """One attempt at a task; the link's ``HeldTask``.
+
+    Attributes:
+        task: What the master said.
+        feed: Its batches; None for a task without records.
+        examples: Records that this attempt has trained on.
+        batches: Batches that this attempt has trained on.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.feed: TaskFeed | None = None
+        self.examples = 0
+        self.batches = 0
+        self._lock = threading.Lock()
+        self._alive_until = task.held_until
+        self._revoked = False
+        self._stream: TaskStream | None = None
+
+    def __str__(self) -> str:
+        task = self.task
+        return f"{task.kind} task {task.round}-{task.number} (attempt {task.attempt})"
+
+    def attach(self, stream: TaskStream) -> None:
+        """Have the stream hear of the hold from now on, and of what is known already."""
+        with self._lock:
+            self._stream = stream
+            stream.hold_until(self._alive_until)
+            if self._revoked:
+                stream.revoke()
+
+    def hold_until(self, monotonic_s: float) -> None:
+        """The hold is alive until then; from the link's thread."""
+        with self._lock:
+            self._alive_until = monotonic_s
+            if self._stream is not None:
+                self._stream.hold_until(monotonic_s)
+
+    def revoke(self) -> None:
+        """The task is another worker's, or done; from the link's thread."""
+        with self._lock:
+            self._revoked = True
+            if self._stream is not None:
+                self._stream.revoke()
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the task is no longer this worker's."""
+        return self._revoked
+
+    @property
+    def settled(self) -> int:
+        """Batches of the task that are acknowledged everywhere."""
+        stream = self._stream
+        return self.task.first_batch if stream is None else stream.settled
+
+    def check(self) -> None:
+        """Go on only with a hold.
+
+        Raises:
+            HoldLost: The task is no longer this worker's.
+        """
+        if self._revoked:
+            raise HoldLost(f"{self} is another worker's by now, or done")
+
+    def close(self) -> None:
+        """Stop making batches."""
+        if self.feed is not None:
+            self.feed.close()

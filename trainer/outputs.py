@@ -1,0 +1,82 @@
+"""Predictions to files: one for each task, whole or not there at all.
+
+May import numpy and fsspec. A task that is done twice leaves one file, for the name is the
+task's and the second one replaces the first.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import secrets
+from typing import Any
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
+
+from backstay.errors import DataUnavailable
+from backstay.trainer.task_feed import TaskRange
+
+__all__ = ["PredictionFiles"]
+
+
+class PredictionFiles:
+    """A folder of CSV files with a line for each record, in the order of the data.
+
+    The columns are ``shard``, ``record`` (its number in the shard, damaged records left out
+    within a task) and ``prediction``; ``prediction_0``, ``prediction_1``, ... where the model
+    answers several numbers.
+
+    Args:
+        url: A folder, or a URL that fsspec knows.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+            self._files.makedirs(self._root, exist_ok=True)
+        except (OSError, ValueError, ImportError) as error:
+            raise DataUnavailable(f"output: {url} cannot be written to: {error}") from error
+
+    def write(self, task: int, part: TaskRange, predictions: NDArray[Any]) -> str:
+        """Write the predictions of a task; returns where.
+
+        Args:
+            task: Its number.
+            part: What it covers.
+            predictions: [n] or [n, width], in the order of the good records.
+
+        Raises:
+            DataUnavailable: It cannot be written.
+        """
+        path = f"{self._root}/part-{task:06d}.csv"
+        content = _csv(part, predictions)
+        try:
+            if isinstance(self._files, LocalFileSystem):
+                aside = f"{path}.{secrets.token_hex(4)}.tmp"
+                self._files.pipe_file(aside, content)
+                os.replace(aside, path)
+            else:
+                # Object stores show a file when it is whole, not before.
+                self._files.pipe_file(path, content)
+        except OSError as error:
+            raise DataUnavailable(f"output: {path} cannot be written: {error}") from error
+        return path
+
+
+def _csv(part: TaskRange, predictions: NDArray[Any]) -> bytes:
+    rows = np.asarray(predictions)
+    rows = rows.reshape(len(rows), -1)
+    width = rows.shape[1] if rows.size else 1
+    names = ["prediction"] if width == 1 else [f"prediction_{n}" for n in range(width)]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["shard", "record", *names])
+    # repr of a Python float of float32's digits: what reads back to the same number.
+    for number, row in enumerate(rows.astype(str).tolist() if rows.size else []):
+        writer.writerow([part.shard, part.start + number, *row])
+    return text.getvalue().encode()

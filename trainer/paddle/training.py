@@ -1,0 +1,157 @@
+"""A user's Paddle model as a program: what the worker and ``backstay train --local`` run.
+
+May import paddle, this package and the neutral part of programs. Knows no master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import paddle
+from numpy.typing import NDArray
+
+from backstay.errors import ConfigError
+from backstay.job_spec import JobSpec
+from backstay.trainer.client import Client
+from backstay.trainer.model_definition import ModelDefinition
+from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
+from backstay.trainer.paddle.optimizer import DistributedOptimizer
+from backstay.trainer.paddle.swap import swap_embeddings
+from backstay.trainer.prefetch import PrefetchPlan
+from backstay.trainer.program import BaseProgram
+from backstay.trainer.session import current_session, set_session_factory
+
+__all__ = ["PaddleProgram", "build"]
+
+
+class PaddleProgram(BaseProgram):
+    """See ``backstay.trainer.frameworks.Program``.
+
+    Args:
+        definition: The user's.
+        model: Its model.
+        optimizer: Paddle's, of the user's choice.
+        updates: What runs that on the servers; None: it runs here.
+        prefetching: See ``BaseProgram``.
+    """
+
+    def __init__(
+        self,
+        definition: ModelDefinition,
+        model: Any,
+        optimizer: paddle.optimizer.Optimizer,
+        updates: DistributedOptimizer | None,
+        *,
+        prefetching: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        super().__init__(definition, model, updates, prefetching=prefetching)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """See ``frameworks.Program``.
+
+        Raises:
+            ConfigError: The optimizer has a scheduler of Paddle's.
+        """
+        if self._scheduler() is not None:
+            raise ConfigError(
+                "the optimizer has a scheduler of Paddle's and the callbacks have a "
+                "LearningRateScheduler: leave one of them out"
+            )
+        self._optimizer.set_lr(rate)
+
+    def pass_begins(self, pass_number: int) -> None:
+        """Set a scheduler of Paddle's to the pass: the same in a worker that joins late."""
+        scheduler = self._scheduler()
+        if scheduler is not None:
+            scheduler.step(pass_number - 1)
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write ``model.pdparams``: all that the model holds here, rows on servers excepted."""
+        handles = {
+            f"{name}.handle" for name, layer in self.model.named_sublayers() if _on_servers(layer)
+        }
+        own = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        path = folder / "model.pdparams"
+        values = {name: value for name, value in own.items() if name not in handles}
+        paddle.save(values, str(path))
+        return [path]
+
+    def _scheduler(self) -> paddle.optimizer.lr.LRScheduler | None:
+        rate = self._optimizer._learning_rate
+        return rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None
+
+    def _server_layers(self) -> Iterable[Any]:
+        return filter(_on_servers, self.model.sublayers(include_self=True))
+
+    def _watch(self, layer: Any, plan: PrefetchPlan) -> Any:
+        return layer.register_forward_pre_hook(lambda called, inputs: plan.watch(called, inputs))
+
+    def _tensor(self, array: NDArray[Any]) -> Any:
+        return paddle.to_tensor(array)
+
+    def _is_tensor(self, value: Any) -> bool:
+        return isinstance(value, paddle.Tensor)
+
+    def _to_array(self, tensor: Any) -> NDArray[Any]:
+        return tensor.numpy()  # type: ignore[no-any-return]
+
+    def _no_gradients(self) -> AbstractContextManager[Any]:
+        return paddle.no_grad()  # type: ignore[no-any-return]
+
+    def _backward(self, loss: Any) -> None:
+        loss.backward()
+
+    def _step_here(self) -> None:
+        self._optimizer.step()
+        self._optimizer.clear_grad()
+
+    def _forget_gradients(self) -> None:
+        self._optimizer.clear_grad()
+
+
+def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> PaddleProgram:
+    """Make the program; see ``frameworks.Adapter``."""
+    paddle.seed(spec.seed)
+    # Layers and parameters are numbered from 0, so that a program which is built again in this
+    # process finds its tables by the same names.
+    with paddle.utils.unique_name.guard():
+        model = definition.make_model()
+        if not isinstance(model, paddle.nn.Layer):
+            raise ConfigError(
+                f"custom_model in {definition.path} returned a {type(model).__name__}; it must "
+                "return a paddle.nn.Layer"
+            )
+        if client is None:
+            client = _opened_meanwhile()
+        else:
+            swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
+        optimizer = definition.optimizer(model.parameters())
+        if not isinstance(optimizer, paddle.optimizer.Optimizer):
+            raise ConfigError(
+                f"optimizer in {definition.path} returned a {type(optimizer).__name__}; it must "
+                "return one of paddle.optimizer"
+            )
+        updates = None
+        steps = spec.mode.steps_in_flight
+        if client is not None:
+            updates = DistributedOptimizer(optimizer, client, steps_in_flight=steps)
+    prefetching = updates is not None and steps > 0
+    return PaddleProgram(definition, model, optimizer, updates, prefetching=prefetching)
+
+
+def _opened_meanwhile() -> Client | None:
+    """Return the client of the session that layers have opened by the factory, if they have."""
+    factory = set_session_factory(None)
+    try:
+        session = current_session()
+    finally:
+        set_session_factory(factory)
+    return None if session is None else session.client
+
+
+def _on_servers(layer: Any) -> bool:
+    return isinstance(layer, Embedding | EmbeddingBag)

@@ -1,0 +1,505 @@
+"""A worker of a job: takes tasks from the master until there are no more, whatever happens.
+
+One thread trains; others read ahead, renew the holds (``master_link``) and close the streams of
+tasks that are done. May import the link, the readers and the adapters by name. Never decides which
+task comes next, and never counts a batch as done that is not acknowledged everywhere. The order
+of events is told in docs/internals/worker.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from backstay.config import ClientConfig
+from backstay.errors import (
+    BackstayError,
+    HoldLost,
+    JobRefused,
+    NotMaster,
+    StateLost,
+    Stopping,
+    TransportError,
+    Unauthenticated,
+    WorkerReplaced,
+)
+from backstay.job_spec import DataSpec, JobSpec
+from backstay.trainer.callbacks import Callbacks, TaskReport
+from backstay.trainer.engine import Engine, open_engine
+from backstay.trainer.held_work import HeldWork
+from backstay.trainer.master_link import (
+    Ended,
+    EvaluationOutputs,
+    JobTerms,
+    MasterLink,
+    Task,
+)
+from backstay.trainer.model_definition import ModelDefinition, load, user_traceback
+from backstay.trainer.other_tasks import OtherTasks
+from backstay.trainer.readers import Reader, open_reader
+from backstay.trainer.task_feed import Fed, FeedFailed, TaskFeed, TaskRange
+from backstay.trainer.task_stream import TaskStream
+
+__all__ = ["Worker"]
+
+_LOG = logging.getLogger(__name__)
+
+# Neither the task nor the user's code is at fault: another attempt will do.
+PASSING = (TransportError, Stopping, NotMaster)
+# Nothing this process does will change that.
+FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
+# Streams of done tasks that may wait to be closed before the worker waits for them.
+CLOSING_MAX = 16
+RECORDS_NAMED_MAX = 100
+BAD_RECORDS_NAMED_MAX = 100
+LOSSES_KEPT = 50
+# After an attempt that failed for passing reasons; doubled each time in a row, up to the last.
+FIRST_PAUSE_S = 0.1
+LAST_PAUSE_S = 5.0
+# A master may be moved to another machine meanwhile.
+MASTER_PATIENCE_S = 600.0
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """This worker was told to end, between two batches."""
+
+
+class Worker:
+    """One worker process.
+
+    Args:
+        endpoints: Control addresses of pservers, "host:port".
+        job: Name of the job.
+        worker_id: Name of this worker, unique in the job.
+        config: Token, TLS and timeouts; default: from the ``BACKSTAY_*`` names.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        job: str,
+        worker_id: str,
+        *,
+        config: ClientConfig | None = None,
+    ) -> None:
+        self._endpoints = endpoints
+        self._config = config
+        self._id = worker_id
+        self._link = MasterLink(endpoints, job, worker_id, config=config)
+        self._stop = threading.Event()
+        self._stop_reason = ""
+        self._ahead = ThreadPoolExecutor(1, "backstay-ask")
+        self._asked: Future[HeldWork | Ended | float] | None = None
+        self._closers = ThreadPoolExecutor(1, "backstay-close")
+        self._closing: deque[Future[None]] = deque()
+        self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
+        self._examples = self._steps = 0
+        self._told_steps = self._steps_when_told = 0
+        self._pause_s = FIRST_PAUSE_S
+        self._readers: dict[str, Reader] = {}
+        self._terms: JobTerms
+        self._spec: JobSpec
+        self._definition: ModelDefinition
+        self._callbacks: Callbacks
+        self._engine: Engine | None = None
+        self._others: OtherTasks
+
+    def stop(self, reason: str) -> None:
+        """Have ``run`` give back what is held after the batch under way, and return."""
+        self._stop_reason = self._stop_reason or reason
+        self._stop.set()
+
+    def run(self) -> str:
+        """Work until the job has no more tasks, or until told to stop.
+
+        Returns:
+            Why it ended.
+
+        Raises:
+            ConfigError: The model file is wrong.
+            BackstayError: The master refuses this worker, or cannot be reached.
+        """
+        reason = "failed"
+        try:
+            self._terms = self._link.join()
+            self._spec = JobSpec.from_json(self._terms.spec_json)
+            self._definition = load(
+                self._spec.model,
+                model_params=self._spec.model_params,
+                callback_params=self._spec.callback_params,
+            )
+            self._others = OtherTasks(self._definition, self._spec, self._id)
+            self._callbacks = Callbacks(
+                self._definition.make_callbacks(),
+                lambda rate: self._ready().program.set_learning_rate(rate),
+            )
+            self._ready()
+            reason = self._work()
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end(reason)
+        return reason
+
+    # -- the loop -------------------------------------------------------------------------
+
+    def _work(self) -> str:
+        while True:
+            answer = self._next()
+            if isinstance(answer, Ended):
+                return f"the job is {answer.state}: {answer.reason}"
+            with contextlib.closing(answer):
+                try:
+                    self._attempt(answer)
+                except Stopped:
+                    return self._told_to_stop() or "stopped"
+
+    def _next(self) -> HeldWork | Ended:
+        """Return the next task once there is one."""
+        while True:
+            reason = self._told_to_stop()
+            if reason:
+                return Ended("left", reason)
+            self._close_for_others()
+            asked, self._asked = self._asked, None
+            # An answer "wait" that was asked for during the last task is old news.
+            answer = asked.result() if asked is not None else None
+            if answer is None or isinstance(answer, float):
+                answer = self._ask()
+            if not isinstance(answer, float):
+                return answer
+            self._stop.wait(answer)
+
+    def _ask(self) -> HeldWork | Ended | float:
+        """Ask the master; a task's records are read from now on. A number: wait so many seconds."""
+        answer = self._told(self._link.get_task)
+        if isinstance(answer, Ended):
+            return answer
+        if not isinstance(answer, Task):
+            return answer.wait_s
+        work = HeldWork(answer)
+        self._link.hold(answer, work)
+        if answer.kind != "train_end":
+            work.feed = self._feed(answer)
+        return work
+
+    def _ask_ahead(self, feed: TaskFeed) -> None:
+        """Ask for the next task while the last batches of this one are computed."""
+        if self._asked is None and feed.all_made and not self._told_to_stop():
+            self._asked = self._ahead.submit(self._ask)
+
+    def _told_to_stop(self) -> str:
+        if not self._stop.is_set():
+            reason = self._link.stop_reason
+            if reason is not None:
+                self.stop(reason)
+        return self._stop_reason if self._stop.is_set() else ""
+
+    # -- one task -------------------------------------------------------------------------
+
+    def _attempt(self, work: HeldWork) -> None:
+        """Do a task and tell the master how it went.
+
+        Raises:
+            Stopped: This worker is to end; the task was given back.
+            BackstayError: This worker cannot go on.
+        """
+        try:
+            work.check()
+            engine = self._ready()
+            if work.task.kind == "training":
+                self._train(work, engine)
+            else:
+                self._do_other(work, engine)
+            self._pause_s = FIRST_PAUSE_S
+        except HoldLost as lost:
+            _LOG.info("%s: dropped: %s", work, lost)
+            self._abandon()
+        except FATAL:
+            raise
+        except Stopped:
+            self._give_back(work, self._stop_reason)
+            raise
+        except StateLost as error:
+            _LOG.warning("%s: the servers have lost state or were restored: %s", work, error)
+            self._give_back(work, str(error))
+            self._forget_engine()
+        except PASSING as error:
+            _LOG.warning("%s: given back: %s", work, error)
+            self._abandon()
+            self._give_back(work, str(error))
+            self._stop.wait(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+        except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
+            self._abandon()
+            self._fail(work, error)
+
+    def _train(self, work: HeldWork, engine: Engine) -> None:
+        task, feed = work.task, work.feed
+        assert feed is not None
+        self._callbacks.pass_is(task.round)
+        engine.program.pass_begins(task.round)
+        stream = engine.client.task_stream(
+            self._terms.stream_job,
+            task.round,
+            task.number,
+            engine.tables,
+            first_batch=task.first_batch,
+        )
+        work.attach(stream)
+        losses = 0.0
+        try:
+            with stream:
+                for fed, following in _with_following(iter(feed)):
+                    losses += self._train_batch(work, engine, stream, fed, following)
+                    self._ask_ahead(feed)
+                    self._check_stop()
+        except Stopped:
+            # What is on its way counts, if it arrives.
+            stream.settle()
+            raise
+        stream.settle()
+        loss = losses / work.batches if work.batches else None
+        self._callbacks.task_ended(
+            TaskReport(task.round, task.number, work.examples, work.batches, loss)
+        )
+        if self._complete(work, loss=loss):
+            self._close_later(engine, stream, task)
+
+    def _do_other(self, work: HeldWork, engine: Engine) -> None:
+        """Evaluate, predict, or end the training."""
+
+        def check() -> None:
+            work.check()
+            self._check_stop()
+            if work.feed is not None:
+                self._ask_ahead(work.feed)
+
+        outputs: EvaluationOutputs | None = None
+        if work.feed is None:
+            self._others.end_training(engine.program, self._callbacks)
+        elif work.task.kind == "evaluation":
+            seen = self._others.evaluate(work.feed, engine.program, check)
+            outputs = seen.message(self._definition.metrics)
+            work.examples = outputs.records
+        else:
+            number = work.task.number
+            work.examples = self._others.predict(work.feed, number, engine.program, check)
+        self._complete(work, outputs=outputs)
+
+    def _complete(
+        self,
+        work: HeldWork,
+        *,
+        loss: float | None = None,
+        outputs: EvaluationOutputs | None = None,
+    ) -> bool:
+        """Tell that a task is done; return whether this attempt was the first."""
+        feed = work.feed
+        return self._told(
+            lambda: self._link.complete(
+                work.task,
+                batches=0 if feed is None else feed.batches,
+                examples=work.examples,
+                loss=loss,
+                outputs=outputs,
+                bad_records=() if feed is None else bad_records_of(feed),
+                bad_record_count=0 if feed is None else feed.bad.count,
+            )
+        )
+
+    def _told(self, call: Callable[[], T]) -> T:
+        """Make a call to the master, again and again while there is none.
+
+        Raises:
+            ServerUnavailable: There was none for ten minutes, or this worker is to stop.
+        """
+        until = time.monotonic() + MASTER_PATIENCE_S
+        while True:
+            try:
+                return call()
+            except PASSING as error:
+                if time.monotonic() > until or self._stop.is_set():
+                    raise
+                _LOG.warning("the master does not answer: %s", error)
+                self._stop.wait(self._pause_s)
+
+    def _train_batch(
+        self, work: HeldWork, engine: Engine, stream: TaskStream, fed: Fed, following: Fed | None
+    ) -> float:
+        stream.begin_batch(fed.number)
+        self._callbacks.batch_begins(self._job_steps())
+        if following is not None:
+            engine.program.prefetch(following.features)
+        try:
+            loss, _ = engine.program.train_batch(fed.features, fed.labels)
+        except HoldLost:
+            raise
+        except Exception as error:
+            # For the report: with steps in flight, a failed push may be of a batch before.
+            error.backstay_places = fed.places  # type: ignore[attr-defined]
+            raise
+        if engine.counter is not None:
+            engine.counter.count(work.task.shard, work.task.start, fed.places)
+        work.batches += 1
+        work.examples += len(fed.places)
+        self._steps += 1
+        self._examples += len(fed.places)
+        self._losses.append(loss)
+        mean = sum(self._losses) / len(self._losses)
+        self._link.figures(examples=self._examples, steps=self._steps, loss=mean)
+        return loss
+
+    def _feed(self, task: Task) -> TaskFeed:
+        spec = self._spec
+        data = {
+            "training": spec.training, "evaluation": spec.validation, "prediction": spec.prediction
+        }[task.kind]  # fmt: skip
+        assert task.kind != "train_end"
+        return TaskFeed(
+            lambda: self._reader(task.kind, data),
+            self._definition,
+            task.kind,
+            TaskRange(task.shard, task.start, task.count, task.shuffle_seed),
+            batch_size=spec.batch_size,
+            first_batch=task.first_batch,
+            bad_records_max=spec.max_bad_records,
+        )
+
+    def _reader(self, kind: str, data: DataSpec | None) -> Reader:
+        assert data is not None
+        if kind not in self._readers:
+            self._readers[kind] = open_reader(data, module=self._definition.module)
+        return self._readers[kind]
+
+    # -- how a task ends ------------------------------------------------------------------
+
+    def _give_back(self, work: HeldWork, reason: str) -> None:
+        settled = work.settled
+        self._told(lambda: self._link.give_back(work.task, settled_batches=settled, reason=reason))
+
+    def _fail(self, work: HeldWork, error: Exception) -> None:
+        places = getattr(error, "backstay_places", ())
+        cause = error
+        if isinstance(error, FeedFailed):
+            places = error.places
+            assert isinstance(error.__cause__, Exception)
+            cause = error.__cause__
+        if isinstance(cause, BackstayError):
+            text = f"{type(cause).__name__}: {cause}"
+        else:
+            text = user_traceback(cause, self._definition.path)
+        named = [int(place) for place in places[:RECORDS_NAMED_MAX]]
+        if named:
+            numbers = ", ".join(str(work.task.start + place) for place in named[:10])
+            more = ", ..." if len(places) > 10 else ""
+            text += f"\nrecords of {work.task.shard}: {numbers}{more}"
+        _LOG.error("%s failed: %s", work, text)
+        # What was settled before stays settled: the next attempt skips it on the servers.
+        bad = () if work.feed is None else bad_records_of(work.feed)
+        self._told(lambda: self._link.fail(work.task, text, records=named, bad_records=bad))
+
+    def _close_later(self, engine: Engine, stream: TaskStream, task: Task) -> None:
+        """Close the stream of a task that is recorded as done, meanwhile."""
+
+        def close() -> None:
+            try:
+                stream.close_on_servers()
+            except BackstayError as error:
+                # Slots forget it by themselves, later.
+                _LOG.warning("stream %d-%d stays open: %s", task.round, task.number, error)
+                return
+            self._link.stream_closed(task.round, task.number)
+
+        self._closing.append(self._closers.submit(close))
+        while len(self._closing) > CLOSING_MAX:
+            self._closing.popleft().result()
+
+    def _close_for_others(self) -> None:
+        for pass_number, task in self._link.streams_to_close():
+            try:
+                client = self._ready().client
+                client.close_task_stream(self._terms.stream_job, pass_number, task)
+            except PASSING as error:
+                _LOG.warning("stream %d-%d stays open: %s", pass_number, task, error)
+                continue
+            self._link.stream_closed(pass_number, task)
+
+    # -- the program ----------------------------------------------------------------------
+
+    def _ready(self) -> Engine:
+        """Return the program on its connection; made anew after a loss."""
+        if self._engine is None:
+            engine = open_engine(self._spec, self._definition, self._endpoints, self._config)
+            self._engine = engine
+            self._link.declare_tables([table.name for table in engine.tables])
+        return self._engine
+
+    def _abandon(self) -> None:
+        """Let the program begin anew with the next batch."""
+        if self._engine is not None:
+            self._engine.program.abandon()
+
+    def _forget_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        while self._closing:
+            self._closing.popleft().result()
+        if engine is not None:
+            engine.close()
+
+    def _end(self, reason: str) -> None:
+        """Give back what was asked for ahead, say good-bye, end the threads."""
+        if self._asked is not None:
+            with contextlib.suppress(BackstayError):
+                ahead = self._asked.result()
+                if isinstance(ahead, HeldWork):
+                    ahead.close()
+                    self._give_back(ahead, reason)
+        self._forget_engine()
+        with contextlib.suppress(BackstayError):
+            self._link.leave(reason)
+        self._link.close()
+        self._ahead.shutdown()
+        self._closers.shutdown()
+
+    def _check_stop(self) -> None:
+        if self._told_to_stop():
+            raise Stopped
+
+    def _job_steps(self) -> int:
+        """Return the steps of all workers so far: what was told last, and this one's since."""
+        told = self._link.job_steps
+        if told != self._told_steps:
+            self._told_steps, self._steps_when_told = told, self._steps
+        return told + self._steps - self._steps_when_told
+
+
+def bad_records_of(feed: TaskFeed) -> list[tuple[str, int, str]]:
+    """Return the first damaged records as the master is told of them."""
+    reports = feed.bad.reports[:BAD_RECORDS_NAMED_MAX]
+    return [(report.file, report.offset, report.reason) for report in reports]
+
+
+def _with_following(batches: Iterator[Fed]) -> Iterator[tuple[Fed, Fed | None]]:
+    """Yield each batch and, if it is there, the one after it."""
+    current = next(batches, None)
+    while current is not None:
+        following: Fed | None = None
+        failed: FeedFailed | None = None
+        try:
+            following = next(batches, None)
+        except FeedFailed as error:
+            failed = error  # after the batch that is whole
+        yield current, following
+        if failed is not None:
+            raise failed
+        current = following

@@ -1,0 +1,72 @@
+"""``python -m backstay.trainer.worker_cli``: one worker process, as launchers start it.
+
+Exit codes: 0 the job is over or this worker was told to end; 1 it failed; 2 the model file or a
+setting is wrong, and another try would end alike. May import the worker and the logs.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from backstay import lifeline
+from backstay.config import ClientConfig
+from backstay.errors import BackstayError, ConfigError
+from backstay.logs import set_up_logging
+from backstay.trainer.worker import Worker
+
+__all__ = ["main"]
+
+EXIT_FAILED = 1
+EXIT_WRONG_SETTING = 2
+# A batch and the calls to the master; then the master takes the task from this worker.
+GRACE_S = 10.0
+
+_LOG = logging.getLogger(__name__)
+
+
+@click.command(context_settings={"max_content_width": 100})
+@click.option(
+    "--endpoint",
+    required=True,
+    envvar="BACKSTAY_ENDPOINT",
+    help="Control addresses of pservers, with commas; the job's master is found there.",
+)
+@click.option("--job", required=True, help="Name of the job.")
+@click.option("--worker-id", required=True, help="Name of this worker, never used before.")
+@click.option("--log-level", default="info", show_default=True)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
+def main(endpoint: str, job: str, worker_id: str, log_level: str, log_format: str) -> None:
+    """Work for a job until it is over. SIGTERM: give back what is held, and end."""
+    lifeline.attach(grace_s=GRACE_S)
+    set_up_logging(log_level, log_format, worker_id)
+    sys.exit(run(endpoint, job, worker_id))
+
+
+def run(endpoint: str, job: str, worker_id: str) -> int:
+    """Work for a job; return the exit code."""
+    try:
+        worker = Worker(endpoint, job, worker_id, config=ClientConfig.load())
+
+        def stop(number: int, _: FrameType | None) -> None:
+            worker.stop(f"it was told to end ({signal.Signals(number).name})")
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        reason = worker.run()
+    except ConfigError as error:
+        _LOG.error("%s", error)
+        return EXIT_WRONG_SETTING
+    except BackstayError as error:
+        _LOG.error("%s: %s", type(error).__name__, error)
+        return EXIT_FAILED
+    _LOG.info("worker %s ends: %s", worker_id, reason)
+    return 0
+
+
+if __name__ == "__main__":
+    main()
