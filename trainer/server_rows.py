@@ -119,6 +119,10 @@ class ServerRows:
         """Forget what backward passes have collected."""
         self._collected.clear()
 
+    def discard_prefetched(self) -> None:
+        """Forget rows that were asked for ahead: they may be older than what comes next."""
+        self._prefetched.clear()
+
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this layer."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"

@@ -1,17 +1,16 @@
 """Trained embeddings in a plain Paddle model: from the files of an export, without a cluster.
 
-May import paddle, ``backstay.checkpoint`` and this package's lookups; knows no client.
+May import paddle, ``backstay.checkpoint`` and what is neutral of both; knows no client.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import paddle
 
 from backstay.checkpoint.lookup import ExportedTable, Unknown
-from backstay.errors import ConfigError
+from backstay.trainer.exported_rows import looked_up, sorted_rows
 from backstay.trainer.paddle.lookup import as_keys, as_tensor
 
 __all__ = ["CopiedEmbedding", "MappedEmbedding"]
@@ -43,13 +42,7 @@ class MappedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
 
     def forward(self, ids: Any) -> paddle.Tensor:
         """Return the rows of ``ids``, float32 [*ids.shape, dim]."""
-        keys = as_keys(ids)
-        if self._padding is None:
-            return as_tensor(self._table.lookup(keys, unknown=self._unknown))
-        rows = np.zeros((*keys.shape, self._table.dim), np.float32)
-        present = keys != self._padding
-        rows[present] = self._table.lookup(keys[present], unknown=self._unknown)
-        return as_tensor(rows)
+        return as_tensor(looked_up(self._table, as_keys(ids), self._padding, self._unknown))
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this layer."""
@@ -71,18 +64,9 @@ class CopiedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
 
     def __init__(self, table: ExportedTable, padding_idx: int | None = None) -> None:
         super().__init__()
-        if not len(table):
-            raise ConfigError(f"table {table.spec.name!r} has no rows to be copied")
-        keys, weights = table.to_numpy()
-        # Paddle has no unsigned 64-bit numbers: their bits, in the order of signed ones.
-        signed = keys.view(np.int64)
-        order = np.argsort(signed)
-        if padding_idx is not None:
-            weights[signed == padding_idx] = 0.0
-        zeros = np.zeros((1, table.dim), np.float32)
-        self.register_buffer("keys", paddle.to_tensor(signed[order]))
-        # The last row stands for all ids that have none.
-        self.register_buffer("weight", paddle.to_tensor(np.concatenate([weights[order], zeros])))
+        keys, rows = sorted_rows(table, padding_idx)
+        self.register_buffer("keys", paddle.to_tensor(keys))
+        self.register_buffer("weight", paddle.to_tensor(rows))
 
     def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
         """Return the rows of ``ids``, float32 [*ids.shape, dim]."""

@@ -1,17 +1,17 @@
 """Trained embeddings in a plain PyTorch model: from the files of an export, without a cluster.
 
-May import torch and ``backstay.checkpoint``; knows no client.
+May import torch, ``backstay.checkpoint`` and what is neutral of both; knows no client.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from backstay.checkpoint.lookup import ExportedTable, Unknown
-from backstay.errors import ConfigError
+from backstay.trainer.exported_rows import looked_up, sorted_rows
+from backstay.trainer.torch.lookup import as_keys, as_tensor
 
 __all__ = ["CopiedEmbedding", "MappedEmbedding"]
 
@@ -40,15 +40,10 @@ class MappedEmbedding(torch.nn.Module):  # type: ignore[misc]
         self._padding = padding_idx
         self._unknown = unknown
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Any) -> torch.Tensor:
         """Return the rows of ``ids``, float32 [*ids.shape, dim], on their device."""
-        keys = ids.detach().cpu().numpy()
-        rows = np.zeros((*keys.shape, self._table.dim), np.float32)
-        present = np.ones(keys.shape, np.bool_)
-        if self._padding is not None:
-            present = keys != self._padding
-        rows[present] = self._table.lookup(keys[present], unknown=self._unknown)
-        return torch.from_numpy(rows).to(ids.device)
+        rows = looked_up(self._table, as_keys(ids), self._padding, self._unknown)
+        return as_tensor(rows, ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu"))
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this module."""
@@ -70,20 +65,11 @@ class CopiedEmbedding(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, table: ExportedTable, padding_idx: int | None = None) -> None:
         super().__init__()
-        if not len(table):
-            raise ConfigError(f"table {table.spec.name!r} has no rows to be copied")
-        keys, weights = table.to_numpy()
-        # PyTorch does little with unsigned 64-bit numbers: their bits, in signed order.
-        signed = keys.view(np.int64)
-        order = np.argsort(signed)
-        if padding_idx is not None:
-            weights[signed == padding_idx] = 0.0
-        zeros = np.zeros((1, table.dim), np.float32)
+        keys, rows = sorted_rows(table, padding_idx)
         self.keys: Any
         self.weight: Any
-        self.register_buffer("keys", torch.from_numpy(signed[order]))
-        # The last row stands for all ids that have none.
-        self.register_buffer("weight", torch.from_numpy(np.concatenate([weights[order], zeros])))
+        self.register_buffer("keys", torch.from_numpy(keys))
+        self.register_buffer("weight", torch.from_numpy(rows))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ``ids``, float32 [*ids.shape, dim]."""

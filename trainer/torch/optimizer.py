@@ -171,6 +171,18 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         super().add_param_group(param_group)
 
+    def abandon(self) -> int:
+        """Forget gradients, prefetched rows and every push under way: after a failure, begin anew.
+
+        What was sent may have been applied. ``synchronize`` then loads the dense values as they
+        are.
+
+        Returns:
+            How many of the pushes had failed.
+        """
+        super().zero_grad()
+        return self._cycle.abandon()
+
     def state_dict(self) -> dict[str, Any]:
         """Refused: the optimizer's state is on the servers, in their checkpoints.
 
