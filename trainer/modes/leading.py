@@ -176,6 +176,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
             self._check_leading(request.task)
             self._book.join(request.instance)
             self._queues[request.instance] = queue
+            self._changed.notify_all()
         try:
             while (step := await queue.get()) is not None:
                 yield step
