@@ -19,7 +19,7 @@ DIM = 8
 class WideDeep(nn.Layer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        # Rows of layers with sparse=True are kept on the servers of a cluster.
+        # Layers with sparse=True move to the servers of a cluster.
         self.deep = nn.Embedding(
             ROWS, DIM, sparse=True, weight_attr=nn.initializer.Normal(0.0, 0.05)
         )

@@ -13,17 +13,21 @@ import torch
 from census_features import DEEP_FIELDS, NUMBERS, ROWS, features_of, labels_of
 from torch import nn
 
+from backstay.tables import Normal, Zeros
+
 DIM = 8
 
 
 class WideDeep(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        # Rows of layers with sparse=True are kept on the servers of a cluster.
+        # Layers with sparse=True move to the servers of a cluster, which draw the rows themselves.
         self.deep = nn.Embedding(ROWS, DIM, sparse=True)
         self.wide = nn.EmbeddingBag(ROWS, 1, mode="sum", sparse=True)
         nn.init.normal_(self.deep.weight, std=0.05)
+        self.deep.server_initializer = Normal(0.0, 0.05)
         nn.init.zeros_(self.wide.weight)
+        self.wide.server_initializer = Zeros()
         self.network = nn.Sequential(
             nn.Linear(DEEP_FIELDS * DIM + len(NUMBERS), 64), nn.ReLU(),
             nn.Linear(64, 32), nn.ReLU(),

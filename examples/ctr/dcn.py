@@ -13,6 +13,8 @@ import torch
 from clicks import ids_of, labels_of
 from torch import nn
 
+from backstay.tables import Normal
+
 ROWS = 1 << 20
 DIM = 16
 
@@ -20,9 +22,10 @@ DIM = 16
 class DCN(nn.Module):  # type: ignore[misc]
     def __init__(self, fields: int, cross_layers: int) -> None:
         super().__init__()
-        # Rows of layers with sparse=True are kept on the servers of a cluster.
+        # Layers with sparse=True move to the servers of a cluster, which draw the rows themselves.
         self.embedding = nn.Embedding(ROWS, DIM, sparse=True)
         nn.init.normal_(self.embedding.weight, std=0.01)
+        self.embedding.server_initializer = Normal(0.0, 0.01)
         width = fields * DIM
         self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(cross_layers))
         self.network = nn.Sequential(
@@ -49,7 +52,7 @@ def loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(parameters, lr=0.02)
+    return torch.optim.Adagrad(parameters, lr=0.05)
 
 
 def feed(records: Any, mode: str, metadata: Any) -> Any:

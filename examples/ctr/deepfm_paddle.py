@@ -20,7 +20,7 @@ DIM = 16
 class DeepFM(nn.Layer):  # type: ignore[misc]
     def __init__(self, fields: int) -> None:
         super().__init__()
-        # Rows of layers with sparse=True are kept on the servers of a cluster.
+        # Layers with sparse=True move to the servers of a cluster.
         self.factors = nn.Embedding(
             ROWS, DIM, sparse=True, weight_attr=nn.initializer.Normal(0.0, 0.01)
         )
@@ -49,7 +49,7 @@ def loss(labels: paddle.Tensor, predictions: paddle.Tensor) -> paddle.Tensor:
 
 
 def optimizer(parameters: Iterable[paddle.Tensor]) -> paddle.optimizer.Optimizer:
-    return paddle.optimizer.Adagrad(0.02, parameters=parameters)
+    return paddle.optimizer.Adagrad(0.05, parameters=parameters)
 
 
 def feed(records: Any, mode: str, metadata: Any) -> Any:

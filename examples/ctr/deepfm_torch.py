@@ -13,6 +13,8 @@ import torch
 from clicks import ids_of, labels_of
 from torch import nn
 
+from backstay.tables import Normal, Zeros
+
 ROWS = 1 << 20
 DIM = 16
 
@@ -20,11 +22,13 @@ DIM = 16
 class DeepFM(nn.Module):  # type: ignore[misc]
     def __init__(self, fields: int) -> None:
         super().__init__()
-        # Rows of layers with sparse=True are kept on the servers of a cluster.
+        # Layers with sparse=True move to the servers of a cluster, which draw the rows themselves.
         self.factors = nn.Embedding(ROWS, DIM, sparse=True)
         self.linear = nn.EmbeddingBag(ROWS, 1, mode="sum", sparse=True)
         nn.init.normal_(self.factors.weight, std=0.01)
+        self.factors.server_initializer = Normal(0.0, 0.01)
         nn.init.zeros_(self.linear.weight)
+        self.linear.server_initializer = Zeros()
         self.network = nn.Sequential(
             nn.Linear(fields * DIM, 128), nn.ReLU(), nn.Dropout(0.2),
             nn.Linear(128, 128), nn.ReLU(), nn.Dropout(0.2),
@@ -48,7 +52,7 @@ def loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(parameters, lr=0.02)
+    return torch.optim.Adagrad(parameters, lr=0.05)
 
 
 def feed(records: Any, mode: str, metadata: Any) -> Any:

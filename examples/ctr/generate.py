@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    arguments.path.parent.mkdir(parents=True, exist_ok=True)
     best = write_criteo(arguments.path, arguments.rows, arguments.seed)
     print(f"{arguments.path}: {arguments.rows:,} rows; the best possible AUC is about {best:.4f}")
 

@@ -69,7 +69,7 @@ def loss(labels: paddle.Tensor, predictions: paddle.Tensor) -> paddle.Tensor:
 
 
 def optimizer(parameters: Iterable[paddle.Tensor]) -> paddle.optimizer.Optimizer:
-    return paddle.optimizer.Adagrad(0.02, parameters=parameters)
+    return paddle.optimizer.Adagrad(0.05, parameters=parameters)
 
 
 def feed(records: Any, mode: str, metadata: Any) -> Any:

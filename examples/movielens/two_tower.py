@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from backstay.tables import Normal, Zeros
+
 # Above every id of MovieLens, so ids are rows as they are.
 ROWS = 1 << 18
 DIM = 16
@@ -26,11 +28,13 @@ class Tower(nn.Module):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        # Rows of layers with sparse=True are kept on the servers of a cluster.
+        # Layers with sparse=True move to the servers of a cluster, which draw the rows themselves.
         self.vectors = nn.Embedding(ROWS, DIM, sparse=True)
         self.biases = nn.Embedding(ROWS, 1, sparse=True)
         nn.init.normal_(self.vectors.weight, std=0.1)
+        self.vectors.server_initializer = Normal(0.0, 0.1)
         nn.init.zeros_(self.biases.weight)
+        self.biases.server_initializer = Zeros()
         self.network = nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.2))
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
