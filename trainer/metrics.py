@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 
 from backstay.errors import InvalidRequest
 
-__all__ = ["METRICS", "Metric", "accuracy", "auc", "compute", "logloss", "mae", "mse"]
+__all__ = [
+    "METRICS",
+    "Metric",
+    "accuracy",
+    "auc",
+    "compute",
+    "logloss",
+    "logloss_of_logits",
+    "mae",
+    "mse",
+]
 
 Metric = Callable[[NDArray[Any], NDArray[Any]], float]
 
@@ -56,11 +66,25 @@ def logloss(labels: NDArray[Any], probabilities: NDArray[Any], *, floor: float =
     labels, probabilities = _binary(labels, probabilities)
     if not (probabilities.min() >= 0.0 and probabilities.max() <= 1.0):
         raise InvalidRequest(
-            "probabilities must lie in 0..1; for a model that answers logits, give a function of "
-            "your own that applies the sigmoid first"
+            "probabilities must lie in 0..1; for a model that answers logits use logloss_of_logits"
         )
     p = np.clip(probabilities, floor, 1.0 - floor)
     return float(-np.mean(np.where(labels == 1, np.log(p), np.log1p(-p))))
+
+
+def logloss_of_logits(labels: NDArray[Any], logits: NDArray[Any]) -> float:
+    """Return the mean of ``-log p(label)`` where ``p`` is the sigmoid of a logit.
+
+    Args:
+        labels: 0 or 1, shape [n] or [n, 1].
+        logits: Of label 1, shape [n] or [n, 1].
+
+    Raises:
+        InvalidRequest: The shapes differ.
+    """
+    labels, logits = _binary(labels, logits)
+    # log(1 + exp(x)) without overflow; -log p(1) is that of -x.
+    return float(np.mean(np.logaddexp(0.0, np.where(labels == 1, -logits, logits))))
 
 
 def accuracy(labels: NDArray[Any], predictions: NDArray[Any]) -> float:
@@ -72,14 +96,20 @@ def accuracy(labels: NDArray[Any], predictions: NDArray[Any]) -> float:
             two classes, the probability of class 1 as [n] or [n, 1].
 
     Raises:
-        InvalidRequest: The shapes do not fit.
+        InvalidRequest: The shapes do not fit, or a probability lies outside 0..1.
     """
     labels = _flat(labels)
     predictions = np.asarray(predictions)
     if predictions.ndim == 2 and predictions.shape[1] > 1:
         classes = predictions.argmax(axis=1)
     else:
-        classes = (_flat(predictions) >= 0.5).astype(np.int64)
+        probabilities = _flat(predictions)
+        if probabilities.size and not (probabilities.min() >= 0 and probabilities.max() <= 1):
+            raise InvalidRequest(
+                "probabilities must lie in 0..1; for a model that answers one logit for each "
+                "record, give a function of your own"
+            )
+        classes = (probabilities >= 0.5).astype(np.int64)
     _check_sizes(labels, classes)
     return float(np.mean(labels == classes))
 
@@ -109,6 +139,7 @@ def mae(labels: NDArray[Any], predictions: NDArray[Any]) -> float:
 METRICS: Mapping[str, Metric] = {
     "auc": auc,
     "logloss": logloss,
+    "logloss_of_logits": logloss_of_logits,
     "accuracy": accuracy,
     "mse": mse,
     "mae": mae,
