@@ -52,6 +52,11 @@ class Outputs:
         self._predictions.append(predictions)
         self._labels.append(array)
 
+    def extend(self, others: Outputs) -> None:
+        """Take all batches of others."""
+        self._predictions += others._predictions
+        self._labels += others._labels
+
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return all labels and all predictions; empty arrays if there was no batch."""
         if not self._labels:

@@ -133,7 +133,7 @@ class BaseProgram(ABC):
                 f"loss(labels, predictions) returned {shape}; it must return a tensor of one "
                 "number, such as the mean over the batch"
             )
-        return float(loss)
+        return float(loss.detach())
 
     def _tensors(self, value: Any) -> Any:
         """Return arrays as tensors, in a tuple, list or dict too; everything else as it is."""
