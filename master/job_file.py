@@ -75,13 +75,20 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
-def load_job(path: Path | None, given: Mapping[str, Any], *, folder: Path) -> JobSpec:
+def load_job(
+    path: Path | None, given: Mapping[str, Any], *, folder: Path, use: str = "training"
+) -> JobSpec:
     """Return the job that a file and the command line describe; the command line wins.
+
+    One file may name the data of training, evaluation and prediction; the job is what ``use``
+    says. To evaluate or predict is a job of its own, ``NAME-evaluation`` or ``NAME-prediction``,
+    with the model of job NAME.
 
     Args:
         path: The job file; None: the command line says everything.
         given: Values by dotted name, ``workers.initial`` for one.
         folder: What relative paths in ``given`` are relative to, an absolute path.
+        use: ``training``, ``evaluation`` or ``prediction``.
 
     Returns:
         The job, with absolute paths.
@@ -101,10 +108,10 @@ def load_job(path: Path | None, given: Mapping[str, Any], *, folder: Path) -> Jo
     _make_absolute(overrides, folder)
     try:
         document = _merged(JobSpec, document, overrides)
-        spec = JobSpec.from_mapping(document)
+        home = folder if path is None else path.absolute().parent
+        return JobSpec.from_mapping(_for_use(document, use, home))
     except ConfigError as error:
         raise _located(error, path, lines, given) from error
-    return _with_log_dir(spec, folder if path is None else path.absolute().parent)
 
 
 def parse_value(text: str) -> Any:
@@ -228,11 +235,29 @@ def _absolute(value: Any, folder: Path) -> Any:
     return str(folder / Path(value).expanduser())
 
 
-def _with_log_dir(spec: JobSpec, folder: Path) -> JobSpec:
-    if spec.log_dir:
-        return spec
-    log_dir = str(folder / "backstay-jobs" / spec.name)
-    return JobSpec.from_mapping({**spec.to_mapping(), "log_dir": log_dir})
+def _for_use(document: dict[str, Any], use: str, home: Path) -> dict[str, Any]:
+    """Return the document of the job that trains, evaluates or predicts."""
+    name = document.get("name")
+    if not isinstance(name, str):
+        # JobSpec says it better.
+        return document
+    data = "validation" if use == "evaluation" else use
+    if document.get(data) is None:
+        raise ConfigError(f"{data}: is missing; name the records, in the file or by --{data}")
+    log_dir = document.get("log_dir") or str(home / "backstay-jobs" / name)
+    if use == "training":
+        kept = {key: value for key, value in document.items() if key != "prediction"}
+        return {**kept, "log_dir": log_dir}
+    unused = {"training", "early_stop", "evaluation_every_steps", "audit", "checkpoint"}
+    unused |= {"prediction" if use == "evaluation" else "validation"}
+    kept = {key: value for key, value in document.items() if key not in unused}
+    checkpoint = document.get("checkpoint")
+    url = checkpoint.get("url") if isinstance(checkpoint, dict) else ""
+    kept["checkpoint"] = {"every": "none", "url": url or f"{log_dir}/checkpoints"}
+    if not document.get("model_from"):
+        kept |= {"model_from": name, "name": f"{name}-{use}"}
+        log_dir = f"{log_dir}-{use}"
+    return {**kept, "log_dir": log_dir}
 
 
 def _located(

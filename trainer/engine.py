@@ -70,7 +70,9 @@ def open_engine(
         ServerUnavailable: No server answers.
     """
     framework = adapter(definition.framework(spec.framework))
-    session = init(endpoints, trainer_id=0, trainers_num=1, job=spec.name, config=config)
+    session = init(
+        endpoints, trainer_id=0, trainers_num=1, job=spec.model_from or spec.name, config=config
+    )
     with contextlib.ExitStack() as undo:
         undo.callback(session.close)
         client = session.client

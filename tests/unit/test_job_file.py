@@ -60,6 +60,35 @@ def test_the_command_line_wins_and_leaves_the_rest_of_a_nested_field(tmp_path: P
     assert load(tmp_path, JOB + "early_stop: {metric: auc}\n", early_stop=None).early_stop is None
 
 
+def test_one_file_is_for_training_evaluation_and_prediction(tmp_path: Path) -> None:
+    text = JOB + "validation: v.csv\nprediction: p.csv\nearly_stop: {metric: auc}\naudit: true\n"
+    trained = load(tmp_path, text)
+    assert (trained.name, trained.kind, trained.prediction) == ("census", "training", None)
+    path = tmp_path / "job.yaml"
+    judged = load_job(path, {}, folder=tmp_path, use="evaluation")
+    assert (judged.name, judged.model_from, judged.kind) == (
+        "census-evaluation",
+        "census",
+        "evaluation",
+    )
+    assert judged.checkpoint.url == f"{trained.log_dir}/checkpoints"
+    assert judged.checkpoint.every == "none"
+    assert judged.log_dir == f"{trained.log_dir}-evaluation"
+    assert judged.early_stop is None
+    assert not judged.audit
+    predicted = load_job(path, {"model_from": "other"}, folder=tmp_path, use="prediction")
+    assert (predicted.name, predicted.model_from, predicted.kind) == (
+        "census",
+        "other",
+        "prediction",
+    )
+    path.write_text(JOB)
+    with pytest.raises(ConfigError, match="validation: is missing; name the records"):
+        load_job(path, {}, folder=tmp_path, use="evaluation")
+    with pytest.raises(ConfigError, match="training: is missing; name the records"):
+        load(tmp_path, JOB.replace("training", "validation"))
+
+
 def test_without_a_file_the_command_line_says_everything() -> None:
     given = {"name": "a", "model": "m.py", "training": ["x.csv"]}
     spec = load_job(None, given, folder=Path("/here"))

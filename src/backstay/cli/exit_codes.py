@@ -1,0 +1,79 @@
+"""How the commands of a job end: their exit codes, and errors as sentences.
+
+The one place where the codes are told; docs/reference/cli.md has the same, and a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from backstay.errors import BackstayError, ConfigError
+
+__all__ = [
+    "EXIT_CODES",
+    "EXIT_FAILED",
+    "EXIT_NO_ANSWER",
+    "EXIT_PARKED",
+    "EXIT_STOPPED",
+    "EXIT_WRONG_ARGUMENTS",
+    "JOBS_EXIT_CODES",
+    "examples",
+    "exit_on_error",
+    "print_json",
+]
+
+EXIT_FAILED = 1
+EXIT_WRONG_ARGUMENTS = 2
+EXIT_PARKED = 3
+EXIT_NO_ANSWER = 3
+EXIT_STOPPED = 130
+# Of train, evaluate and predict.
+EXIT_CODES = {
+    0: "finished",
+    EXIT_FAILED: "failed; the message says why, and the same command goes on where it was",
+    EXIT_WRONG_ARGUMENTS: "a field of the job, an argument or a setting is wrong",
+    EXIT_PARKED: "finished, but for tasks that failed too often (`backstay jobs show` names them)",
+    EXIT_STOPPED: "stopped by Ctrl-C or `backstay jobs stop`; the same command goes on",
+}
+JOBS_EXIT_CODES = {
+    0: "it was done, or shown",
+    EXIT_FAILED: "it could not be done; the message says why",
+    EXIT_WRONG_ARGUMENTS: "an argument or a setting is wrong",
+    EXIT_NO_ANSWER: "no server or no master answers, or there is no such job",
+}
+
+
+def examples(codes: dict[int, str], *lines: str) -> str:
+    """Return the end of a command's help: its examples, each line as it is, and the exit codes."""
+    shown = (f"  {line}" for line in lines)
+    told = (f"  {code:<3} {meaning}" for code, meaning in codes.items())
+    return "\n".join(["\b", "Examples:", *shown, "", "\b", "Exit codes:", *told])
+
+
+@contextmanager
+def exit_on_error(code: int, *, as_json: bool) -> Iterator[None]:
+    """End the process if the block raises an error of ours: a sentence, and the exit code."""
+    try:
+        yield
+    except ConfigError as error:
+        _say(error, as_json=as_json)
+        sys.exit(EXIT_WRONG_ARGUMENTS)
+    except BackstayError as error:
+        _say(error, as_json=as_json)
+        sys.exit(code)
+
+
+def _say(error: BackstayError, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"error": str(error)})
+    click.echo(f"Error: {error}", err=True)
+
+
+def print_json(document: object) -> None:
+    """Print an object as JSON for programs that people read along with."""
+    click.echo(json.dumps(document, indent=2))

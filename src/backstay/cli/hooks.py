@@ -1,0 +1,86 @@
+"""Commands that are run around a job, on this machine, one after the other.
+
+Each is a line for ``/bin/sh``. What it prints goes to standard error: standard output belongs to
+the command's own result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from backstay.errors import JobError
+
+__all__ = ["run_hooks"]
+
+KILL_WAIT_S = 5.0
+LOOK_PAUSE_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+def run_hooks(
+    commands: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    timeout_s: float,
+    stopped: Callable[[], bool],
+) -> None:
+    """Run the commands in turn; end at the first that fails.
+
+    Args:
+        commands: Lines for the shell.
+        env: Variables on top of this process's.
+        timeout_s: Most that one of them may take.
+        stopped: Whether somebody wants the job to stop: the command is ended then.
+
+    Raises:
+        JobError: A command failed, took too long or was stopped; the message names it.
+    """
+    for command in commands:
+        log.info("hook: %s", command)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            # With what it starts it can be ended as a whole.
+            start_new_session=True,
+        )
+        why = _wait(process, timeout_s, stopped)
+        if why:
+            raise JobError(f"the hook {command!r} {why}")
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float, stopped: Callable[[], bool]) -> str:
+    """Return "" once the process has ended well, else what went wrong; it has ended then, too."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            code = process.wait(LOOK_PAUSE_S)
+        except subprocess.TimeoutExpired:
+            if stopped():
+                _end(process)
+                return "was stopped"
+            if time.monotonic() < deadline_s:
+                continue
+            _end(process)
+            return f"took longer than hooks.timeout_s ({timeout_s:g} s)"
+        if code < 0:
+            return f"was ended by signal {-code}"
+        return "" if code == 0 else f"failed with exit code {code}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the shell and what it has started: its whole session."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(KILL_WAIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,412 @@
+"""``backstay jobs``: the jobs of a cluster, from any machine that reaches one of its servers.
+
+What a job is and how it ended is in its records; figures, orders and failing tasks are asked of
+its master, whose address is in the records as well.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import click
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.markup import escape
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli.audit import audit_job, audit_lines, audit_mapping
+from backstay.cli.exit_codes import (
+    EXIT_FAILED,
+    EXIT_NO_ANSWER,
+    JOBS_EXIT_CODES,
+    examples,
+    exit_on_error,
+    print_json,
+)
+from backstay.cli.metrics_log import kind_name
+from backstay.cli.progress import round_text, summary_lines
+from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.errors import ConfigError, JobRefused, RequestRefused, UnknownJob
+from backstay.job_spec import JobSpec
+from backstay.master.job_client import JobClient, JobEntry, list_jobs
+from backstay.pserver.ctl.showing import grid, print_whole
+
+__all__ = ["jobs"]
+
+ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST")
+LOG_LINES = 50
+LOG_LINES_MAX = 100_000
+FOLLOW_PAUSE_S = 0.25
+# People wait for the answer.
+CALL_LIMIT_MS = 10_000
+MASTER = "master"
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class Given(NamedTuple):
+    """What the group's own options say."""
+
+    endpoint: str | None
+    config_file: Path | None
+
+
+class Cluster(NamedTuple):
+    """Where to ask."""
+
+    endpoints: tuple[str, ...]
+    config: ClientConfig
+
+    def entries(self) -> tuple[JobEntry, ...]:
+        """Return the jobs of the cluster."""
+        return list_jobs(self.endpoints, config=self.config)
+
+    def entry(self, job: str) -> JobEntry:
+        """Return one job.
+
+        Raises:
+            UnknownJob: There is no such job.
+        """
+        entries = self.entries()
+        for entry in entries:
+            if entry.job == job:
+                return entry
+        there = ", ".join(entry.job for entry in entries) or "none"
+        raise UnknownJob(f"the cluster has no job {job!r}; there are: {there}")
+
+    @contextmanager
+    def master(self, job: str) -> Iterator[JobClient]:
+        """Have the master of a job.
+
+        Raises:
+            UnknownJob: There is no such job.
+            JobRefused: It has no master now.
+        """
+        entry = self.entry(job)
+        if not entry.master_address:
+            raise JobRefused(_without_master(entry))
+        client = JobClient(self.endpoints, job, config=self.config)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def _without_master(entry: JobEntry) -> str:
+    """Return why there is nobody to give orders to."""
+    reason = f" ({entry.reason})" if entry.reason else ""
+    if entry.state in ("done", "failed", "stopped"):
+        return f"job {entry.job!r} is {entry.state}{reason}: it has no master any more"
+    return (
+        f"job {entry.job!r} has no master now: the `backstay train` that ran it has ended, or its "
+        "master is being started again. The same command goes on with the job"
+    )
+
+
+def _json_option() -> Callable[[CommandT], CommandT]:
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _cluster(given: Given) -> Cluster:
+    candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
+    chosen = next((text for text in candidates if text), None)
+    if chosen is None:
+        raise ConfigError(
+            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
+        )
+    config = ClientConfig.load(file=given.config_file)
+    shorter_ms = min(config.deadline_ms, CALL_LIMIT_MS)
+    return Cluster(tuple(chosen.split(",")), replace(config, deadline_ms=shorter_ms))
+
+
+@contextmanager
+def _asking(given: Given, *, as_json: bool = False) -> Iterator[Cluster]:
+    """Have the cluster; an error of the block ends the process with its code and a sentence."""
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+        cluster = _cluster(given)
+        try:
+            yield cluster
+        except (JobRefused, RequestRefused) as error:
+            _fail(str(error), as_json=as_json)
+
+
+def _fail(text: str, *, as_json: bool = False) -> NoReturn:
+    if as_json:
+        print_json({"error": text})
+    click.echo(f"Error: {text}", err=True)
+    raise click.exceptions.Exit(EXIT_FAILED)
+
+
+@click.group(
+    epilog=examples(
+        JOBS_EXIT_CODES,
+        "backstay jobs --endpoint 127.0.0.1:7000 list",
+        "BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 backstay jobs show census",
+    )
+)
+@click.option(
+    "--endpoint",
+    metavar="HOST:PORT[,...]",
+    help="Control address of any server, or several to try in turn. "
+    f"[{', '.join(ENDPOINT_VARIABLES)}]",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with token, certificates and deadlines, section [client]. [BACKSTAY_CONFIG]",
+)
+@click.pass_context
+def jobs(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
+    """Look after the jobs of a cluster, from any machine that reaches its servers."""
+    context.obj = Given(endpoint, config_file)
+
+
+@jobs.command("list", epilog=examples(JOBS_EXIT_CODES, "backstay jobs list"))
+@_json_option()
+@click.pass_obj
+def list_command(given: Given, as_json: bool) -> None:
+    """List the jobs, also those that are over."""
+    with _asking(given, as_json=as_json) as cluster:
+        entries = cluster.entries()
+    if as_json:
+        print_json({"jobs": [_entry_mapping(entry) for entry in entries]})
+        return
+    table = grid("job", "state", "progress", "master", "begun")
+    for entry in entries:
+        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created_ms / 1000))
+        master = entry.master_address or "-"
+        table.add_row(escape(entry.job), entry.state, escape(entry.progress), master, begun)
+    print_whole(Console(), table)
+
+
+def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
+    return {
+        "job": entry.job,
+        "uid": entry.uid,
+        "state": entry.state,
+        "reason": entry.reason,
+        "progress": entry.progress,
+        "master": entry.master_address or None,
+        "created_ms": entry.created_ms,
+    }
+
+
+@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs show census"))
+@_json_option()
+@click.argument("job")
+@click.pass_obj
+def show(given: Given, job: str, as_json: bool) -> None:
+    """Show how JOB goes: its figures, workers and failing tasks; of one that is over, its end."""
+    with _asking(given, as_json=as_json) as cluster:
+        entry = cluster.entry(job)
+        document = _entry_mapping(entry)
+        if not entry.master_address:
+            if as_json:
+                print_json({**document, "status": None, "parked": []})
+            else:
+                click.echo(f"{job}: {entry.state}; {_without_master(entry)}")
+            return
+        with cluster.master(job) as master:
+            status, parked = master.status(), master.parked()
+    if as_json:
+        plain = MessageToDict(status, preserving_proto_field_name=True)
+        tasks = [MessageToDict(one, preserving_proto_field_name=True) for one in parked]
+        print_json({**document, "status": plain, "parked": tasks})
+        return
+    _print_status(status)
+    for one in parked:
+        _print_parked(one)
+
+
+def _print_status(status: job_pb2.JobStatus) -> None:
+    for line in summary_lines(status):
+        click.echo(line)
+    tasks = status.tasks
+    click.echo(
+        f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
+        f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.parked:,} parked"
+    )
+    click.echo(f"{status.examples_per_s:,.0f} examples/s; checkpoint {status.checkpoint or 'none'}")
+    if status.trouble:
+        click.echo(f"trouble: {status.trouble}")
+    table = grid("worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss")
+    for worker in status.workers:
+        table.add_row(
+            escape(worker.id),
+            "yes" if worker.alive else "no",
+            escape(worker.host),
+            str(worker.pid),
+            " ".join(worker.tasks) or "-",
+            f"{worker.examples:,}",
+            f"{worker.examples_per_s:,.0f}",
+            f"{worker.loss:.4f}" if worker.HasField("loss") else "-",
+        )
+    click.echo(
+        f"{sum(one.alive for one in status.workers)} workers alive of {status.workers_desired} "
+        f"wanted ({status.workers_min} to {status.workers_max})"
+    )
+    print_whole(Console(), table)
+
+
+def _print_parked(one: job_pb2.ParkedTask) -> None:
+    click.echo(
+        f"parked: {kind_name(one.kind)} {one.round}, task {one.number}: records {one.start} to "
+        f"{one.start + one.count - 1} of {one.shard}, {one.tries} tries, last by {one.worker}"
+    )
+    for line in one.error.strip().splitlines():
+        click.echo(f"  {line}")
+    if one.records:
+        positions = ", ".join(str(one.start + position) for position in one.records)
+        click.echo(f"  records concerned: {positions}")
+
+
+@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs scale census 4"))
+@_json_option()
+@click.argument("job")
+@click.argument("workers", type=click.IntRange(0))
+@click.pass_obj
+def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
+    """Have so many WORKERS for JOB; the others do not pause."""
+    with _asking(given, as_json=as_json) as cluster, cluster.master(job) as master:
+        before = master.scale(workers)
+    if as_json:
+        print_json({"job": job, "before": before, "workers": workers})
+    else:
+        click.echo(f"{job}: {workers} workers wanted, {before} before")
+
+
+@jobs.command(
+    epilog=examples(
+        JOBS_EXIT_CODES,
+        "backstay jobs stop census",
+        "backstay jobs stop census --reason 'the cluster is needed'",
+    )
+)
+@_json_option()
+@click.option("--reason", default="jobs stop", metavar="TEXT", help="Shown wherever the job is.")
+@click.option("--discard", is_flag=True, help="Nobody will go on with it: count it as ended.")
+@click.argument("job")
+@click.pass_obj
+def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> None:
+    """Stop JOB in good order; the same `backstay train` goes on with it later."""
+    with _asking(given, as_json=as_json) as cluster, cluster.master(job) as master:
+        master.stop(reason, keep_state=not discard)
+    if as_json:
+        print_json({"job": job, "stopping": True})
+    else:
+        click.echo(f"{job}: stopping")
+
+
+@jobs.command(
+    epilog=examples(
+        JOBS_EXIT_CODES, "backstay jobs retry census", "backstay jobs retry census --task 17"
+    )
+)
+@_json_option()
+@click.option("--task", "tasks", type=int, multiple=True, metavar="N", help="Only this one.")
+@click.argument("job")
+@click.pass_obj
+def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None:
+    """Give the tasks of JOB that failed too often their tries again, in the round under way."""
+    with _asking(given, as_json=as_json) as cluster, cluster.master(job) as master:
+        count = master.retry_parked(tasks)
+    if as_json:
+        print_json({"job": job, "tasks": count})
+    else:
+        click.echo(f"{job}: {count} tasks are tried again")
+
+
+@jobs.command(
+    epilog=examples(
+        JOBS_EXIT_CODES,
+        "backstay jobs logs census",
+        "backstay jobs logs census --worker w-3 --follow",
+        "backstay jobs logs census --worker master -n 200",
+    )
+)
+@click.option("--worker", metavar="ID", help="A worker, or `master`. Default: list what there is.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(1, LOG_LINES_MAX),
+    default=LOG_LINES,
+    show_default=True,
+    help="The newest lines.",
+)
+@click.option("--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
+@click.argument("job")
+@click.pass_obj
+def logs(given: Given, job: str, worker: str | None, lines: int, follow: bool) -> None:
+    """Print the log of a worker of JOB, if it was written on this machine."""
+    with _asking(given) as cluster:
+        folder = Path(JobSpec.from_json(cluster.entry(job).spec_json).log_dir)
+    if not folder.is_dir():
+        _fail(
+            f"the logs of {job!r} are in {folder} on the machine where its `backstay train` runs, "
+            "and that folder is not here"
+        )
+    # Not made of the name that is given: that must not lead to another folder.
+    known = {path.stem: path for path in (folder / "workers").glob("*.log")}
+    known[MASTER] = folder / "master.log"
+    if worker is None:
+        for name, path in sorted(known.items()):
+            click.echo(f"{name}  {path}")
+        return
+    if worker not in known or not known[worker].exists():
+        _fail(f"there is no log of {worker!r} in {folder}; without --worker all are listed")
+    _print_end(known[worker], lines, follow=follow)
+
+
+def _print_end(path: Path, lines: int, *, follow: bool) -> None:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        kept = file.readlines()[-lines:]
+        click.echo("".join(kept), nl=False)
+        try:
+            while follow:
+                text = file.read()
+                if text:
+                    click.echo(text, nl=False)
+                else:
+                    time.sleep(FOLLOW_PAUSE_S)
+        except KeyboardInterrupt:
+            # How one ends it.
+            return
+
+
+@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs audit census"))
+@_json_option()
+@click.option("--passes", type=click.IntRange(0), help="That are over. Default: the job's epochs.")
+@click.option(
+    "--damaged",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Records that each pass has skipped.",
+)
+@click.argument("job")
+@click.pass_obj
+def audit(given: Given, job: str, passes: int | None, damaged: int, as_json: bool) -> None:
+    """Check that each record counts once in each pass of JOB, which had `audit` set and is over.
+
+    Reads the data's index on this machine and the counters on the servers. Exit code 1: not so.
+    """
+    with _asking(given, as_json=as_json) as cluster:
+        entry = cluster.entry(job)
+        if entry.master_address:
+            raise JobRefused(f"job {job!r} still runs; its counters are read when it is over")
+        spec = JobSpec.from_json(entry.spec_json)
+        found = audit_job(spec, cluster.endpoints, cluster.config, passes=passes, damaged=damaged)
+    if as_json:
+        print_json({"job": job, **audit_mapping(found)})
+    else:
+        for line in audit_lines(found):
+            click.echo(line)
+    if not found.records_counted_once:
+        raise click.exceptions.Exit(EXIT_FAILED)

@@ -1,0 +1,114 @@
+"""``backstay train --local``: a job in this process, shown and logged like one with workers.
+
+A model with layers of backstay gets one server of its own, started when the first of them is made.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli.metrics_log import MetricsLog
+from backstay.cli.progress import Servers, Show
+from backstay.cli.stop_signals import StopSignals
+from backstay.cli.supervisor import Outcome
+from backstay.job_spec import JobSpec
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer import model_definition
+from backstay.trainer.local_run import LocalProgress, LocalResult, LocalRun
+from backstay.trainer.session import Session, init
+
+__all__ = ["train_here"]
+
+KINDS = {
+    "training": job_pb2.TASK_KIND_TRAINING,
+    "evaluation": job_pb2.TASK_KIND_EVALUATION,
+    "prediction": job_pb2.TASK_KIND_PREDICTION,
+}
+
+
+def train_here(spec: JobSpec, show: Show) -> Outcome:
+    """Run a job in this process.
+
+    Raises:
+        ConfigError: The model file or a field of the job is wrong.
+        BackstayError: Data cannot be read, the loss is not finite, or the server failed.
+    """
+    definition = model_definition.load(
+        spec.model, model_params=spec.model_params, callback_params=spec.callback_params
+    )
+    with ExitStack() as stack:
+        metrics = stack.enter_context(MetricsLog(Path(spec.log_dir), tensorboard=spec.tensorboard))
+        told = _Told(spec, show, metrics)
+        run = LocalRun(
+            spec,
+            definition,
+            session_factory=partial(_session, spec, stack, told),
+            report=told.report,
+        )
+        stack.enter_context(StopSignals(run.stop))
+        stack.enter_context(show)
+        result = run.run()
+        return told.outcome(result)
+
+
+def _session(spec: JobSpec, stack: ExitStack, told: _Told) -> Session:
+    """Start a server and connect to it."""
+    told.server = stack.enter_context(LocalCluster(1))
+    config = told.server.client_config()
+    return init(told.server.endpoints, trainer_id=0, trainers_num=1, job=spec.name, config=config)
+
+
+class _Told:
+    """What the run tells, as the status of a job."""
+
+    def __init__(self, spec: JobSpec, show: Show, metrics: MetricsLog) -> None:
+        self._spec = spec
+        self._show = show
+        self._metrics = metrics
+        self._evaluations: list[dict[str, float]] = []
+        self.server: LocalCluster | None = None
+        self.status = job_pb2.JobStatus(job=spec.name, state="running", passes=spec.epochs)
+
+    def report(self, progress: LocalProgress) -> None:
+        """Take note of how far it is, and show it."""
+        status, size = self.status, self._spec.records_per_task
+        status.kind = KINDS[progress.mode]
+        status.round = progress.pass_number
+        status.tasks.done = progress.records_done // size
+        status.tasks.total = -(-progress.records_total // size)
+        status.records_done, status.records_total = progress.records_done, progress.records_total
+        self._count(progress.examples, progress.steps, progress.seconds)
+        if progress.loss is not None:
+            status.loss = progress.loss
+        if progress.metrics and [progress.metrics] != self._evaluations[-1:]:
+            self._add(progress.metrics)
+        self._metrics.write(status)
+        running = None if self.server is None else 1
+        self._show.update(status, Servers(running, running))
+
+    def outcome(self, result: LocalResult) -> Outcome:
+        """Return how it ended."""
+        stopped = result.stopped == "it was told to stop"
+        self.status.state = "stopped" if stopped else "done"
+        self.status.reason = result.stopped
+        self.status.bad_records = result.bad_records
+        self._count(result.examples, result.steps, result.seconds)
+        for metrics in result.evaluations[len(self._evaluations) :]:
+            self._add(metrics)
+        self._metrics.write(self.status)
+        return Outcome(self.status, self.status.state, result.stopped, result.seconds)
+
+    def _count(self, examples: int, steps: int, seconds: float) -> None:
+        self.status.examples, self.status.steps = examples, steps
+        self.status.examples_per_s = examples / seconds if seconds else 0.0
+        self.status.now_ms = int(time.time() * 1000)
+
+    def _add(self, metrics: dict[str, float]) -> None:
+        self._evaluations.append(metrics)
+        self.status.evaluations.add(
+            round=len(self._evaluations), steps=self.status.steps, metrics=metrics
+        )

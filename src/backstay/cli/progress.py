@@ -1,0 +1,175 @@
+"""How a running job is shown: a live table on a terminal, else plain lines now and then.
+
+Everything goes to standard error: standard output belongs to the command's result.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli.metrics_log import kind_name
+
+__all__ = ["Servers", "Show", "metrics_text", "round_text", "summary_lines"]
+
+LINE_PAUSE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The parameter servers: how many serve, of how many; None: not known."""
+
+    alive: int | None = None
+    total: int | None = None
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return "?" if self.alive is None else f"{self.alive}/{self.total}"
+
+
+def round_text(status: job_pb2.JobStatus) -> str:
+    """Return what the job does now, such as ``pass 2 of 10``."""
+    kind = kind_name(status.kind)
+    if kind == "training":
+        return f"pass {status.round} of {status.passes}"
+    if kind == "unspecified":
+        return status.state
+    words = {"evaluation": f"evaluation {status.round}", "train_end": "end of training"}
+    return words.get(kind, kind)
+
+
+def metrics_text(status: job_pb2.JobStatus) -> str:
+    """Return the metrics of the newest evaluation, such as ``auc 0.9012``; empty: none yet."""
+    if not status.evaluations:
+        return ""
+    newest = status.evaluations[-1].metrics
+    return "  ".join(f"{name} {newest[name]:.4f}" for name in sorted(newest))
+
+
+def summary_lines(status: job_pb2.JobStatus) -> list[str]:
+    """Return what a job has come to, for people."""
+    loss = f", loss {status.loss:.4f}" if status.HasField("loss") else ""
+    lines = [
+        f"{status.job}: {status.state}{f' ({status.reason})' if status.reason else ''}",
+        f"{status.examples:,} examples in {status.steps:,} steps{loss}",
+    ]
+    metrics = metrics_text(status)
+    if metrics:
+        lines.append(metrics)
+    if status.bad_records:
+        lines.append(f"{status.bad_records:,} damaged records were skipped")
+    if status.parked:
+        lines.append(
+            f"{status.parked:,} tasks failed too often; see `backstay jobs show {status.job}`"
+        )
+    return lines
+
+
+class Show:
+    """Shows a job from ``with`` to its end; all calls come from one thread."""
+
+    def __init__(self, job: str, *, console: Console | None = None, quiet: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            job: Its name.
+            console: Default: standard error.
+            quiet: Show no figures, only what is said.
+        """
+        self._job = job
+        self._console = console or Console(stderr=True)
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=40),
+            TextColumn("{task.fields[of]}"),
+        )
+        self._task: TaskID = self._bar.add_task(job, total=None, of="")
+        self._next_line_s = 0.0
+        self._last_round = ""
+
+    def __enter__(self) -> Show:
+        if self._console.is_terminal and not self._quiet:
+            self._live = Live(Text(), console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Show a sentence, above what is live."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def update(self, status: job_pb2.JobStatus, servers: Servers, trouble: str = "") -> None:
+        """Show the figures.
+
+        Args:
+            status: As the master told it last.
+            servers: Those that serve.
+            trouble: Why there are no newer figures; empty: these are new.
+        """
+        if self._quiet:
+            return
+        if self._live is not None:
+            self._live.update(self._picture(status, servers, trouble or status.trouble))
+            return
+        now_s = time.monotonic()
+        if now_s < self._next_line_s and round_text(status) == self._last_round:
+            return
+        self._next_line_s = now_s + LINE_PAUSE_S
+        self._last_round = round_text(status)
+        self.say(_line(status, servers, trouble or status.trouble))
+
+    def _picture(self, status: job_pb2.JobStatus, servers: Servers, trouble: str) -> RenderableType:
+        tasks = status.tasks
+        self._bar.update(
+            self._task,
+            description=f"{self._job}  {round_text(status)}",
+            completed=tasks.done,
+            total=tasks.total or None,
+            of=f"{tasks.done:,}/{tasks.total:,} tasks",
+        )
+        figures = Table.grid(padding=(0, 2))
+        for name, value in _figures(status, servers):
+            figures.add_row(Text(name, style="dim"), Text(value))
+        notes = [Text(trouble, style="yellow")] if trouble else []
+        return Group(self._bar, figures, *notes)
+
+
+def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str]]:
+    alive = sum(worker.alive for worker in status.workers)
+    figures = [
+        ("examples", f"{status.examples:,}  ({status.examples_per_s:,.0f}/s)"),
+        ("loss", f"{status.loss:.4f}" if status.HasField("loss") else "-"),
+        ("workers", f"{alive}/{status.workers_desired}"),
+        ("pservers", str(servers)),
+    ]
+    metrics = metrics_text(status)
+    if metrics:
+        figures.append(("metrics", metrics))
+    if status.parked or status.bad_records:
+        figures.append(("parked", f"{status.parked} tasks, {status.bad_records} damaged records"))
+    return figures
+
+
+def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:
+    tasks = status.tasks
+    parts = [f"{round_text(status)}: tasks {tasks.done}/{tasks.total}"]
+    parts += [f"{name} {value}" for name, value in _figures(status, servers)]
+    return ", ".join(parts) + (f" ({trouble})" if trouble else "")

@@ -1,0 +1,301 @@
+"""``backstay train``, ``evaluate`` and ``predict``: a job file and flags become a job that runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from backstay.cli.exit_codes import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    examples,
+    exit_on_error,
+    print_json,
+)
+from backstay.cli.local_training import train_here
+from backstay.cli.progress import Show, summary_lines
+from backstay.cli.servers import chosen_servers
+from backstay.cli.supervisor import Outcome, Supervisor
+from backstay.config import ENDPOINT_VARIABLE
+from backstay.errors import ConfigError
+from backstay.job_spec import MODES, JobSpec
+from backstay.master.dry_run import DryRun, dry_run
+from backstay.master.job_file import load_job, parse_value, to_yaml
+
+__all__ = ["evaluate", "predict", "train"]
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+# Flag -> field of the job. None of them has a default: what is not given does not win over a file.
+FIELDS = {
+    "name": "name",
+    "model": "model",
+    "training": "training",
+    "validation": "validation",
+    "prediction": "prediction",
+    "epochs": "epochs",
+    "batch_size": "batch_size",
+    "records_per_task": "records_per_task",
+    "mode": "mode.kind",
+    "workers": "workers.initial",
+    "output": "output",
+    "log_dir": "log_dir",
+}
+
+
+class Ways(NamedTuple):
+    """What the flags say about how to run, not what the job is."""
+
+    config_file: Path | None
+    run_local: bool
+    dry_run: bool
+    fresh: bool
+    as_json: bool
+
+
+def _data_option(name: str) -> Callable[[CommandT], CommandT]:
+    return click.option(
+        f"--{name}",
+        multiple=True,
+        metavar="PATH",
+        help=f"Records of the {name}: a file, folder, pattern or URL; more than once for several.",
+    )
+
+
+def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds the options of a job with these data sets."""
+    options = [
+        click.argument("job_file", required=False, type=click.Path(dir_okay=False, path_type=Path)),
+        click.option("--name", metavar="NAME", help="Name of the job."),
+        click.option("--model", metavar="FILE", help="The Python file that defines the model."),
+        click.option(
+            "--param",
+            "params",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="An argument of the file's custom_model; more than once for several.",
+        ),
+        *(_data_option(name) for name in data),
+        click.option("--batch-size", type=int, metavar="N", help="Records in a batch."),
+        click.option("--records-per-task", type=int, metavar="N", help="Records in a task."),
+        click.option("--workers", type=int, metavar="N", help="Workers to begin with."),
+        click.option(
+            "--servers",
+            type=int,
+            metavar="N",
+            help="Start N servers for this job, on this machine.",
+        ),
+        click.option(
+            "--endpoint",
+            metavar="HOST:PORT[,...]",
+            help=f"Servers of a cluster that runs. [{ENDPOINT_VARIABLE}]",
+        ),
+        click.option("--output", metavar="URL", help="Folder for predictions and exports."),
+        click.option("--log-dir", metavar="FOLDER", help="Folder for logs and metrics."),
+        click.option(
+            "--set",
+            "others",
+            multiple=True,
+            metavar="FIELD=VALUE",
+            help="Any other field of a job file, such as workers.max=8; the value is YAML.",
+        ),
+        click.option(
+            "--config",
+            "config_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="TOML file with token, certificates and deadlines, section [client]. "
+            "[BACKSTAY_CONFIG]",
+        ),
+        click.option("--fresh", is_flag=True, help="Forget what the job has done before."),
+        click.option("--dry-run", is_flag=True, help="Show what would be run, and run nothing."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object."),
+    ]
+
+    def decorate(command: CommandT) -> CommandT:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.command(
+    epilog=examples(
+        EXIT_CODES,
+        "backstay train job.yaml",
+        "backstay train job.yaml --workers 4 --epochs 3",
+        "backstay train job.yaml --dry-run",
+        "backstay train --name census --model model.py --training 'data/*.csv' --servers 1",
+        "backstay train job.yaml --local",
+    )
+)
+@_job_options("training", "validation")
+@click.option("--epochs", type=int, metavar="N", help="Passes over the training data.")
+@click.option("--mode", type=click.Choice(MODES), help="How workers keep step.")
+@click.option(
+    "--local", "run_local", is_flag=True, help="Train in this process: no workers, no servers."
+)
+def train(**given: Any) -> None:
+    """Train the model of JOB_FILE with workers that may come and go.
+
+    Flags win over the file. Ctrl-C stops the job in good order, and the same command goes on with
+    it. Results and logs are in the job's log_dir.
+    """
+    _command("training", given)
+
+
+@click.command(
+    epilog=examples(
+        EXIT_CODES,
+        "backstay evaluate job.yaml",
+        "backstay evaluate job.yaml --validation test.csv --json",
+    )
+)
+@_job_options("validation")
+def evaluate(**given: Any) -> None:
+    """Evaluate the trained model of JOB_FILE on its validation data.
+
+    A job of its own, NAME-evaluation, with the tables of job NAME, or with its newest checkpoint if
+    the servers are started for this.
+    """
+    _command("evaluation", given)
+
+
+@click.command(
+    epilog=examples(
+        EXIT_CODES,
+        "backstay predict job.yaml --output predictions",
+        "backstay predict job.yaml --prediction new.csv --output s3://bucket/predictions",
+    )
+)
+@_job_options("prediction")
+def predict(**given: Any) -> None:
+    """Predict with the trained model of JOB_FILE for its prediction data.
+
+    A job of its own, NAME-prediction, with the tables of job NAME, or with its newest checkpoint if
+    the servers are started for this.
+    """
+    _command("prediction", given)
+
+
+def _command(use: str, given: dict[str, Any]) -> None:
+    """Do what any of the three commands does."""
+    job_file: Path | None = given.pop("job_file")
+    ways = Ways(
+        config_file=given.pop("config_file"),
+        run_local=given.pop("run_local", False),
+        dry_run=given.pop("dry_run"),
+        fresh=given.pop("fresh"),
+        as_json=given.pop("as_json"),
+    )
+    with exit_on_error(EXIT_FAILED, as_json=ways.as_json):
+        spec = load_job(job_file, _fields(given), folder=Path.cwd(), use=use)
+        if ways.dry_run:
+            _show_dry_run(spec, dry_run(spec), as_json=ways.as_json)
+            return
+        exit_code = _run(spec, ways)
+    sys.exit(exit_code)
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the job that the flags name, by dotted name.
+
+    Raises:
+        ConfigError: A flag is not NAME=VALUE, or contradicts another one.
+    """
+    fields: dict[str, Any] = {}
+    for flag, field in FIELDS.items():
+        value = given.get(flag)
+        # click gives an empty tuple where a flag that may be repeated is not there at all.
+        if value is not None and value != ():
+            fields[field] = list(value) if isinstance(value, tuple) else value
+    if given["servers"] is not None and given["endpoint"] is not None:
+        raise ConfigError("--servers and --endpoint: give one of them")
+    if given["servers"] is not None:
+        fields |= {"servers.local": given["servers"], "servers.endpoints": []}
+    if given["endpoint"] is not None:
+        fields |= {"servers.local": 0, "servers.endpoints": given["endpoint"].split(",")}
+    fields |= {f"model_params.{name}": value for name, value in _pairs("--param", given["params"])}
+    fields |= dict(_pairs("--set", given["others"]))
+    return fields
+
+
+def _pairs(flag: str, texts: Sequence[str]) -> list[tuple[str, Any]]:
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"{flag}: {text!r} is not NAME=VALUE")
+        pairs.append((name, parse_value(value)))
+    return pairs
+
+
+def _run(spec: JobSpec, ways: Ways) -> int:
+    """Run the job and print what it came to; return the exit code."""
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, show_time=True)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    show = Show(spec.name, console=console)
+    if ways.run_local:
+        outcome = train_here(spec, show)
+    else:
+        show.say(
+            f"{spec.name}: {spec.workers.initial} workers, {_servers_text(spec)}; "
+            f"logs in {spec.log_dir}"
+        )
+        supervisor = Supervisor(spec, show, config_file=ways.config_file, fresh=ways.fresh)
+        outcome = supervisor.run()
+    if ways.as_json:
+        print_json(outcome.to_mapping(spec))
+    else:
+        _print_summary(spec, outcome)
+    return outcome.exit_code
+
+
+def _print_summary(spec: JobSpec, outcome: Outcome) -> None:
+    lines = [f"{spec.name}: {outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}"]
+    if outcome.status is not None:
+        lines = summary_lines(outcome.status)
+    if outcome.audit is not None:
+        once = str(outcome.audit.records_counted_once).lower()
+        lines.append(f"records_counted_once {once}")
+    if spec.output and outcome.state == "done":
+        lines.append(f"output in {spec.output}")
+    lines.append(f"{outcome.duration_s:.1f} s; logs and metrics in {spec.log_dir}")
+    for line in lines:
+        click.echo(line)
+
+
+def _show_dry_run(spec: JobSpec, found: DryRun, *, as_json: bool) -> None:
+    """Print what would be run."""
+    if as_json:
+        chosen = chosen_servers(spec, os.environ)
+        servers = {"local": chosen.local, "endpoints": list(chosen.endpoints)}
+        print_json({"spec": spec.to_mapping(), **found.to_mapping(), "servers": servers})
+        return
+    click.echo(to_yaml(spec))
+    click.echo(f"# the model file loads: {found.framework}, metrics {', '.join(found.metrics)}")
+    for plan in found.data:
+        click.echo(
+            f"# {plan.use}: {plan.records:,} records in {plan.shards:,} shards, "
+            f"{plan.tasks:,} tasks; columns {', '.join(plan.columns) or 'none'}"
+        )
+    rounds = ", ".join(f"{count} x {kind}" for kind, count in found.rounds.items())
+    click.echo(f"# rounds: {rounds}, by {spec.workers.initial} workers")
+    click.echo(f"# {_servers_text(spec)}")
+
+
+def _servers_text(spec: JobSpec) -> str:
+    """Return which servers the job gets, and what says so."""
+    chosen = chosen_servers(spec, os.environ)
+    if not chosen.local:
+        return f"servers {','.join(chosen.endpoints)} ({chosen.source})"
+    return f"{chosen.local} servers of its own ({chosen.source})"

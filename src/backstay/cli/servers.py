@@ -1,0 +1,217 @@
+"""The parameter servers of a job: some of its own on this machine, or those of a cluster that runs.
+
+Its own servers are started again when they die, empty: the other copies fill them. They begin with
+the newest checkpoint of the job, so that the same command goes on where an earlier one was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from backstay.checkpoint.catalogue import catalogue
+from backstay.checkpoint.storage import CheckpointStorage
+from backstay.cli.progress import Servers
+from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.errors import BackstayError, JobError
+from backstay.job_spec import JobSpec
+from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.local_cluster import LocalCluster, LocalServer
+from backstay.pserver.provisioning import PlanFollower
+
+__all__ = ["JobServers", "chosen_servers", "job_servers"]
+
+LOCAL_SERVERS = 3
+RESTARTS_MAX = 20
+LOOK_PAUSE_S = 0.25
+# A whole cluster is asked, so not often.
+COUNT_PAUSE_S = 5.0
+COUNT_LIMIT_MS = 2000
+JOIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class JobServers(Protocol):
+    """What a job needs to know of its servers."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Control addresses."""
+
+    @property
+    def config(self) -> ClientConfig:
+        """Token, certificates and deadlines."""
+
+    def count(self) -> Servers:
+        """Return how many serve; answers at once."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which servers a job is to have.
+
+    Attributes:
+        local: So many of its own, or 0.
+        endpoints: Those of a cluster that runs.
+        source: What says so, for people.
+    """
+
+    local: int
+    endpoints: tuple[str, ...]
+    source: str
+
+
+def chosen_servers(spec: JobSpec, environment: Mapping[str, str]) -> Chosen:
+    """Return the servers that the spec names, else the environment, else some of its own."""
+    if spec.servers.local:
+        return Chosen(spec.servers.local, (), "the job")
+    if spec.servers.endpoints:
+        return Chosen(0, spec.servers.endpoints, "the job")
+    named = environment.get(ENDPOINT_VARIABLE, "")
+    if named:
+        return Chosen(0, tuple(named.split(",")), ENDPOINT_VARIABLE)
+    return Chosen(LOCAL_SERVERS, (), "default")
+
+
+@contextmanager
+def job_servers(
+    spec: JobSpec, *, config_file: Path | None = None, fresh: bool = False
+) -> Iterator[JobServers]:
+    """Have the servers of a job, from ``with`` to its end.
+
+    Args:
+        spec: The job.
+        config_file: TOML file with token, certificates and deadlines.
+        fresh: Begin with empty servers, whatever checkpoints there are.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        ServerStartError: A server did not start.
+        JobError: There is no checkpoint with the model that is to be evaluated.
+    """
+    chosen = chosen_servers(spec, os.environ)
+    if not chosen.local:
+        config = ClientConfig.load(file=config_file)
+        with _OtherServers(chosen.endpoints, config) as others:
+            yield others
+        return
+    log_dir = Path(spec.log_dir)
+    url = spec.checkpoint.url or str(log_dir / "checkpoints")
+    settings: dict[str, Any] = {"replicas": min(spec.servers.replicas, chosen.local)}
+    settings |= {"checkpoint_url": url, "restore": _restore(spec, url, fresh=fresh)}
+    settings |= spec.servers.settings
+    # Records of servers that ran before name addresses that are gone.
+    directory = log_dir / "servers" / time.strftime("%Y%m%d-%H%M%S")
+    cluster = LocalCluster(chosen.local, directory=directory, settings=settings)
+    with cluster, PlanFollower(cluster, cluster.client_config()), _OwnServers(cluster) as own:
+        yield own
+
+
+def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:
+    """Return what the servers begin with: ``no``, or the id of a checkpoint."""
+    if "://" not in url:
+        Path(url).mkdir(parents=True, exist_ok=True)
+    newest = [one.id for one in catalogue(CheckpointStorage(url)) if not one.problem][-1:]
+    if spec.kind != "training" and not newest:
+        raise JobError(
+            f"there is no checkpoint of a trained model in {url}; train it first, or set "
+            "checkpoint.url to the folder of its checkpoints"
+        )
+    return newest[0] if newest and not fresh else "no"
+
+
+class _OwnServers:
+    """Servers of this machine, watched by a thread that starts those again that died."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._keepers = tuple(cluster.endpoints)
+        self.config = cluster.client_config()
+        self._restarts = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The control addresses, those first that there were at the beginning."""
+        return self._keepers
+
+    def count(self) -> Servers:
+        """Return how many run."""
+        servers = list(self._cluster.servers)
+        return Servers(sum(one.is_running for one in servers), len(servers))
+
+    def __enter__(self) -> _OwnServers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(LOOK_PAUSE_S):
+            # One that ended by itself with 0 was let go by a resize.
+            dead = [one for one in self._cluster.servers if one.process.poll() not in (None, 0)]
+            if dead and self._restarts >= RESTARTS_MAX:
+                log.error("%s ended; it was started again too often", dead[0].node_id)
+                return
+            if dead:
+                self._restart(dead)
+
+    def _restart(self, dead: list[LocalServer]) -> None:
+        self._restarts += len(dead)
+        names = ", ".join(one.node_id for one in dead)
+        log.warning("%s ended and is started again, empty", names)
+        indexes = [self._cluster.servers.index(one) for one in dead]
+        for one in dead:
+            one.line.close()
+        try:
+            self._cluster.restart(*indexes)
+        except BackstayError as error:
+            log.warning("%s did not start again: %s", names, error)
+
+
+class _OtherServers:
+    """Servers that were there before; a thread asks now and then how many serve."""
+
+    def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
+        self.endpoints = endpoints
+        self.config = config
+        self._count = Servers()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="servers", daemon=True)
+
+    def count(self) -> Servers:
+        """Return what the last answer said."""
+        return self._count
+
+    def __enter__(self) -> _OtherServers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+
+    def _watch(self) -> None:
+        with ClusterInspection(",".join(self.endpoints), self.config) as inspection:
+            while True:
+                try:
+                    nodes = inspection.status()["nodes"]
+                except BackstayError as error:
+                    log.debug("the servers cannot be counted: %s", error)
+                    self._count = Servers()
+                else:
+                    serving = sum(node["status"] == "serving" for node in nodes)
+                    self._count = Servers(serving, len(nodes))
+                if self._stopping.wait(COUNT_PAUSE_S):
+                    return

@@ -1,0 +1,313 @@
+"""One job, from its servers to its summary: what ``backstay train`` does.
+
+This process starts everything and computes nothing: the servers, if they are the job's own; the
+master, again when it dies; the workers that the master wants. Each of them may be killed at any
+time. If this process is killed, all of it ends, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli.audit import audit_job, audit_mapping
+from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED
+from backstay.cli.hooks import run_hooks
+from backstay.cli.master_process import MasterProcess
+from backstay.cli.metrics_log import MetricsLog, figures_of
+from backstay.cli.progress import Show
+from backstay.cli.servers import JobServers, job_servers
+from backstay.cli.stop_signals import StopSignals
+from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
+from backstay.errors import BackstayError, JobError
+from backstay.job_spec import JobSpec
+from backstay.master.job_client import JobClient, forget_job
+from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
+from backstay.master.local_launcher import LocalLauncher
+from backstay.trainer.audit import RecordsAudit
+
+__all__ = ["Outcome", "Supervisor"]
+
+LOOK_PAUSE_S = 0.25
+# A call to the master that runs here; longer, and the display would stand still.
+CALL_LIMIT_MS = 2000
+# How long workers may take to give back their tasks after Ctrl-C.
+STOP_GRACE_S = 30.0
+# How long to go on asking a master that has ended for good.
+LAST_LOOK_S = 3.0
+OVER = ("done", "stopped", "failed")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        status: What the master told last; None: it never answered.
+        state: ``done``, ``stopped`` or ``failed``.
+        reason: Why, if it is not done.
+        duration_s: From the first server's start to now.
+        audit: What the counters of records say, if the job has ``audit``.
+    """
+
+    status: job_pb2.JobStatus | None
+    state: str
+    reason: str
+    duration_s: float
+    audit: RecordsAudit | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code."""
+        if self.state == "done":
+            return EXIT_PARKED if self.status is not None and self.status.parked else 0
+        return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
+
+    def to_mapping(self, spec: JobSpec) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        status = self.status or job_pb2.JobStatus(job=spec.name)
+        figures = figures_of(status)
+        kept = ("examples", "loss", "parked", "bad_records")
+        document: dict[str, Any] = {
+            "job": spec.name,
+            "state": self.state,
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "steps": figures["step"],
+            **{name: figures[name] for name in kept},
+            "evaluations": [
+                {"round": one.round, "step": one.steps, "metrics": dict(one.metrics)}
+                for one in status.evaluations
+            ],
+            "master_starts": status.master_starts,
+            "checkpoint": status.checkpoint or None,
+            "duration_s": round(self.duration_s, 3),
+            "log_dir": spec.log_dir,
+            "output": spec.output or None,
+        }
+        if self.audit is not None:
+            document["audit"] = audit_mapping(self.audit)
+            document["records_counted_once"] = self.audit.records_counted_once
+        return document
+
+
+class Supervisor:
+    """Runs one job to its end."""
+
+    def __init__(
+        self, spec: JobSpec, show: Show, *, config_file: Path | None = None, fresh: bool = False
+    ) -> None:
+        """Prepare.
+
+        Args:
+            spec: The job, with absolute paths.
+            show: Where its progress is shown.
+            config_file: TOML file with token, certificates and deadlines.
+            fresh: Forget what the job has done before.
+        """
+        self._spec = spec
+        self._show = show
+        self._config_file = config_file
+        self._fresh = fresh
+        self._log_dir = Path(spec.log_dir)
+        self._status: job_pb2.JobStatus | None = None
+
+    def run(self) -> Outcome:
+        """Run the job and what belongs around it.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            BackstayError: The servers or the master do not start, or a hook failed.
+        """
+        begun_s = time.monotonic()
+        with StopSignals() as stops, ExitStack() as stack:
+            servers = stack.enter_context(
+                job_servers(self._spec, config_file=self._config_file, fresh=self._fresh)
+            )
+            stack.enter_context(self._show)
+            env = self._environment(servers)
+            state, reason, audit = "failed", "", None
+            try:
+                self._hooks(self._spec.hooks.before, env, stops)
+                state, reason = self._run_job(servers, env, stops)
+                audit = self._audit(servers, state)
+            except BackstayError as error:
+                state, reason = ("stopped", stops.reason) if stops.asked else ("failed", str(error))
+                raise
+            finally:
+                result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}
+                self._hooks(self._spec.hooks.after, {**env, **result}, None)
+        return Outcome(self._status, state, reason, time.monotonic() - begun_s, audit)
+
+    def _environment(self, servers: JobServers) -> dict[str, str]:
+        env = {ENDPOINT_VARIABLE: ",".join(servers.endpoints), "BACKSTAY_JOB": self._spec.name}
+        if self._config_file is not None:
+            env[FILE_VARIABLE] = str(self._config_file.absolute())
+        return env
+
+    def _hooks(
+        self, commands: Sequence[str], env: dict[str, str], stops: StopSignals | None
+    ) -> None:
+        run_hooks(
+            commands,
+            env,
+            timeout_s=self._spec.hooks.timeout_s,
+            stopped=lambda: stops is not None and stops.asked,
+        )
+
+    def _run_job(
+        self, servers: JobServers, env: dict[str, str], stops: StopSignals
+    ) -> tuple[str, str]:
+        """Return the state in which the job ended, and why."""
+        spec = self._spec
+        if self._fresh:
+            forget_job(servers.endpoints, spec.name, config=servers.config)
+        spec_path = self._log_dir / "job.json"
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        spec_path.write_text(spec.to_json(), encoding="utf-8")
+        with ExitStack() as stack:
+            # Left in the opposite order: first the workers go, then the master.
+            metrics = stack.enter_context(MetricsLog(self._log_dir, tensorboard=spec.tensorboard))
+            master = stack.enter_context(self._master(spec_path, env))
+            client = self._client(servers, CALL_LIMIT_MS)
+            stack.callback(client.close)
+            launch_client = self._client(servers, CALL_LIMIT_MS)
+            stack.callback(launch_client.close)
+            launcher = LocalLauncher(
+                self._worker_command, self._log_dir / "workers", env={**env, **spec.workers.env}
+            )
+            stack.enter_context(
+                LaunchFollower(launcher, _Port(launch_client), on_trouble=_log_trouble)
+            )
+            return self._watch(client, servers, master, metrics, stops)
+
+    def _client(self, servers: JobServers, limit_ms: int) -> JobClient:
+        config: ClientConfig = replace(servers.config, deadline_ms=limit_ms)
+        return JobClient(servers.endpoints, self._spec.name, config=config)
+
+    def _master(self, spec_path: Path, env: dict[str, str]) -> MasterProcess:
+        def command(instance: int, replaces: int) -> list[str]:
+            words = [sys.executable, "-m", "backstay.master.serve_cli", "--spec", str(spec_path)]
+            words += ["--instance", str(instance), "--replaces", str(replaces)]
+            return words
+
+        return MasterProcess(
+            command,
+            self._log_dir / "master.log",
+            env=env,
+            final_codes=frozenset({0, 2, 4}),
+            new_instance=lambda: secrets.randbits(63) | 1,
+            on_restart=lambda code: self._show.say(
+                f"the job's master ended with {code} and is started again"
+            ),
+        )
+
+    def _worker_command(self, worker_id: str) -> list[str]:
+        words = [sys.executable, "-m", "backstay.trainer.worker_cli"]
+        return [*words, "--job", self._spec.name, "--worker-id", worker_id]
+
+    def _watch(
+        self,
+        client: JobClient,
+        servers: JobServers,
+        master: MasterProcess,
+        metrics: MetricsLog,
+        stops: StopSignals,
+    ) -> tuple[str, str]:
+        """Look on until the job is over; return its state and the reason."""
+        give_up_s: float | None = None
+        told = False
+        while True:
+            trouble = ""
+            try:
+                status = client.status()
+                if stops.asked and not told:
+                    client.stop(stops.reason, keep_state=True)
+                    told = True
+            except BackstayError as error:
+                trouble = str(error)
+            else:
+                if self._status is None:
+                    metrics.seen(status)
+                self._status = status
+                metrics.write(status)
+                if status.state in OVER:
+                    return status.state, status.reason
+            if self._status is not None:
+                self._show.update(self._status, servers.count(), trouble)
+            now_s = time.monotonic()
+            if give_up_s is None and stops.asked:
+                self._show.say(f"{stops.reason}: the workers give back their tasks")
+                give_up_s = now_s + STOP_GRACE_S
+            if master.exit_code is not None:
+                give_up_s = min(give_up_s or now_s + LAST_LOOK_S, now_s + LAST_LOOK_S)
+            if give_up_s is not None and now_s >= give_up_s:
+                break
+            if stops.asked:
+                master.wait(LOOK_PAUSE_S)
+            else:
+                stops.wait(LOOK_PAUSE_S)
+        if stops.asked:
+            return "stopped", stops.reason
+        raise JobError(
+            f"the job's master has ended with exit code {master.exit_code}; its log ends with:\n"
+            f"{master.last_words()}"
+        )
+
+    def _audit(self, servers: JobServers, state: str) -> RecordsAudit | None:
+        """Return what the counters of records say, once all workers have ended."""
+        status = self._status
+        if not self._spec.audit or state != "done" or status is None:
+            return None
+        passes = max(1, status.passes)
+        return audit_job(
+            self._spec,
+            servers.endpoints,
+            servers.config,
+            passes=passes,
+            damaged=status.bad_records // passes,
+        )
+
+
+class _Port:
+    """The master as the launcher's follower needs it."""
+
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+        self._name = f"{socket.gethostname()}-{os.getpid()}"
+
+    def __call__(
+        self,
+        alive: Sequence[str],
+        exits: Sequence[WorkerExit],
+        *,
+        known_version: int,
+        wait_ms: int,
+    ) -> Launch:
+        """Tell the master what runs and has ended; return what should run."""
+        told = [
+            job_pb2.WorkerExit(worker_id=one.worker_id, code=one.code, last_words=one.last_words)
+            for one in exits
+        ]
+        answer = self._client.launch(
+            self._name, alive, told, known_version=known_version, wait_s=wait_ms / 1000
+        )
+        ended = (answer.ended.state, answer.ended.reason) if answer.HasField("ended") else None
+        return Launch(answer.version, tuple(answer.wanted), tuple(answer.acknowledged), ended)
+
+
+def _log_trouble(trouble: str) -> None:
+    if trouble:
+        log.warning("the launcher gets no answer: %s", trouble)
