@@ -10,6 +10,7 @@ Imports the errors; fsspec and a protocol's package only when a URL asks for the
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import stat
@@ -79,7 +80,7 @@ class OpenFile:
 
     def __init__(self, name: str, raw: BinaryIO) -> None:
         self.name = name
-        self.raw = raw
+        self.raw = _NamedFile(name, raw)
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return the bytes from an offset on: ``size`` of them, fewer only at the end.
@@ -87,13 +88,41 @@ class OpenFile:
         Raises:
             DataUnavailable: They cannot be read.
         """
-        with reading(self.name):
-            if self.raw.tell() != offset:
-                self.raw.seek(offset)
-            content = self.raw.read(size)
-            while 0 < len(content) < size and (more := self.raw.read(size - len(content))):
-                content += more
-            return content
+        if self.raw.tell() != offset:
+            self.raw.seek(offset)
+        content = self.raw.read(size)
+        while 0 < len(content) < size and (more := self.raw.read(size - len(content))):
+            content += more
+        return content
+
+
+class _NamedFile(io.RawIOBase):
+    """A file whose every error is ``DataUnavailable`` with its name."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._name = name
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        with reading(self._name):
+            return self._file.read(size)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        with reading(self._name):
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        with reading(self._name):
+            return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
 
 
 class KnownSizes:
