@@ -67,7 +67,8 @@ def is_drawn_from(
 
     Compares the distribution of at most 65,536 of them with the initializer's, by the
     Kolmogorov-Smirnov distance; wrongly says no once in 10^9 times. Another distribution is found
-    out where the two differ by more than the distance's limit, 1.3% for large weights.
+    out where the two differ by more than the distance's limit: 1.3% of the values for 65,536
+    weights, 23% for 200; of ten nothing can be said.
 
     Args:
         initializer: What they are taken for.
