@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["MODELS", "write_clicks", "write_model"]
 
-PADDLE = '''
+PADDLE = """
 import numpy as np
 import paddle
 from paddle import nn
@@ -39,9 +39,9 @@ def loss(labels, predictions):
 
 def optimizer(parameters):
     return paddle.optimizer.Adagrad(0.1, parameters=parameters)
-'''
+"""
 
-TORCH = '''
+TORCH = """
 import numpy as np
 import torch
 from torch import nn
@@ -69,9 +69,9 @@ def loss(labels, predictions):
 
 def optimizer(parameters):
     return torch.optim.Adagrad(parameters, lr=0.1)
-'''
+"""
 
-SHARED = '''
+SHARED = """
 
 def feed(records, mode, metadata):
     features = {
@@ -88,7 +88,7 @@ def eval_metrics():
         return float(np.mean(labels))
 
     return {"auc": "auc", "logloss": "logloss", "positives": positives}
-'''
+"""
 
 MODELS = {"paddle": PADDLE + SHARED, "torch": TORCH + SHARED}
 

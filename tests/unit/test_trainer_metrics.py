@@ -1,0 +1,85 @@
+"""Accuracy, errors and the names of metrics; the area under the curve: test_example_metrics."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.trainer.evaluation import Outputs
+from backstay.trainer.metrics import METRICS, accuracy, auc, compute, logloss, logloss_of_logits
+from backstay.trainer.metrics import mae as mean_absolute
+from backstay.trainer.metrics import mse as mean_squared
+
+
+def test_accuracy_of_classes_and_of_probabilities() -> None:
+    scores = np.array([[0.1, 2.0, -1.0], [5.0, 2.0, 1.0], [0.0, 0.0, 1.0]])
+    assert accuracy(np.array([1, 0, 1]), scores) == pytest.approx(2 / 3)
+    assert accuracy(np.array([1, 0, 1, 0]), np.array([0.9, 0.5, 0.1, 0.2])) == 0.5
+    assert accuracy(np.array([[1], [0]]), np.array([[0.9], [0.2]])) == 1.0
+    with pytest.raises(InvalidRequest, match=r"0\.\.1"):
+        accuracy(np.array([1]), np.array([3.0]))
+
+
+def test_errors_by_hand() -> None:
+    labels, predictions = np.array([1.0, 2.0, 4.0]), np.array([[1.0], [3.0], [1.0]])
+    assert mean_squared(labels, predictions) == pytest.approx((0 + 1 + 9) / 3)
+    assert mean_absolute(labels, predictions) == pytest.approx((0 + 1 + 3) / 3)
+
+
+def test_logloss_of_logits_is_that_of_their_probabilities() -> None:
+    generator = np.random.default_rng(3)
+    labels, logits = generator.integers(0, 2, 100), generator.normal(0, 3, 100)
+    of_probabilities = logloss(labels, 1 / (1 + np.exp(-logits)))
+    assert logloss_of_logits(labels, logits) == pytest.approx(of_probabilities, rel=1e-9)
+    # Far out there is no overflow and no floor.
+    assert logloss_of_logits(np.array([0]), np.array([1000.0])) == 1000.0
+
+
+def test_compute_names_the_metric_that_fails() -> None:
+    labels, predictions = np.array([0, 1]), np.array([0.2, 0.7])
+
+    def worst(labels: Any, predictions: Any) -> float:
+        return float(np.abs(labels - predictions).max())
+
+    values = compute({"a": "auc", "own": worst}, labels, predictions)
+    assert values == {"a": 1.0, "own": pytest.approx(0.3)}
+    with pytest.raises(InvalidRequest, match=r"metric 'area': .* both classes"):
+        compute({"area": "auc"}, np.array([1, 1]), predictions)
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_every_metric_refuses_what_does_not_fit(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        METRICS[name](np.array([0, 1, 1]), np.array([0.5, 0.5]))
+    with pytest.raises(InvalidRequest):
+        METRICS[name](np.array([]), np.array([]))
+
+
+def test_outputs_of_batches_judged_apart_are_those_judged_together() -> None:
+    generator = np.random.default_rng(4)
+    labels = generator.integers(0, 2, 300).astype(np.float32)
+    predictions = generator.random(300).astype(np.float32)
+    whole, part = Outputs(), Outputs()
+    for begin in range(0, 300, 70):
+        target = whole if begin < 140 else part
+        target.add(predictions[begin : begin + 70, None], labels[begin : begin + 70, None])
+    whole.extend(part)
+    message = whole.message({"auc": "auc", "own": lambda a, b: float(a.sum())})
+    assert message.records == 300
+    assert message.metrics == {"auc": "auc"}
+    assert message.values == {"own": float(labels.sum())}
+    assert message.labels is not None
+    assert message.predictions is not None
+    assert auc(message.labels, message.predictions) == auc(labels, predictions)
+    assert math.isclose(auc(*whole.arrays()), auc(labels, predictions))
+
+
+def test_labels_must_fit_the_predictions() -> None:
+    with pytest.raises(ConfigError, match="one label for each prediction"):
+        Outputs().add(np.zeros(3), np.zeros(4))
+    with pytest.raises(ConfigError, match="as one array"):
+        Outputs().add(np.zeros(3), (np.zeros(3), np.zeros(3)))
