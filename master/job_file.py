@@ -1,7 +1,8 @@
 """A job file (YAML) and what the command line adds to it, made into a ``JobSpec``.
 
 Errors name the field and, where it stands in the file, the line. Relative paths in a file are
-relative to the file's folder, so that a job means the same wherever it is started.
+relative to the file's folder, so that a job means the same wherever it is started; ``$NAME`` in a
+path is an environment variable.
 
 It imports ``backstay.job_spec``, ``backstay.nested_settings`` and ``backstay.errors``; the one file
 it reads is the one it is given, and it runs nothing.
@@ -9,9 +10,11 @@ it reads is the one it is given, and it runs nothing.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,7 @@ __all__ = ["load_job", "parse_value", "to_yaml"]
 FILE_BYTES_MAX = 1024 * 1024
 # Texts that name something else than a file of this machine.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# What these name is not for us to know: tables, queries, or whatever a custom reader takes.
-_KINDS_WITHOUT_FILES = frozenset({"sql", "custom"})
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _DATA_FIELDS = ("training", "validation", "prediction")
 
 
@@ -101,14 +103,14 @@ def load_job(
     lines: dict[str, int] = {}
     if path is not None:
         document, lines = _read(path)
-        _make_absolute(document, path.absolute().parent)
+    home = folder if path is None else path.absolute().parent
     overrides: dict[str, Any] = {}
-    for name, value in given.items():
-        _put(overrides, name.split("."), value)
-    _make_absolute(overrides, folder)
     try:
+        for name, value in given.items():
+            _put(overrides, name.split("."), value)
+        _make_absolute(overrides, folder)
+        _make_absolute(document, home)
         document = _merged(JobSpec, document, overrides)
-        home = folder if path is None else path.absolute().parent
         return JobSpec.from_mapping(_for_use(document, use, home))
     except ConfigError as error:
         raise _located(error, path, lines, given) from error
@@ -210,29 +212,45 @@ def _long(kind: type, value: Any) -> Any:
 
 
 def _make_absolute(document: dict[str, Any], folder: Path) -> None:
-    """Make the relative paths of a document absolute, as far as it is well formed."""
+    """Make the relative paths of a document absolute, as far as it is well formed.
+
+    Tables and queries of ``sql`` are left alone; so is what a custom reader takes, but for variables.
+
+    Raises:
+        ConfigError: A path names a variable that is not set.
+    """
     for name in ("model", "output", "log_dir"):
         if name in document:
-            document[name] = _absolute(document[name], folder)
+            document[name] = _absolute(name, document[name], folder)
     checkpoint = document.get("checkpoint")
     if isinstance(checkpoint, dict) and "url" in checkpoint:
-        checkpoint["url"] = _absolute(checkpoint["url"], folder)
+        checkpoint["url"] = _absolute("checkpoint.url", checkpoint["url"], folder)
     for name in _DATA_FIELDS:
         data = document.get(name)
-        if isinstance(data, dict):
-            if data.get("kind") not in _KINDS_WITHOUT_FILES and "paths" in data:
-                data["paths"] = _absolute(data["paths"], folder)
-        elif data is not None:
-            document[name] = _absolute(data, folder)
+        if not isinstance(data, dict):
+            document |= {name: _absolute(name, data, folder)} if data is not None else {}
+        elif "paths" in data and data.get("kind") != "sql":
+            home = None if data.get("kind") == "custom" else folder
+            data["paths"] = _absolute(f"{name}.paths", data["paths"], home)
 
 
-def _absolute(value: Any, folder: Path) -> Any:
-    """Return a path, or a list of them, as absolute; leave alone what is none."""
+def _absolute(name: str, value: Any, folder: Path | None) -> Any:
+    """Return a path, or a list of them, as absolute, with variables put in; else what it is."""
     if isinstance(value, (list, tuple)):
-        return [_absolute(one, folder) for one in value]
-    if not isinstance(value, str) or not value or _URL.match(value):
+        return [_absolute(name, one, folder) for one in value]
+    if not isinstance(value, str) or not value:
+        return value
+    value = _VARIABLE.sub(partial(_variable, name), value)
+    if folder is None or _URL.match(value):
         return value
     return str(folder / Path(value).expanduser())
+
+
+def _variable(name: str, found: re.Match[str]) -> str:
+    variable = found[1] or found[2]
+    if not os.environ.get(variable):
+        raise ConfigError(f"{name}: the environment variable {variable} is not set")
+    return os.environ[variable]
 
 
 def _for_use(document: dict[str, Any], use: str, home: Path) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class WorkersSpec:
     max: int = entry(WORKERS_MAX, "Most that `jobs scale` accepts.", minimum=1, maximum=WORKERS_MAX)
     max_relaunches: int = entry(
         10,
-        "How often one worker's place is filled again after failures.",
+        "How often in a row a worker that failed is replaced; one that was killed always is.",
         minimum=0,
         maximum=1_000_000,
     )

@@ -43,6 +43,20 @@ def test_paths_of_the_file_are_relative_to_it_and_those_of_flags_to_the_folder(
     assert spec.log_dir == str(tmp_path / "backstay-jobs" / "census")
 
 
+def test_variables_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATA", "/mnt/data")
+    text = JOB.replace("data/*.csv", '["$DATA/a.csv", "${DATA}-2/b.csv"]')
+    training = load(tmp_path, text).training
+    assert training is not None
+    assert training.paths == ("/mnt/data/a.csv", "/mnt/data-2/b.csv")
+    custom = load(tmp_path, JOB.replace("data/*.csv", "{kind: custom, paths: $DATA}")).training
+    assert custom is not None
+    assert custom.paths == ("/mnt/data",)
+    monkeypatch.delenv("DATA")
+    with pytest.raises(ConfigError, match=r"yaml, line 3: training: .* variable DATA is not set"):
+        load(tmp_path, text)
+
+
 def test_tables_are_no_files(tmp_path: Path) -> None:
     text = JOB.replace("data/*.csv", "{kind: sql, paths: [clicks]}")
     training = load(tmp_path, text).training
