@@ -200,6 +200,10 @@ class JobKeys:
         """Return the key of a part of the shards of ``training``, ``validation``, ..."""
         return f"{self.root}shards/{data}/{chunk:06d}"
 
+    def shard_count(self, data: str) -> str:
+        """Return the key that says how many such parts there are, written after them."""
+        return f"{self.root}shard_counts/{data}"
+
     def done(self, round_name: str, chunk: int) -> str:
         """Return the key of the bitmap of a round's tasks chunk * 4096 and on."""
         return f"{self.root}done/{round_name}/{chunk:06d}"

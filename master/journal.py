@@ -116,6 +116,14 @@ class Journal:
         self._pending[key] = _Change(self._staged if before is None else before.number, render)
         self._wake.set()
 
+    def stage_text(self, key: str, text: str) -> None:
+        """Have a record written soon, as it is."""
+        self.stage(key, lambda: text)
+
+    def stage_removal(self, key: str) -> None:
+        """Have a record removed soon."""
+        self.stage(key, lambda: None)
+
     async def durable(self, timeout_s: float) -> None:
         """Wait until everything that is staged by now is written.
 

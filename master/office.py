@@ -10,9 +10,16 @@ import logging
 
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
-from backstay.consensus.store import CoordinationStore, Delete, Txn, create_revision_is
+from backstay.consensus.store import (
+    CoordinationStore,
+    Delete,
+    Put,
+    Txn,
+    absent,
+    create_revision_is,
+)
 from backstay.consensus.store_follow import Election, FencingToken, KeepAlive
-from backstay.errors import LeaseLost
+from backstay.errors import LeaseLost, NotJobMaster
 
 __all__ = ["Office"]
 
@@ -58,6 +65,27 @@ class Office:
         self.token = await election.campaign(self._own.to_json(), lease.id)
         return self.token
 
+    async def take_again(self) -> FencingToken:
+        """Take the office after the lease or the key was lost, if nobody else has.
+
+        Raises:
+            NotJobMaster: Somebody else has.
+            StoreUnavailable: The store does not answer; call again.
+        """
+        self._keep = KeepAlive(self._store, self._ttl_ms, lambda _until: None)
+        lease = await self._keep.grant()
+        await self._remove(self._own.instance)
+        result = await self._store.transaction(
+            Txn(
+                (absent(self._keys.master),),
+                (Put(self._keys.master, self._own.to_json(), lease.id),),
+            )
+        )
+        if not result.succeeded:
+            raise NotJobMaster(f"another process has become the master of {self._keys.job!r}")
+        self.token = FencingToken(self._keys.master, result.revision)
+        return self.token
+
     async def keep(self) -> None:
         """Renew the lease until cancelled.
 
@@ -86,5 +114,5 @@ class Office:
                 success=(Delete(self._keys.master),),
             )
         )
-        if result.succeeded:
+        if result.succeeded and instance != self._own.instance:
             log.info("took the office from the master %d, which is gone", instance)

@@ -262,17 +262,19 @@ class TaskStreamId(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PASS_FIELD_NUMBER: _builtins.int
+    PASS_NUMBER_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    pass_number: _builtins.int
     task: _builtins.int
     def __init__(
         self,
         *,
+        pass_number: _builtins.int = ...,
         task: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pass", b"pass", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pass_number", b"pass_number", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

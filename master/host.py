@@ -1,0 +1,301 @@
+"""The master of one job as a process: takes the office, opens the job, serves it to its end.
+
+Life: listen (calls are answered "not the master yet"), wait for the office, open the job from its
+records, serve. If the key is lost while nobody else took it, it is created anew and nothing else
+changes; if another process has it, this one ends with ``NotJobMaster``. At the end workers are
+told, then the office is given back. The shell: decisions are made by the modules it assembles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from backstay._proto.v1 import job_pb2_grpc
+from backstay.addresses import split_address
+from backstay.consensus.job_records import MasterRecord, RunState
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.remote_store import RemoteStore
+from backstay.consensus.store import CoordinationStore, Delete, Txn
+from backstay.consensus.store_follow import FencingToken
+from backstay.control_server import ControlServer
+from backstay.errors import LeaseLost, ServerUnavailable, StoreUnavailable
+from backstay.job_spec import JobSpec
+from backstay.master.config import MasterConfig
+from backstay.master.job import Job
+from backstay.master.journal import Journal
+from backstay.master.launching import Launching
+from backstay.master.office import Office
+from backstay.master.opening import open_records
+from backstay.master.saving import Saving, restore_version
+from backstay.master.service import JobService
+from backstay.tasks import end_tasks
+from backstay.trainer.checkpoints import Checkpoints
+from backstay.trainer.directory import Directory
+
+__all__ = ["MasterHost"]
+
+SERVICE_NAME = "backstay.v1.JobService"
+STORE_DEADLINE_MS = 2000
+CONTROL_GRACE_S = 1.0
+FAREWELL_S = 2.0
+RETRY_PAUSE_S = 0.1
+# Between two looks at holds that may have run out, at most.
+LOOK_S = 0.25
+LAST_CHECKPOINT_S = 600.0
+LAST_WRITE_S = 10.0
+
+ResultT = TypeVar("ResultT")
+
+log = logging.getLogger(__name__)
+
+
+class MasterHost:
+    """One process's time as the master of a job."""
+
+    def __init__(self, config: MasterConfig, spec: JobSpec, *, instance: int | None = None) -> None:
+        """Bind the address; call it while the event loop runs.
+
+        Args:
+            config: Settings of this process.
+            spec: The job.
+            instance: Of this process; default: drawn at random.
+
+        Raises:
+            ListenError: The address cannot be listened on.
+            ConfigError: A certificate file cannot be read or used.
+        """
+        self._config = config
+        self._spec = spec
+        self._control = ControlServer(config)
+        port = split_address("control address", self._control.address)[1]
+        self._own = MasterRecord(
+            address=f"{config.host}:{port}",
+            instance=instance or secrets.randbelow(2**63 - 1) + 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self._keys = JobKeys(spec.name)
+        self._store: CoordinationStore = RemoteStore(
+            config.endpoints, config.client, deadline_ms=STORE_DEADLINE_MS
+        )
+        self._directory = Directory(config.endpoints, config.client)
+        self._journal = Journal(self._store, self._keys, self._own.instance)
+        self._office = Office(self._store, self._keys, self._own, lease_ttl_ms=config.lease_ttl_ms)
+        self._service = JobService(self._own)
+        self._service.on_stop = self._forget_at_end
+        self._forget = False
+        self._stop = asyncio.Event()
+        self._clock = asyncio.get_running_loop().time
+
+    @property
+    def own(self) -> MasterRecord:
+        """This process, as workers find it."""
+        return self._own
+
+    def stop(self) -> None:
+        """End this process in good order; the job stays as it is, for the next master."""
+        self._stop.set()
+
+    async def run(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
+        """Serve the job until it is over, or until ``stop``.
+
+        Args:
+            on_ready: Called once, when this process is the master and the job is open.
+
+        Returns:
+            The state of the job: ``running`` if ``stop`` was called before it was over.
+
+        Raises:
+            NotJobMaster: Another process has become the master.
+            JobRefused: The job cannot be opened with this spec.
+            BackstayError: Its data cannot be scanned, or the store refuses this client.
+        """
+        self._add_service()
+        await self._control.start([SERVICE_NAME])
+        living = asyncio.create_task(self._live(on_ready))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return living.result() if living.done() else "running"
+        finally:
+            await end_tasks(living, stopping)
+            await self._leave()
+
+    def _add_service(self) -> None:
+        job_pb2_grpc.add_JobServiceServicer_to_server(self._service, self._control.server)
+
+    def _forget_at_end(self, _reason: str, keep_state: bool) -> None:
+        self._forget = not keep_state
+
+    async def _live(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
+        token = await _until_answered(lambda: self._office.take(self._config.replaces))
+        await self._open_journal(token)
+        keeping = asyncio.create_task(self._keep_office(), name="the office")
+        try:
+            serving = asyncio.create_task(self._serve(on_ready), name="the job")
+            try:
+                await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
+                if not serving.done():
+                    # It ends by a failure only.
+                    keeping.result()
+                return await serving
+            finally:
+                await end_tasks(serving)
+        finally:
+            await end_tasks(keeping)
+
+    async def _open_journal(self, token: FencingToken) -> None:
+        await _until_answered(lambda: self._journal.open(token))
+
+    async def _keep_office(self) -> None:
+        """Write the journal and renew the lease; take the office anew if it was lost to nobody."""
+        try:
+            while True:
+                writing = asyncio.create_task(self._journal.run())
+                renewing = asyncio.create_task(self._office.keep())
+                try:
+                    await asyncio.wait({writing, renewing}, return_when=asyncio.FIRST_COMPLETED)
+                    for task in (writing, renewing):
+                        if task.done():
+                            task.result()
+                except LeaseLost as error:
+                    log.warning("the office was lost: %s; taking it again", error)
+                finally:
+                    await end_tasks(writing, renewing)
+                await self._open_journal(await _until_answered(self._office.take_again))
+        except Exception as error:
+            self._journal.fail(error)
+            raise
+
+    async def _serve(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
+        """Open the job and serve it until it is over."""
+        checkpoints = Checkpoints(self._directory)
+        records = await open_records(
+            self._store,
+            self._keys,
+            self._journal,
+            self._spec,
+            uid=secrets.token_hex(8),
+            now_ms=time.time_ns() // 1_000_000,
+            fresh=self._config.fresh,
+            clock=self._clock,
+            restore_version=lambda: restore_version(checkpoints),
+        )
+        job = Job(records, self._keys, self._journal, self._clock)
+        job.stage_state()
+        saving = Saving(job, self._spec.name, checkpoints)
+        await _until_answered(saving.look)
+        job.advance()
+        await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
+        self._service.launching = Launching(job)
+        self._service.job = job
+        await self._control.set_serving()
+        log.info(
+            "master of job %r at %s (start %d)",
+            self._spec.name,
+            self._own.address,
+            job.state.starts,
+        )
+        on_ready(self._own)
+        background = [
+            asyncio.create_task(self._advance(job), name="the course"),
+            asyncio.create_task(self._expire(job), name="the holds"),
+            asyncio.create_task(saving.save_when_due(), name="checkpoints"),
+            asyncio.create_task(saving.look_on(), name="restores"),
+        ]
+        over = asyncio.create_task(self._over(job, saving))
+        try:
+            await asyncio.wait({over, *background}, return_when=asyncio.FIRST_COMPLETED)
+            for task in background:
+                if task.done():
+                    task.result()
+            return await over
+        finally:
+            await end_tasks(over, *background)
+
+    async def _advance(self, job: Job) -> None:
+        """Open and end rounds as the course says; never returns."""
+        while True:
+            changed = job.changed
+            for opened in job.advance():
+                metrics = await asyncio.to_thread(opened.compute)
+                job.evaluated(opened, metrics)
+            if changed is job.changed:
+                await changed.wait()
+
+    async def _expire(self, job: Job) -> None:
+        """Take back what was not renewed in time; never returns."""
+        while True:
+            now_s = self._clock()
+            next_s = job.next_expiry()
+            pause_s = LOOK_S if next_s is None else min(max(next_s - now_s, 0.005), LOOK_S)
+            await asyncio.sleep(pause_s)
+            job.expire()
+            job.known.forget_silent(self._clock())
+
+    async def _over(self, job: Job, saving: Saving) -> RunState:
+        """Wait until the job is over and its workers know; returns its state."""
+        while not job.is_over:
+            await job.changed.wait()
+        if job.state.state == "done":
+            await saving.finish(LAST_CHECKPOINT_S)
+        deadline_s = self._clock() + self._config.linger_ms / 1000
+        ttl_s = job.spec.hold_ttl_ms / 1000
+        while self._clock() < deadline_s and _is_waited_for(job, ttl_s):
+            await asyncio.sleep(LOOK_S)
+        await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
+        if self._forget:
+            await self._remove_records()
+        return job.state.state
+
+    async def _remove_records(self) -> None:
+        """Remove the job, as whoever stopped it wished."""
+        found = await self._store.range(self._keys.root)
+        kept = (self._keys.master, self._keys.journal)
+        for item in found.items:
+            if item.key not in kept:
+                self._journal.stage_removal(item.key)
+        self._journal.stage_removal(self._keys.name)
+        await self._journal.durable(LAST_WRITE_S)
+        assert self._office.token is not None
+        await self._store.transaction(
+            Txn((self._office.token.still_mine(),), (Delete(self._keys.journal),))
+        )
+
+    async def _leave(self) -> None:
+        """Stop serving, write what is left, give the office back."""
+        await self._control.set_not_serving()
+        await self._control.stop(CONTROL_GRACE_S)
+        try:
+            await asyncio.wait_for(self._office.leave(), FAREWELL_S)
+        except (StoreUnavailable, asyncio.TimeoutError) as error:
+            log.warning("left without a word, the lease ends by itself: %s", error)
+        await self._store.close()
+        await asyncio.to_thread(self._directory.close)
+
+
+def _is_waited_for(job: Job, ttl_s: float) -> bool:
+    """Whether a living worker has yet to hear of the end, or to close streams."""
+    alive = [one for one in job.known if job.now() - one.heard_s < ttl_s]
+    has_streams = any(opened.ledger.open_streams for opened in job.rounds.values())
+    return any(has_streams or not one.knows_end for one in alive)
+
+
+async def _until_answered(ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """Ask the store, or the cluster, until it answers; say each new reason why it does not."""
+    said = ""
+    while True:
+        try:
+            return await ask()
+        except (StoreUnavailable, ServerUnavailable) as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning("waiting: %s", said)
+            await asyncio.sleep(RETRY_PAUSE_S)

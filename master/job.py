@@ -1,0 +1,532 @@
+"""A job in its master's memory: rounds, workers, figures, and what becomes of each event.
+
+The state of the job between the calls of the service and the journal: each method takes an event,
+changes ledgers, course and worker set, and stages what must be written; who answers a caller waits
+for the journal first. Time is read from the clock that is given. Does no I/O of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunState, stream_job_of
+from backstay.consensus.keys import JobKeys
+from backstay.errors import InvalidRequest, JobRefused, LimitExceeded
+from backstay.job_spec import JobSpec
+from backstay.master.core.course import Course
+from backstay.master.core.evaluation import TaskOutputs
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
+from backstay.master.core.progress import JobProgress, RoundProgress
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_table import TaskTable
+from backstay.master.core.worker_set import WorkerSet
+from backstay.master.journal import Journal
+from backstay.master.known_workers import KnownWorkers
+from backstay.master.open_round import OpenRound, course_plan, data_of, open_round
+from backstay.trainer.metrics import METRICS
+
+__all__ = ["Given", "Job", "Records"]
+
+TABLES_MAX = 64
+EVALUATIONS_MAX = 100
+
+log = logging.getLogger(__name__)
+
+
+class Given(NamedTuple):
+    """A task given to a worker.
+
+    Attributes:
+        round: Of which round.
+        hold: Task, attempt, and the batches that are settled.
+    """
+
+    round: OpenRound
+    hold: HeldTask
+
+
+class Records(NamedTuple):
+    """What a job is made of when its master opens it.
+
+    Attributes:
+        spec: What it is.
+        identity: Its spec record.
+        state: Where it stands.
+        tables: The tasks of training, validation and prediction data.
+        rounds: Those that the journal knows.
+    """
+
+    spec: JobSpec
+    identity: JobSpecRecord
+    state: JobStateRecord
+    tables: Mapping[str, TaskTable]
+    course: Course
+    workers: WorkerSet
+    rounds: Mapping[RoundId, OpenRound]
+
+
+class Job:
+    """One job; belongs to one event loop."""
+
+    def __init__(
+        self, records: Records, keys: JobKeys, journal: Journal, clock: Callable[[], float]
+    ) -> None:
+        """Take the job over as its records say.
+
+        Args:
+            records: As they were read.
+            keys: The job's keys.
+            journal: Where changes go.
+            clock: Monotonic seconds.
+        """
+        self.spec = records.spec
+        self.identity = records.identity
+        self.stream_job = stream_job_of(records.identity.uid)
+        self.tables = records.tables
+        self.course = records.course
+        self.worker_set = records.workers
+        self.rounds: dict[RoundId, OpenRound] = dict(records.rounds)
+        self.known = KnownWorkers()
+        self.state = records.state
+        self.figures = Counter(records.state.figures)
+        self.keys = keys
+        self.journal = journal
+        self.now = clock
+        # Done since the last checkpoint was asked for.
+        self.tasks_since_checkpoint = 0
+        self.checkpoint_due = False
+        self.trouble: dict[str, str] = {}
+        self._changed = asyncio.Event()
+
+    # Who waits for something to do, and who decides what comes next.
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set when there may be something new for those who wait: tasks, rounds, the end."""
+        return self._changed
+
+    def notify(self) -> None:
+        """Wake everybody who waits."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more tasks will be given out."""
+        return self.state.state != "running"
+
+    def end(self, state: RunState, reason: str) -> None:
+        """End the job, unless it has ended; workers hear of it with their next call."""
+        if self.is_over:
+            return
+        log.info("the job is %s%s", state, f": {reason}" if reason else "")
+        self.state = replace(self.state, state=state, reason=reason)
+        self.worker_set.finish()
+        self.stage_state()
+        self.notify()
+
+    # Workers.
+
+    def declare_tables(self, names: Sequence[str]) -> None:
+        """Take the job's tables from the first worker, and compare those of the others.
+
+        Raises:
+            JobRefused: They differ.
+            InvalidRequest: These cannot be the tables of a job.
+        """
+        if len(names) > TABLES_MAX or len(set(names)) != len(names):
+            raise InvalidRequest(
+                f"{len(names)} tables: at most {TABLES_MAX}, each once; a job's batches are "
+                "numbered by batch and table"
+            )
+        known = self.state.tables
+        if not known:
+            self.state = replace(self.state, tables=tuple(names))
+            self.stage_state()
+            return
+        for number, (theirs, ours) in enumerate(zip(names, known, strict=False)):
+            if theirs != ours:
+                raise JobRefused(
+                    f"table {number} of this worker's model is {theirs!r}, of the job's {ours!r}: "
+                    "each worker must run the same model file with the same parameters"
+                )
+        if len(names) != len(known):
+            raise JobRefused(
+                f"this worker's model makes {len(names)} tables, the job has {len(known)} "
+                f"({', '.join(known)}): each worker must run the same model file"
+            )
+
+    def assign(self, worker: str) -> Given | None:
+        """Give a worker a task, from the rounds that come first; None: there is none now."""
+        if self.is_over:
+            return None
+        for round_id in self.course.open_rounds:
+            opened = self.rounds.get(round_id)
+            grant = None if opened is None else opened.ledger.assign(worker, self.now())
+            if opened is not None and grant is not None:
+                if grant.twin:
+                    log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
+                opened.stage(self.journal, self.keys)
+                return Given(opened, HeldTask(grant.task, grant.attempt, grant.first_batch))
+        return None
+
+    def renew(
+        self, worker: str, holds: Iterable[tuple[RoundId, HeldTask]]
+    ) -> list[tuple[RoundId, HeldTask]]:
+        """Extend holds; returns those that are revoked."""
+        revoked: list[tuple[RoundId, HeldTask]] = []
+        by_round: dict[RoundId, list[HeldTask]] = {}
+        for round_id, held in holds:
+            by_round.setdefault(round_id, []).append(held)
+        for round_id, held_tasks in by_round.items():
+            opened = self.rounds.get(round_id)
+            if opened is None or self.is_over:
+                revoked += [(round_id, held) for held in held_tasks]
+                continue
+            over = opened.ledger.renew(worker, held_tasks, self.now())
+            revoked += [(round_id, held) for held in over]
+            opened.stage(self.journal, self.keys)
+            self._count_steps(opened)
+        return revoked
+
+    def complete(
+        self, worker: str, round_id: RoundId, hold: HeldTask, examples: int, bad_records: int
+    ) -> tuple[bool, bool]:
+        """Take note that a task is done.
+
+        Returns:
+            Whether this attempt counts, and whether the task became done by this call.
+        """
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            return False, False
+        before = opened.ledger.counts.done
+        counts = opened.ledger.complete(
+            worker, hold.task, hold.attempt, self.now(), batches=hold.settled
+        )
+        is_new = opened.ledger.counts.done > before
+        self._count_steps(opened)
+        if is_new:
+            if round_id.kind is RoundKind.TRAINING:
+                self.figures["examples"] += examples
+                self._checkpoint_every_tasks()
+            self.figures["bad_records"] += bad_records
+            self.stage_state()
+        opened.stage(self.journal, self.keys)
+        if self.figures["bad_records"] > self.spec.max_bad_records:
+            self.end(
+                "failed",
+                f"{self.figures['bad_records']} damaged records; max_bad_records allows "
+                f"{self.spec.max_bad_records}",
+            )
+        if opened.ledger.is_over:
+            self.notify()
+        return counts, is_new
+
+    def add_outputs(
+        self, round_id: RoundId, task: int, outputs: TaskOutputs, metrics: Mapping[str, str]
+    ) -> None:
+        """Keep what an evaluation task brought; what cannot be kept ends the job."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            return
+        unknown = set(metrics.values()) - METRICS.keys()
+        try:
+            if unknown:
+                raise InvalidRequest(f"no metric {min(unknown)!r}; known: {', '.join(METRICS)}")
+            opened.outputs.add(task, outputs)
+        except (InvalidRequest, LimitExceeded) as error:
+            self.end("failed", f"{round_id}: {error}")
+        else:
+            opened.metrics.update(metrics)
+
+    def give_back(self, worker: str, round_id: RoundId, hold: HeldTask, reason: str) -> None:
+        """End a hold for no fault of the task."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            return
+        log.info("%s gives %s task %d back: %s", worker, round_id, hold.task, reason)
+        opened.ledger.give_back(
+            worker, hold.task, hold.attempt, hold.settled, self.now(), reason=reason
+        )
+        self._came_back(opened)
+
+    def fail(self, worker: str, round_id: RoundId, hold: HeldTask, failure: Failure) -> bool:
+        """End a hold because the task failed; returns whether it is parked."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            return False
+        outcome = opened.ledger.fail(
+            worker, hold.task, hold.attempt, failure, self.now(), settled=hold.settled
+        )
+        level = logging.ERROR if outcome == "parked" else logging.WARNING
+        last_line = failure.error.strip().rpartition("\n")[2]
+        log.log(level, "%s task %d (%s): %s", round_id, hold.task, outcome, last_line)
+        self._came_back(opened)
+        return outcome == "parked"
+
+    def drop_worker(self, worker: str, why: str) -> None:
+        """Take back everything that a worker holds that is surely gone."""
+        for opened in self.rounds.values():
+            tasks = opened.ledger.drop_worker(worker, self.now())
+            if tasks:
+                log.warning("%s: %s; %s tasks %s go back", worker, why, opened.id, tasks)
+            self._came_back(opened)
+        self.known.forget(worker)
+
+    def expire(self) -> None:
+        """Take back the tasks whose holds have run out."""
+        for opened in self.rounds.values():
+            tasks = opened.ledger.expire(self.now())
+            if tasks:
+                log.warning("%s: the holds of tasks %s have run out", opened.id, tasks)
+                self._came_back(opened)
+
+    def next_expiry(self) -> float | None:
+        """Return a time before which no hold runs out."""
+        ends = [opened.ledger.next_expiry() for opened in self.rounds.values()]
+        known = [end for end in ends if end is not None]
+        return min(known) if known else None
+
+    # Streams.
+
+    def closed(self, streams: Iterable[tuple[int, int]]) -> None:
+        """Take note of streams (pass, task) that are closed on all servers."""
+        for pass_number, task in streams:
+            opened = self.rounds.get(RoundId(RoundKind.TRAINING, pass_number))
+            if opened is not None:
+                opened.ledger.closed([task])
+                opened.stage(self.journal, self.keys)
+                if opened.ledger.is_over and not opened.ledger.open_streams:
+                    self.notify()
+
+    def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
+        """Return streams (pass, task) that this worker is to close for others."""
+        streams: list[tuple[int, int]] = []
+        for opened in self.rounds.values():
+            tasks = opened.ledger.streams_to_close(worker)
+            streams += [(opened.id.number, task) for task in tasks]
+            opened.stage(self.journal, self.keys)
+        return streams
+
+    # Rounds.
+
+    def advance(self) -> list[OpenRound]:
+        """Bring the rounds in line with the course; returns evaluations whose end is due.
+
+        Call :meth:`evaluated` for each of those.
+        """
+        due: list[OpenRound] = []
+        while not self.is_over:
+            wanted = self.course.open_rounds
+            self._cut_others(wanted)
+            ended = [self._bring(round_id) for round_id in wanted]
+            due = [one for one in ended if one is not None and _is_evaluation(one)]
+            over = [one for one in ended if one is not None and not _is_evaluation(one)]
+            for opened in over:
+                parked = opened.ledger.counts.parked
+                log.info("%s is over%s", opened.id, f", {parked} tasks parked" if parked else "")
+                self.course.round_over(opened.id, parked=parked)
+                if opened.id.kind is RoundKind.TRAINING and self.spec.checkpoint.every == "pass":
+                    self.checkpoint_due = True
+            if not over:
+                break
+            self.stage_state()
+            self.notify()
+        self._end_with_course()
+        self._drop_settled_rounds()
+        return due
+
+    def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of an evaluation whose tasks are all over."""
+        problems = opened.outputs.problems
+        for name, problem in problems.items():
+            log.warning("metric %s: %s", name, problem)
+            self.trouble[f"metric {name}"] = problem
+        result = {
+            "round": opened.id.number,
+            "steps": opened.steps,
+            "records": opened.outputs.records,
+            # NaN and infinity are no JSON.
+            "metrics": {name: repr(float(value)) for name, value in metrics.items()},
+        }
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        log.info("%s after %d steps: %s", opened.id, opened.steps, shown or "no metrics")
+        kept = (*self.state.evaluations, result)[-EVALUATIONS_MAX:]
+        self.state = replace(self.state, evaluations=kept)
+        self.course.round_over(opened.id, parked=opened.ledger.counts.parked, metrics=dict(metrics))
+        self.rounds.pop(opened.id, None)
+        self.stage_state()
+        self.notify()
+
+    def retry_parked(self, numbers: Sequence[int]) -> int:
+        """Give parked tasks their tries again; none named: all of them."""
+        count = 0
+        for opened in self.rounds.values():
+            back = opened.ledger.retry_parked(numbers or None)
+            if back:
+                self.course.reopen(opened.id)
+                self._came_back(opened)
+            count += len(back)
+        self.stage_state()
+        return count
+
+    # Checkpoints.
+
+    def progress(self) -> JobProgress:
+        """Return how far the job is, to be saved with a checkpoint that begins afterwards."""
+        rounds = {
+            opened.id: RoundProgress(
+                size=len(opened.table),
+                table_digest=opened.table.digest(),
+                done=opened.ledger.done.chunks(),
+                parked=tuple(opened.ledger.parked.values()),
+            )
+            for opened in self.rounds.values()
+            if not _is_evaluation(opened)
+        }
+        return JobProgress(self.identity.uid, self.course.to_json(), rounds)
+
+    def go_back(self, progress: JobProgress | None) -> None:
+        """Take progress that was restored with the model; None: begin anew.
+
+        All holds are void from now on. The caller waits for the journal, and only then takes note
+        of the restore with :meth:`note_restore`.
+
+        Raises:
+            InvalidRequest: The progress is not of this job's data.
+        """
+        plan = course_plan(self.spec)
+        course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
+        kept = {} if progress is None else progress.rounds
+        for round_id, one in kept.items():
+            table = self.tables[data_of(round_id.kind)]
+            if round_id.kind is not RoundKind.TRAIN_END and table.digest() != one.table_digest:
+                raise InvalidRequest(f"{round_id}: the checkpoint's progress is of other data")
+        self.state = replace(self.state, starts=self.state.starts + 1)
+        rounds = {
+            round_id: self._open(round_id, course.steps, done=one.done_bits(), parked=one.parked)
+            for round_id, one in kept.items()
+        }
+        for opened in [*self.rounds.values(), *rounds.values()]:
+            self._erase(opened)
+        for opened in rounds.values():
+            opened.stage_all(self.journal, self.keys)
+        self.course, self.rounds = course, rounds
+        for known in self.known:
+            known.answer = None
+
+    def note_restore(self, version: int) -> None:
+        """Take note of the restore that the progress goes with."""
+        self.state = replace(self.state, restore_version=version)
+        self.stage_state()
+        self.notify()
+
+    # How it is done.
+
+    def stage_state(self) -> None:
+        """Have the journal write where the job stands."""
+        self.journal.stage(self.keys.state, self._state_text)
+
+    def _state_text(self) -> str:
+        return replace(
+            self.state,
+            course=self.course.to_json(),
+            workers=self.worker_set.to_json(),
+            figures=dict(self.figures),
+        ).to_json()
+
+    def _open(self, round_id: RoundId, steps: int, **kept: object) -> OpenRound:
+        first = self.state.starts * ATTEMPTS_PER_MASTER
+        return open_round(
+            round_id,
+            self.tables,
+            self.spec,
+            first_attempt=first,
+            steps=steps,
+            **kept,  # type: ignore[arg-type]
+        )
+
+    def _bring(self, round_id: RoundId) -> OpenRound | None:
+        """Open a round unless it is open; returns it if it is over."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            opened = self._open(round_id, self.course.steps)
+            self.rounds[round_id] = opened
+            log.info("%s begins: %d tasks", round_id, len(opened.table))
+            self.notify()
+        return opened if opened.ledger.is_over else None
+
+    def _cut_others(self, wanted: Sequence[RoundId]) -> None:
+        for opened in self.rounds.values():
+            if opened.id not in wanted and not opened.ledger.is_over:
+                opened.ledger.cut_short()
+                opened.stage(self.journal, self.keys)
+                log.info("%s is cut short: %s", opened.id, self.course.reason)
+
+    def _end_with_course(self) -> None:
+        outcome = self.course.outcome
+        if outcome is None or self.is_over:
+            return
+        if outcome == "finished_with_parked":
+            parked = sum(self.course.parked.values())
+            reason = (
+                f"{parked} tasks failed for good; `backstay jobs parked` shows why, and the same "
+                "command tries them again"
+            )
+            self.end("failed", reason)
+        else:
+            self.end("done", self.course.reason)
+
+    def _drop_settled_rounds(self) -> None:
+        """Forget rounds that are over, have no parked tasks and no open streams."""
+        wanted = self.course.open_rounds
+        for opened in list(self.rounds.values()):
+            ledger = opened.ledger
+            waits = ledger.open_streams or (ledger.parked and not ledger.is_cut_short)
+            if opened.id not in wanted and ledger.is_over and not waits:
+                del self.rounds[opened.id]
+                self._erase(opened)
+
+    def _erase(self, opened: OpenRound) -> None:
+        """Have the journal remove all records of a round."""
+        opened.ledger.take_changes()
+        name = str(opened.id)
+        for number in opened.ledger.done.chunks():
+            self.journal.stage_removal(self.keys.done(name, number))
+        for task in opened.ledger.parked:
+            self.journal.stage_removal(self.keys.parked(name, task))
+        for worker in ("", *opened.ledger.workers):
+            self.journal.stage_removal(self.keys.held(name, worker))
+
+    def _count_steps(self, opened: OpenRound) -> None:
+        batches = opened.ledger.take_new_batches()
+        if opened.id.kind is not RoundKind.TRAINING or not batches:
+            return
+        before = self.course.open_rounds
+        self.course.add_steps(batches)
+        if self.course.open_rounds != before:
+            self.stage_state()
+            self.notify()
+
+    def _came_back(self, opened: OpenRound) -> None:
+        opened.stage(self.journal, self.keys)
+        self._count_steps(opened)
+        self.notify()
+
+    def _checkpoint_every_tasks(self) -> None:
+        every = self.spec.checkpoint.every_tasks
+        self.tasks_since_checkpoint += 1
+        if every and self.tasks_since_checkpoint >= every:
+            self.tasks_since_checkpoint = 0
+            self.checkpoint_due = True
+            self.notify()
+
+
+def _is_evaluation(opened: OpenRound) -> bool:
+    return opened.id.kind is RoundKind.EVALUATION

@@ -1,0 +1,131 @@
+"""The workers that a job's master has heard of: who they are, how fast, since when silent.
+
+Values in memory only; what a worker holds is in the ledgers. Time is an argument. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from backstay.errors import InvalidRequest, LimitExceeded, WorkerReplaced
+
+__all__ = ["KnownWorker", "KnownWorkers"]
+
+WORKERS_MAX = 20_000
+# A worker that was silent for so long and holds nothing is forgotten.
+FORGET_S = 60.0
+# Examples a second are a mean over about this long.
+RATE_S = 10.0
+
+
+@dataclass
+class KnownWorker:
+    """A worker.
+
+    Attributes:
+        id: Its name.
+        instance: Of its process.
+        host: Its machine.
+        pid: Its process id there.
+        heard_s: When it was heard of last.
+        examples: Since its process began.
+        steps: Likewise.
+        loss: Running mean; None: none yet.
+        examples_per_s: Of late.
+        request: Number of its last request for a task.
+        answer: What it was answered; None: nothing.
+        knows_end: It was told that the job is over.
+    """
+
+    id: str
+    instance: int
+    host: str
+    pid: int
+    heard_s: float
+    examples: int = 0
+    steps: int = 0
+    loss: float | None = None
+    examples_per_s: float = 0.0
+    request: int = 0
+    answer: Any = None
+    knows_end: bool = False
+    measured_s: float = 0.0
+
+    def measure(self, examples: int, steps: int, loss: float | None, now_s: float) -> None:
+        """Take in what a sign of life tells."""
+        if self.measured_s and now_s > self.measured_s:
+            passed_s = now_s - self.measured_s
+            rate = max(0, examples - self.examples) / passed_s
+            weight = min(1.0, passed_s / RATE_S)
+            self.examples_per_s += weight * (rate - self.examples_per_s)
+        self.measured_s = now_s
+        self.examples, self.steps = examples, steps
+        if loss is not None:
+            self.loss = loss
+
+
+class KnownWorkers:
+    """All workers of a job, by name."""
+
+    def __init__(self) -> None:
+        """Begin with none: after a restart of the master each makes itself known by its calls."""
+        self._workers: dict[str, KnownWorker] = {}
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[KnownWorker]:
+        return iter(self._workers.values())
+
+    def get(self, worker: str) -> KnownWorker | None:
+        """Return a worker, None if it is not known."""
+        return self._workers.get(worker)
+
+    def join(
+        self, worker: str, instance: int, host: str, pid: int, now_s: float
+    ) -> tuple[KnownWorker, bool]:
+        """Take note of a process; returns it, and whether it takes the place of another one.
+
+        Raises:
+            InvalidRequest: Name or instance is missing.
+            LimitExceeded: There are too many workers.
+        """
+        if not worker or "/" in worker or len(worker) > 128 or not instance:
+            raise InvalidRequest(f"worker {worker!r}, instance {instance}: both must be given")
+        before = self._workers.get(worker)
+        if before is None and len(self._workers) >= WORKERS_MAX:
+            raise LimitExceeded(f"there are {WORKERS_MAX} workers already")
+        if before is not None and before.instance == instance:
+            before.heard_s = now_s
+            return before, False
+        known = KnownWorker(worker, instance, host, pid, now_s)
+        self._workers[worker] = known
+        return known, before is not None
+
+    def hear(self, worker: str, instance: int, host: str, pid: int, now_s: float) -> KnownWorker:
+        """Take note of a call; one that joined at an earlier master is as good as one here.
+
+        Raises:
+            WorkerReplaced: Another process has joined under its name.
+        """
+        known = self._workers.get(worker)
+        if known is None:
+            return self.join(worker, instance, host, pid, now_s)[0]
+        if known.instance != instance:
+            raise WorkerReplaced(
+                f"another process has joined as worker {worker!r} (process {known.pid} on "
+                f"{known.host or 'an unknown host'}); this one is to end"
+            )
+        known.heard_s = now_s
+        return known
+
+    def forget(self, worker: str) -> None:
+        """Forget a worker that is gone."""
+        self._workers.pop(worker, None)
+
+    def forget_silent(self, now_s: float) -> None:
+        """Forget workers that were not heard of for long."""
+        for worker in [one.id for one in self if now_s - one.heard_s > FORGET_S]:
+            del self._workers[worker]

@@ -1,0 +1,189 @@
+"""A round under way: its tasks, its ledger, and what an evaluation brought so far.
+
+Puts the values of ``master.core`` and the job's settings together. Does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from backstay.consensus.keys import JobKeys
+from backstay.job_spec import JobSpec
+from backstay.master.core.course import CoursePlan, EarlyStopRule
+from backstay.master.core.evaluation import EvaluationOutputs
+from backstay.master.core.holds import LedgerLimits, ParkedTask
+from backstay.master.core.ledger import TaskLedger
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.seeds import order_seed, shuffle_seed
+from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.task_table import TaskTable
+from backstay.master.core.worker_set import WorkerPolicy
+from backstay.master.journal import Journal
+from backstay.trainer.metrics import METRICS
+
+__all__ = [
+    "OpenRound",
+    "course_plan",
+    "data_of",
+    "ledger_limits",
+    "open_round",
+    "worker_policy",
+]
+
+_DATA = {
+    RoundKind.TRAINING: "training",
+    RoundKind.TRAIN_END: "training",
+    RoundKind.EVALUATION: "validation",
+    RoundKind.PREDICTION: "prediction",
+}
+
+
+@dataclass
+class OpenRound:
+    """A round.
+
+    Attributes:
+        id: Which.
+        table: Its tasks.
+        ledger: Who works on them.
+        records_done: Records of the tasks that were done since this master knows the round.
+        outputs: Of an evaluation.
+        metrics: Of an evaluation: what to compute from the outputs, by name.
+        steps: Of the job when it was opened.
+    """
+
+    id: RoundId
+    table: TaskTable
+    ledger: TaskLedger
+    outputs: EvaluationOutputs = field(default_factory=EvaluationOutputs)
+    metrics: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+
+    def stage(self, journal: Journal, keys: JobKeys) -> None:
+        """Have the journal write what has changed in the ledger.
+
+        An evaluation's outputs are in memory only, so nothing of it is written: the next master
+        begins it anew.
+        """
+        changes = self.ledger.take_changes()
+        if self.id.kind is RoundKind.EVALUATION:
+            return
+        name, ledger = str(self.id), self.ledger
+        for number in changes.done:
+            journal.stage(keys.done(name, number), partial(_done, ledger, number))
+        for task in changes.parked:
+            journal.stage(keys.parked(name, task), partial(_parked, ledger, task))
+        for worker in changes.workers:
+            journal.stage(keys.held(name, worker), partial(_held, ledger, worker))
+
+    def stage_all(self, journal: Journal, keys: JobKeys) -> None:
+        """Have the journal write everything that it is to have of this round."""
+        name = str(self.id)
+        for number in self.ledger.done.chunks():
+            journal.stage(keys.done(name, number), partial(_done, self.ledger, number))
+        for task in self.ledger.parked:
+            journal.stage(keys.parked(name, task), partial(_parked, self.ledger, task))
+
+    def compute(self) -> dict[str, float]:
+        """Return the metrics of an evaluation; takes its time, call it in a thread."""
+        return self.outputs.compute({name: METRICS[kind] for name, kind in self.metrics.items()})
+
+    def seed_of(self, spec: JobSpec, task: int) -> int:
+        """Return the seed of the order of a task's records, 0 for the order that they have."""
+        if self.id.kind is not RoundKind.TRAINING or spec.shuffle != "tasks_and_records":
+            return 0
+        return shuffle_seed(spec.seed, self.id, task)
+
+
+def _done(ledger: TaskLedger, chunk: int) -> str | None:
+    return ledger.done.chunk(chunk) or None
+
+
+def _parked(ledger: TaskLedger, task: int) -> str | None:
+    parked = ledger.parked.get(task)
+    return None if parked is None else parked.to_json()
+
+
+def _held(ledger: TaskLedger, worker: str) -> str | None:
+    record = ledger.record_of(worker)
+    return record.to_json() if record else None
+
+
+def data_of(kind: RoundKind) -> str:
+    """Return which data a round of that kind goes over."""
+    return _DATA[kind]
+
+
+def open_round(
+    round_id: RoundId,
+    tables: Mapping[str, TaskTable],
+    spec: JobSpec,
+    *,
+    first_attempt: int,
+    steps: int,
+    done: TaskBits | None = None,
+    parked: Iterable[ParkedTask] = (),
+) -> OpenRound:
+    """Return a round that begins, or goes on from what the journal or a checkpoint has of it.
+
+    Raises:
+        InvalidRequest: What is done or parked is not of this data.
+    """
+    table = tables[data_of(round_id.kind)]
+    if round_id.kind is RoundKind.TRAIN_END:
+        table = table.first_task_only()
+    shuffled = round_id.kind is RoundKind.TRAINING and spec.shuffle != "none"
+    ledger = TaskLedger(
+        round_id,
+        len(table),
+        order_seed(spec.seed, round_id) if shuffled else None,
+        ledger_limits(spec),
+        first_attempt=first_attempt,
+        done=done,
+        parked=parked,
+        keeps_streams=round_id.kind is RoundKind.TRAINING,
+    )
+    return OpenRound(round_id, table, ledger, steps=steps)
+
+
+def course_plan(spec: JobSpec) -> CoursePlan:
+    """Return what a job consists of."""
+    stop = spec.early_stop
+    rule = None
+    if stop is not None:
+        rule = EarlyStopRule(
+            stop.metric, "max" if stop.mode == "max" else "min", stop.patience, stop.min_delta
+        )
+    trains = spec.training is not None
+    return CoursePlan(
+        passes=spec.epochs if trains else 0,
+        evaluates=spec.validation is not None,
+        evaluation_every_steps=spec.evaluation_every_steps,
+        max_steps=spec.max_steps,
+        early_stop=rule,
+        train_end=trains,
+        predicts=spec.prediction is not None,
+    )
+
+
+def ledger_limits(spec: JobSpec) -> LedgerLimits:
+    """Return how long holds last and how much may go wrong."""
+    return LedgerLimits(
+        hold_ttl_s=spec.hold_ttl_ms / 1000,
+        max_retries=spec.max_task_retries,
+        straggler_factor=spec.straggler_factor,
+        straggler_min_s=spec.straggler_min_s,
+    )
+
+
+def worker_policy(spec: JobSpec) -> WorkerPolicy:
+    """Return how many workers there are to be."""
+    workers = spec.workers
+    return WorkerPolicy(
+        initial=workers.initial,
+        least=workers.min,
+        most=workers.max,
+        max_relaunches=workers.max_relaunches,
+    )

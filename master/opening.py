@@ -1,0 +1,242 @@
+"""Opening a job: making it, or reading its records so that it goes on where it was.
+
+Called by a process that holds the office, so nobody else writes. What is written goes through the
+journal and is durable before the next step needs it; a master that dies in between leaves what the
+next one does again. Imports ``backstay.consensus`` and ``master.core``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.store import CoordinationStore, KeyValue
+from backstay.errors import InvalidRequest, JobRefused
+from backstay.job_spec import JobSpec
+from backstay.master.core.course import Course
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, ParkedTask, WorkerRecord
+from backstay.master.core.ledger import NOBODY
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+from backstay.master.core.task_table import TaskTable
+from backstay.master.core.worker_set import WorkerSet
+from backstay.master.data_scan import data_specs, scan
+from backstay.master.job import Records
+from backstay.master.journal import Journal
+from backstay.master.open_round import OpenRound, course_plan, data_of, open_round, worker_policy
+
+__all__ = ["open_records"]
+
+# Writing a new job's records, or removing an old one's.
+WRITE_LIMIT_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class _Found:
+    """The records of a job as they are in the store."""
+
+    def __init__(self, items: Mapping[str, KeyValue], keys: JobKeys) -> None:
+        self.values = {key: item.value for key, item in items.items()}
+        self._keys = keys
+
+    def text(self, key: str) -> str | None:
+        return self.values.get(key)
+
+    def below(self, prefix: str) -> dict[str, str]:
+        """Return the records below a prefix, by the rest of their keys."""
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self.values.items()
+            if key.startswith(prefix)
+        }
+
+    def rounds(self) -> set[RoundId]:
+        """Return the rounds that there are records of."""
+        keys = self._keys
+        names = {
+            key.partition("/")[0]
+            for prefix in (keys.all_done, keys.all_held, keys.all_parked)
+            for key in self.below(prefix)
+        }
+        return {RoundId.parse(name) for name in names}
+
+
+async def open_records(
+    store: CoordinationStore,
+    keys: JobKeys,
+    journal: Journal,
+    spec: JobSpec,
+    *,
+    uid: str,
+    now_ms: int,
+    fresh: bool,
+    clock: Callable[[], float],
+    restore_version: Callable[[], int],
+) -> Records:
+    """Make a job, or take over what is recorded of it.
+
+    Args:
+        store: The coordination store.
+        keys: The job's keys.
+        journal: Open, and running.
+        spec: What the job is to be.
+        uid: For a new job.
+        now_ms: Unix time, for a new job.
+        fresh: Begin anew, whatever is recorded.
+        clock: Monotonic seconds.
+        restore_version: Asks which restore of the cluster was the last; blocks.
+
+    Raises:
+        JobRefused: The job exists with another spec; the message names the fields.
+        InvalidRequest: A record cannot be read.
+        BackstayError: The data cannot be scanned, or the store does not answer.
+    """
+    found = _Found((await store.range(keys.root)).values(), keys)
+    text = found.text(keys.spec)
+    if text is None or fresh:
+        await _remove_all(found, keys, journal)
+        identity = JobSpecRecord(uid, now_ms, spec.to_json())
+        found = _Found({}, keys)
+    else:
+        identity = JobSpecRecord.from_json(text)
+        _check_same(spec, JobSpec.from_json(identity.spec), keys.job)
+        identity = replace(identity, spec=spec.to_json())
+    tables = await _tables(found, keys, journal, spec)
+    state = await _state(found, keys, restore_version)
+    course = (
+        Course.from_json(course_plan(spec), state.course)
+        if state.course
+        else Course(course_plan(spec))
+    )
+    policy = worker_policy(spec)
+    if state.workers and state.state == "running":
+        workers = WorkerSet.from_json(policy, state.workers)
+    else:
+        workers = WorkerSet(policy)
+    rounds = _rounds(found, keys, journal, spec, tables, course, state, clock())
+    is_over = state.state == "done" and course.outcome is not None
+    state = replace(state, starts=state.starts + 1)
+    if not is_over:
+        state = replace(state, state="running", reason="")
+        _try_parked_again(course, rounds, journal, keys)
+    journal.stage_text(keys.name, JobNameRecord(identity.uid).to_json())
+    journal.stage_text(keys.spec, identity.to_json())
+    return Records(spec, identity, state, tables, course, workers, rounds)
+
+
+def _check_same(spec: JobSpec, recorded: JobSpec, job: str) -> None:
+    differing = spec.fixed_differences(recorded)
+    if differing:
+        shown = "; ".join(
+            f"{name} is {getattr(spec, name)!r}, was {getattr(recorded, name)!r}"
+            for name in differing
+        )
+        raise JobRefused(
+            f"job {job!r} exists with other settings: {shown}. Use those, or another name, or "
+            "--fresh to begin anew"
+        )
+
+
+async def _remove_all(found: _Found, keys: JobKeys, journal: Journal) -> None:
+    for key in found.values:
+        if key not in (keys.master, keys.journal):
+            journal.stage_removal(key)
+    await journal.durable(WRITE_LIMIT_S)
+
+
+async def _tables(
+    found: _Found, keys: JobKeys, journal: Journal, spec: JobSpec
+) -> dict[str, TaskTable]:
+    """Return the tasks of the job's data, from the records, or scan the data and record it."""
+    tables: dict[str, TaskTable] = {}
+    for name in data_specs(spec):
+        chunks = found.below(f"{keys.all_shards}{name}/")
+        count = found.text(keys.shard_count(name))
+        if count is not None:
+            if not count.isdecimal() or len(chunks) < int(count):
+                raise InvalidRequest(f"shards of {name}: {len(chunks)} records of {count}")
+            tables[name] = TaskTable.from_chunks(chunks[key] for key in sorted(chunks))
+            continue
+        tables[name] = table = await asyncio.to_thread(scan, spec, name)
+        texts = table.to_chunks()
+        for number, text in enumerate(texts):
+            journal.stage_text(keys.shards(name, number), text)
+        await journal.durable(WRITE_LIMIT_S)
+        # Only now: a scan that was recorded by half is done again.
+        journal.stage_text(keys.shard_count(name), str(len(texts)))
+    return tables
+
+
+async def _state(
+    found: _Found, keys: JobKeys, restore_version: Callable[[], int]
+) -> JobStateRecord:
+    text = found.text(keys.state)
+    if text is not None:
+        return JobStateRecord.from_json(text)
+    # What the cluster was restored from before the job began is where it begins.
+    version = await asyncio.to_thread(restore_version)
+    return JobStateRecord("running", restore_version=version)
+
+
+def _rounds(
+    found: _Found,
+    keys: JobKeys,
+    journal: Journal,
+    spec: JobSpec,
+    tables: Mapping[str, TaskTable],
+    course: Course,
+    state: JobStateRecord,
+    now_s: float,
+) -> dict[RoundId, OpenRound]:
+    """Return the rounds that there are records of, with what their workers held."""
+    rounds: dict[RoundId, OpenRound] = {}
+    for round_id in found.rounds():
+        if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
+            continue
+        name = str(round_id)
+        table = tables[data_of(round_id.kind)]
+        size = len(table.first_task_only() if round_id.kind is RoundKind.TRAIN_END else table)
+        chunks = found.below(f"{keys.all_done}{name}/")
+        parked = found.below(f"{keys.all_parked}{name}/")
+        is_over = round_id.kind is RoundKind.TRAINING and round_id.number <= course.passes_over
+        if is_over and not chunks and not parked:
+            # A master died while it erased the records of a pass that was over.
+            for key in found.values:
+                if key.startswith(f"{keys.all_held}{name}/"):
+                    journal.stage_removal(key)
+            continue
+        done = {int(number): text for number, text in chunks.items()}
+        if any(number * CHUNK_TASKS >= size for number in done):
+            raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
+        opened = open_round(
+            round_id,
+            tables,
+            spec,
+            first_attempt=(state.starts + 1) * ATTEMPTS_PER_MASTER,
+            steps=course.steps,
+            done=TaskBits.from_chunks(size, done),
+            parked=[ParkedTask.from_json(text) for text in parked.values()],
+        )
+        for worker, text in found.below(f"{keys.all_held}{name}/").items():
+            record = WorkerRecord.from_json(text)
+            opened.ledger.adopt_worker(NOBODY if worker == "@" else worker, record, now_s)
+        rounds[round_id] = opened
+    return rounds
+
+
+def _try_parked_again(
+    course: Course, rounds: Mapping[RoundId, OpenRound], journal: Journal, keys: JobKeys
+) -> None:
+    """Give the parked tasks of a job that ended with them their tries again: it goes on."""
+    if course.outcome != "finished_with_parked":
+        return
+    for round_id, opened in rounds.items():
+        if opened.ledger.parked and course.reopen(round_id):
+            back = opened.ledger.retry_parked()
+            log.info("%s: %d parked tasks are tried again", round_id, len(back))
+            opened.stage(journal, keys)

@@ -1,0 +1,148 @@
+"""``backstay master``: runs the master of one job until the job is over.
+
+The only module of the master that reads arguments and prints. Exit codes: 0 the job is done or was
+stopped, 1 it failed or this process cannot go on, 2 a setting is wrong, 3 it cannot listen, 4
+another process is the master now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from backstay.addresses import parse_endpoints
+from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.consensus.job_records import MasterRecord, RunState
+from backstay.errors import BackstayError, ConfigError, ListenError, NotJobMaster, StoreAuthError
+from backstay.job_spec import JobSpec
+from backstay.logs import set_up_logging
+from backstay.master.config import MasterConfig
+from backstay.master.host import MasterHost
+from backstay.supervision import Ready, Supervisor
+
+__all__ = ["EXIT_FAILED", "EXIT_REPLACED", "main"]
+
+EXIT_FAILED = 1
+EXIT_WRONG_SETTING = 2
+EXIT_CANNOT_LISTEN = 3
+EXIT_REPLACED = 4
+
+log = logging.getLogger(__name__)
+
+
+@click.command(name="master")
+@click.argument("spec_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--endpoint",
+    "endpoints",
+    envvar=[ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST"],
+    required=True,
+    help="Control addresses of pservers, host:port, several with commas.",
+)
+@click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where workers call.")
+@click.option("--advertise-host", help="Host under which workers reach this process.")
+@click.option("--instance", type=int, help="Number of this process; drawn at random if not given.")
+@click.option(
+    "--replaces", type=int, default=0, help="Instance of a master that is surely gone: no waiting."
+)
+@click.option("--fresh", is_flag=True, help="Begin the job anew, whatever is recorded of it.")
+@click.option(
+    "--lease-ttl-ms", default=3000, show_default=True, help="How long a dead master is waited for."
+)
+@click.option(
+    "--linger-ms",
+    default=10_000,
+    show_default=True,
+    help="How long workers are waited for, at most, when the job is over.",
+)
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback with neither token nor TLS.")
+@click.option("--log-level", default="info", show_default=True)
+@click.option("--log-format", default="text", show_default=True, help="text or json")
+@click.option("--supervisor-fd", type=int, hidden=True)
+def main(
+    spec_file: Path,
+    endpoints: str,
+    listen: str,
+    advertise_host: str | None,
+    instance: int | None,
+    replaces: int,
+    fresh: bool,
+    lease_ttl_ms: int,
+    linger_ms: int,
+    insecure: bool,
+    log_level: str,
+    log_format: str,
+    supervisor_fd: int | None,
+) -> None:
+    """Run the master of the job in SPEC_FILE (JSON, as `backstay train --dry-run` prints it).
+
+    `backstay train` starts it for you. Token and TLS come from BACKSTAY_TOKEN and the like, or the
+    file that BACKSTAY_CONFIG names. The same job again goes on where it was.
+    """
+    try:
+        spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
+        config = MasterConfig(
+            endpoints=tuple(parse_endpoints(endpoints)),
+            client=ClientConfig.load(),
+            listen_control=listen,
+            advertise_host=advertise_host,
+            lease_ttl_ms=lease_ttl_ms,
+            replaces=replaces,
+            fresh=fresh,
+            linger_ms=linger_ms,
+            insecure=insecure,
+        )
+        set_up_logging(log_level, log_format, f"master of {spec.name}")
+        state = asyncio.run(_run(config, spec, instance, supervisor_fd))
+    except ListenError as error:
+        _fail(error, EXIT_CANNOT_LISTEN)
+    except (ConfigError, StoreAuthError) as error:
+        _fail(error, EXIT_WRONG_SETTING)
+    except NotJobMaster as error:
+        _fail(error, EXIT_REPLACED)
+    except BackstayError as error:
+        _fail(error, EXIT_FAILED)
+    sys.exit(EXIT_FAILED if state == "failed" else 0)
+
+
+async def _run(
+    config: MasterConfig, spec: JobSpec, instance: int | None, supervisor_fd: int | None
+) -> RunState:
+    host = MasterHost(config, spec, instance=instance)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        # A second signal ends the process at once.
+        loop.remove_signal_handler(signal.SIGTERM)
+        loop.remove_signal_handler(signal.SIGINT)
+        host.stop()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGINT, stop)
+    if supervisor_fd is None:
+        return await host.run(on_ready=lambda _own: None)
+    supervisor = Supervisor(supervisor_fd)
+    supervisor.on_close(host.stop)
+
+    def say_ready(own: MasterRecord) -> None:
+        # A job's master has no data plane.
+        supervisor.say_ready(Ready(str(own.instance), own.address, ""))
+
+    try:
+        return await host.run(on_ready=say_ready)
+    finally:
+        supervisor.close()
+
+
+def _fail(error: BackstayError, exit_code: int) -> None:
+    click.echo(f"Error: {error}", err=True)
+    sys.exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()

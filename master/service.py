@@ -1,0 +1,370 @@
+"""``JobService``: the calls of workers, commands and launchers on a job's master.
+
+Translates messages to the job's events and back, and answers only when the journal has what the
+answer relies on. Decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import numpy as np
+from grpc import aio
+
+from backstay._proto.v1 import job_pb2, job_pb2_grpc
+from backstay.consensus.job_records import MasterRecord
+from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
+from backstay.master.core.evaluation import TaskOutputs
+from backstay.master.core.holds import Failure, HeldTask
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.job import Given, Job
+from backstay.master.known_workers import KnownWorker
+from backstay.master.launching import Launching
+from backstay.master.status import (
+    KIND_OF_MESSAGE,
+    MESSAGE_OF_KIND,
+    job_status,
+    parked_tasks,
+)
+
+__all__ = ["JobService"]
+
+# How long a call waits for the journal; callers repeat it.
+DURABLE_S = 4.0
+# How long a call for a task waits for one, and then how long its worker is to wait.
+TASK_WAIT_S = 0.5
+WAIT_MS_MIN = 50
+WAIT_MS_MAX = 2000
+WATCH_PERIOD_MS_MIN = 50
+
+
+class JobService(job_pb2_grpc.JobServiceServicer):
+    """The services of one job's master."""
+
+    def __init__(self, own: MasterRecord) -> None:
+        """Prepare; ``job`` is None until the job is open here.
+
+        Args:
+            own: This process.
+        """
+        self._own = own
+        self.job: Job | None = None
+        self.launching: Launching | None = None
+        # Takes (reason, keep_state) when somebody stops the job.
+        self.on_stop: Callable[[str, bool], None] | None = None
+
+    # Workers.
+
+    async def Join(  # noqa: N802 (the name is the service's)
+        self, request: job_pb2.JoinRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.JoinResponse:
+        """Take note of a worker."""
+        job = self._open()
+        who = request.worker
+        if job.is_over:
+            raise JobRefused(f"job {job.spec.name!r} is {job.state.state}: {job.state.reason}")
+        _, replaces = job.known.join(who.id, who.instance, who.host, who.pid, job.now())
+        if replaces:
+            job.drop_worker(who.id, "another process has joined in its place")
+            job.known.join(who.id, who.instance, who.host, who.pid, job.now())
+        return job_pb2.JoinResponse(
+            job_uid=job.identity.uid,
+            spec_json=job.spec.to_json(),
+            stream_job=job.stream_job,
+            hold_ttl_ms=job.spec.hold_ttl_ms,
+            tables=job.state.tables,
+            restore_version=job.state.restore_version,
+        )
+
+    async def DeclareTables(  # noqa: N802
+        self, request: job_pb2.DeclareTablesRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.DeclareTablesResponse:
+        """Take or compare the names of the job's tables."""
+        job = self._open()
+        self._heard(job, request.worker)
+        job.declare_tables(request.names)
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.DeclareTablesResponse()
+
+    async def GetTask(  # noqa: N802
+        self, request: job_pb2.GetTaskRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.GetTaskResponse:
+        """Give a task; waits a little for one."""
+        job = self._open()
+        known = self._heard(job, request.worker)
+        job.closed((one.pass_number, one.task) for one in request.closed_streams)
+        answer = job_pb2.GetTaskResponse()
+        given = self._given_before(job, known, request.request)
+        deadline_s = job.now() + TASK_WAIT_S
+        while given is None and not job.is_over:
+            changed = job.changed
+            given = job.assign(known.id)
+            left_s = deadline_s - job.now()
+            if given is not None or left_s <= 0:
+                break
+            try:
+                await asyncio.wait_for(changed.wait(), left_s)
+            except asyncio.TimeoutError:
+                continue
+        known.request, known.answer = request.request, given
+        answer.streams_to_close.extend(_streams(job.streams_to_close(known.id)))
+        await job.journal.durable(DURABLE_S)
+        if given is not None:
+            answer.task.CopyFrom(_task_message(job, given))
+        elif job.is_over:
+            known.knows_end = True
+            answer.ended.CopyFrom(_ended(job))
+        else:
+            # A crowd that waits must not keep the master busy with that.
+            answer.wait_ms = min(max(len(job.known), WAIT_MS_MIN), WAIT_MS_MAX)
+        return answer
+
+    async def KeepHolds(  # noqa: N802
+        self, request: job_pb2.KeepHoldsRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.KeepHoldsResponse:
+        """Renew holds; nothing is written for that."""
+        job = self._open()
+        known = self._heard(job, request.worker)
+        loss = request.loss if request.HasField("loss") else None
+        known.measure(request.examples, request.steps, loss, job.now())
+        revoked = job.renew(known.id, [_hold(one) for one in request.holds])
+        return job_pb2.KeepHoldsResponse(
+            revoked=[_hold_message(round_id, held) for round_id, held in revoked],
+            stop=job.is_over,
+            stop_reason=job.state.reason or job.state.state if job.is_over else "",
+            hold_ttl_ms=job.spec.hold_ttl_ms,
+            job_steps=job.course.steps,
+        )
+
+    async def Complete(  # noqa: N802
+        self, request: job_pb2.CompleteRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.CompleteResponse:
+        """Take note that a task is done."""
+        job = self._open()
+        known = self._heard(job, request.worker)
+        round_id, hold = _hold(request.hold)
+        outputs = _outputs(request.outputs) if request.HasField("outputs") else None
+        counts, is_new = job.complete(
+            known.id,
+            round_id,
+            hold._replace(settled=request.batches),
+            request.examples,
+            request.bad_record_count,
+        )
+        if is_new and outputs is not None and round_id.kind is RoundKind.EVALUATION:
+            job.add_outputs(round_id, hold.task, outputs, dict(request.outputs.metrics))
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.CompleteResponse(first=counts)
+
+    async def GiveBack(  # noqa: N802
+        self, request: job_pb2.GiveBackRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.GiveBackResponse:
+        """End a hold for no fault of the task."""
+        job = self._open()
+        known = self._heard(job, request.worker)
+        round_id, hold = _hold(request.hold)
+        job.give_back(known.id, round_id, hold, request.reason)
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.GiveBackResponse()
+
+    async def Fail(  # noqa: N802
+        self, request: job_pb2.FailRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.FailResponse:
+        """End a hold because the task failed."""
+        job = self._open()
+        known = self._heard(job, request.worker)
+        round_id, hold = _hold(request.hold)
+        bad = "".join(
+            f"\n{one.file}, {one.offset}: {one.reason}" for one in request.bad_records[:100]
+        )
+        failure = Failure(request.error + bad, known.id, tuple(request.records))
+        parked = job.fail(known.id, round_id, hold, failure)
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.FailResponse(parked=parked)
+
+    async def Leave(  # noqa: N802
+        self, request: job_pb2.LeaveRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.LeaveResponse:
+        """Let a worker go."""
+        job = self._open()
+        known = self._heard(job, request.worker)
+        job.drop_worker(known.id, request.reason or "it leaves")
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.LeaveResponse()
+
+    # Commands.
+
+    async def GetJob(  # noqa: N802
+        self, request: job_pb2.GetJobRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.JobStatus:
+        """Tell how the job goes."""
+        return self._status(self._open())
+
+    async def WatchJob(  # noqa: N802
+        self, request: job_pb2.WatchJobRequest, context: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[job_pb2.JobStatus]:
+        """Tell how the job goes, again and again until it is over."""
+        period_s = max(request.period_ms or 1000, WATCH_PERIOD_MS_MIN) / 1000
+        job = self._open()
+        while True:
+            status = self._status(job)
+            yield status
+            if status.state != "running":
+                return
+            deadline_s = job.now() + period_s
+            while not job.is_over and (left_s := deadline_s - job.now()) > 0:
+                try:
+                    await asyncio.wait_for(job.changed.wait(), left_s)
+                except asyncio.TimeoutError:
+                    break
+
+    async def Scale(  # noqa: N802
+        self, request: job_pb2.ScaleRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.ScaleResponse:
+        """Have another number of workers."""
+        job = self._open()
+        if job.is_over:
+            raise JobRefused(f"job {job.spec.name!r} is {job.state.state}")
+        before = job.worker_set.desired
+        job.worker_set.scale(request.workers)
+        job.stage_state()
+        job.notify()
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.ScaleResponse(before=before)
+
+    async def Stop(  # noqa: N802
+        self, request: job_pb2.StopRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.StopResponse:
+        """End the job."""
+        job = self._open()
+        reason = request.reason or "stopped by a command"
+        job.end("stopped", reason)
+        await job.journal.durable(DURABLE_S)
+        if self.on_stop is not None:
+            self.on_stop(reason, request.keep_state)
+        return job_pb2.StopResponse()
+
+    async def ListParked(  # noqa: N802
+        self, request: job_pb2.ListParkedRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.ListParkedResponse:
+        """Return the tasks that failed for good."""
+        return job_pb2.ListParkedResponse(tasks=parked_tasks(self._open()))
+
+    async def RetryParked(  # noqa: N802
+        self, request: job_pb2.RetryParkedRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.RetryParkedResponse:
+        """Give parked tasks their tries again."""
+        job = self._open()
+        if job.is_over:
+            raise JobRefused(
+                f"job {job.spec.name!r} is {job.state.state}; start it again: that tries its "
+                "parked tasks once more"
+            )
+        count = job.retry_parked(request.numbers)
+        await job.journal.durable(DURABLE_S)
+        return job_pb2.RetryParkedResponse(tasks=count)
+
+    async def Launch(  # noqa: N802
+        self, request: job_pb2.LaunchRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.LaunchResponse:
+        """Hear what runs, tell what should."""
+        job, launching = self._open(), self.launching
+        if launching is None:
+            raise NotJobMaster("the job is not open here yet")
+        answer = await launching.hear(request)
+        await job.journal.durable(DURABLE_S)
+        if job.is_over:
+            answer.ended.CopyFrom(_ended(job))
+        return answer
+
+    # How it is done.
+
+    def _open(self) -> Job:
+        if self.job is None:
+            raise NotJobMaster("this process is not the job's master, or not yet; ask again")
+        return self.job
+
+    def _heard(self, job: Job, who: job_pb2.Worker) -> KnownWorker:
+        return job.known.hear(who.id, who.instance, who.host, who.pid, job.now())
+
+    def _status(self, job: Job) -> job_pb2.JobStatus:
+        return job_status(job, self._own, time.time_ns() // 1_000_000)
+
+    def _given_before(self, job: Job, known: KnownWorker, request: int) -> Given | None:
+        """Return what the same request was given already, if that still holds."""
+        given: Given | None = known.answer
+        if not request or request != known.request or given is None:
+            return None
+        if job.rounds.get(given.round.id) is not given.round:
+            return None
+        held = given.round.ledger.record_of(known.id).held
+        still = any(one[:2] == given.hold[:2] for one in held)
+        return given if still else None
+
+
+def _hold(message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
+    kind = KIND_OF_MESSAGE.get(message.kind)
+    if kind is None or message.round < 1:
+        raise InvalidRequest(f"hold: no round of kind {message.kind}, number {message.round}")
+    held = HeldTask(message.number, message.attempt, message.settled_batches)
+    return RoundId(kind, message.round), held
+
+
+def _hold_message(round_id: RoundId, held: HeldTask) -> job_pb2.Hold:
+    return job_pb2.Hold(
+        kind=MESSAGE_OF_KIND[round_id.kind],
+        round=round_id.number,
+        number=held.task,
+        attempt=held.attempt,
+        settled_batches=held.settled,
+    )
+
+
+def _task_message(job: Job, given: Given) -> job_pb2.Task:
+    records = given.round.table[given.hold.task]
+    return job_pb2.Task(
+        hold=_hold_message(given.round.id, given.hold),
+        shard=records.shard,
+        start=records.start,
+        count=records.count,
+        first_batch=given.hold.settled,
+        shuffle_seed=given.round.seed_of(job.spec, given.hold.task),
+    )
+
+
+def _streams(streams: Iterable[tuple[int, int]]) -> list[job_pb2.TaskStreamId]:
+    return [job_pb2.TaskStreamId(pass_number=number, task=task) for number, task in streams]
+
+
+def _ended(job: Job) -> job_pb2.JobEnded:
+    return job_pb2.JobEnded(state=job.state.state, reason=job.state.reason)
+
+
+def _outputs(message: job_pb2.EvaluationOutputs) -> TaskOutputs:
+    """Return what an evaluation task brought.
+
+    Raises:
+        InvalidRequest: Its bytes are not arrays of so many records.
+    """
+    values = dict(message.values)
+    if not message.metrics:
+        return TaskOutputs(message.records, values=values)
+    width = message.prediction_width or 1
+    for name, size, each in (
+        ("labels", len(message.labels), 1),
+        ("predictions", len(message.predictions), width),
+    ):
+        if size != 4 * each * message.records:
+            raise InvalidRequest(f"{name}: {size} bytes for {message.records} records of {each}")
+    predictions = np.frombuffer(message.predictions, "<f4")
+    if width > 1:
+        predictions = predictions.reshape(-1, width)
+    return TaskOutputs(
+        message.records,
+        labels=np.frombuffer(message.labels, "<f4"),
+        predictions=predictions,
+        values=values,
+    )

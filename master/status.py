@@ -1,0 +1,147 @@
+"""How a job goes, as one message: for commands and their displays.
+
+Reads the job's memory; changes nothing.
+"""
+
+from __future__ import annotations
+
+from backstay._proto.v1 import job_pb2
+from backstay.consensus.job_records import MasterRecord
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.job import Job
+
+__all__ = ["KIND_OF_MESSAGE", "MESSAGE_OF_KIND", "job_status", "parked_tasks"]
+
+MESSAGE_OF_KIND = {
+    RoundKind.TRAINING: job_pb2.TASK_KIND_TRAINING,
+    RoundKind.EVALUATION: job_pb2.TASK_KIND_EVALUATION,
+    RoundKind.PREDICTION: job_pb2.TASK_KIND_PREDICTION,
+    RoundKind.TRAIN_END: job_pb2.TASK_KIND_TRAIN_END,
+}
+KIND_OF_MESSAGE = {number: kind for kind, number in MESSAGE_OF_KIND.items()}
+
+
+def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
+    """Return how a job goes.
+
+    Args:
+        job: The job.
+        own: The process that is its master.
+        now_ms: Unix time.
+    """
+    status = job_pb2.JobStatus(
+        job=job.spec.name,
+        uid=job.identity.uid,
+        state=job.state.state,
+        reason=job.state.reason,
+        passes=job.spec.epochs if job.spec.training is not None else 0,
+        examples=job.figures["examples"],
+        steps=job.course.steps,
+        workers_desired=job.worker_set.desired,
+        workers_min=job.spec.workers.min,
+        workers_max=job.spec.workers.max,
+        bad_records=job.figures["bad_records"],
+        parked=sum(len(opened.ledger.parked) for opened in job.rounds.values()),
+        checkpoint=job.state.checkpoint,
+        trouble="; ".join(filter(None, [job.journal.trouble, *job.trouble.values()])),
+        master_address=own.address,
+        master_instance=own.instance,
+        started_ms=job.identity.created_ms,
+        now_ms=now_ms,
+        master_starts=job.state.starts,
+    )
+    _add_round(status, job)
+    _add_workers(status, job)
+    for result in job.state.evaluations:
+        status.evaluations.add(
+            round=result["round"],
+            steps=result["steps"],
+            records=result["records"],
+            metrics={name: float(value) for name, value in result["metrics"].items()},
+        )
+    return status
+
+
+def parked_tasks(job: Job) -> list[job_pb2.ParkedTask]:
+    """Return the tasks that failed for good."""
+    tasks = []
+    for opened in job.rounds.values():
+        for number, parked in sorted(opened.ledger.parked.items()):
+            records = opened.table[number]
+            tasks.append(
+                job_pb2.ParkedTask(
+                    kind=MESSAGE_OF_KIND[opened.id.kind],
+                    round=opened.id.number,
+                    number=number,
+                    shard=records.shard,
+                    start=records.start,
+                    count=records.count,
+                    tries=parked.failures,
+                    error=parked.failure.error,
+                    worker=parked.failure.worker,
+                    records=parked.failure.records,
+                )
+            )
+    return tasks
+
+
+def _add_round(status: job_pb2.JobStatus, job: Job) -> None:
+    """Tell of the round that is shown: training goes before an evaluation beside it."""
+    open_rounds = job.course.open_rounds
+    shown: RoundId | None = next(
+        (one for one in open_rounds if one.kind is RoundKind.TRAINING),
+        open_rounds[0] if open_rounds else None,
+    )
+    if shown is None:
+        shown = max(job.rounds, key=lambda one: one.number, default=None)
+    opened = job.rounds.get(shown) if shown is not None else None
+    if opened is None:
+        return
+    status.kind = MESSAGE_OF_KIND[opened.id.kind]
+    status.round = opened.id.number
+    counts = opened.ledger.counts
+    status.tasks.CopyFrom(
+        job_pb2.TaskCounts(
+            total=counts.total,
+            todo=counts.todo,
+            doing=counts.doing,
+            done=counts.done,
+            parked=counts.parked,
+        )
+    )
+    status.records_total = opened.table.records
+    # All tasks but the last ones of shards have the same number.
+    status.records_done = opened.table.records * counts.done // counts.total if counts.total else 0
+
+
+def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
+    ttl_s = job.spec.hold_ttl_ms / 1000
+    now_s = job.now()
+    losses = []
+    for known in sorted(job.known, key=lambda one: one.id):
+        silent_s = now_s - known.heard_s
+        is_alive = silent_s < ttl_s
+        tasks = [
+            f"{opened.id}-{held.task}"
+            for opened in job.rounds.values()
+            for held in opened.ledger.record_of(known.id).held
+        ]
+        worker = status.workers.add(
+            id=known.id,
+            instance=known.instance,
+            host=known.host,
+            pid=known.pid,
+            alive=is_alive,
+            tasks=tasks,
+            examples=known.examples,
+            examples_per_s=known.examples_per_s if is_alive else 0.0,
+            silent_ms=int(silent_s * 1000),
+        )
+        if known.loss is not None:
+            worker.loss = known.loss
+        if is_alive:
+            status.examples_per_s += known.examples_per_s
+            if known.loss is not None:
+                losses.append(known.loss)
+    if losses:
+        status.loss = sum(losses) / len(losses)
