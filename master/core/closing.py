@@ -26,6 +26,9 @@ class StreamsToClose:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def __contains__(self, task: int) -> bool:
+        return task in self._streams
+
     def add(self, task: int, worker: str, attempt: int) -> None:
         """Make a worker the one who closes a task's stream."""
         self._take_out(task)

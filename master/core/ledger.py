@@ -257,8 +257,6 @@ class TaskLedger:
         """Return a time before which no hold runs out, None if nothing is held."""
         return self._book.next_end()
 
-    # Streams of done tasks.
-
     def streams_to_close(self, worker: str, most: int = 64) -> list[int]:
         """Give a worker streams to close whose worker is lost; they are its own from now on."""
         tasks, changed = self._streams.hand_out(worker, most)
@@ -269,8 +267,6 @@ class TaskLedger:
     def closed(self, tasks: Iterable[int]) -> None:
         """Take note that streams are closed; unknown ones are ignored."""
         self._dirty_workers |= self._streams.close(tasks)
-
-    # Operators and the course.
 
     def retry_parked(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Put parked tasks (all, if None) back with fresh limits; return those put back."""
@@ -309,6 +305,10 @@ class TaskLedger:
         self._next_attempt = max(self._next_attempt, attempt + 1)
         if self._cut or self._state[task] in (_DONE, _PARKED):
             self._dirty_workers.add(worker)
+            if self._keeps_streams and self._state[task] == _DONE and task not in self._streams:
+                # The journal got that it is done, but not who did it and is to close the stream.
+                self._streams.add(task, NOBODY, attempt)
+                self._dirty_workers.add(NOBODY)
             return False
         for earlier in self._book.of_task(task):
             if earlier.worker == worker:
@@ -319,13 +319,19 @@ class TaskLedger:
         return True
 
     def adopt_worker(self, worker: str, record: WorkerRecord, now_s: float) -> None:
-        """Take over all that the journal keeps of a worker: its holds and its streams to close."""
-        for held in record.held:
-            self.adopt(worker, held, now_s)
+        """Take over all that the journal keeps of a worker: its holds and its streams to close.
+
+        Raises:
+            InvalidRequest: The record has tasks that the round has not.
+        """
         for task, attempt in record.to_close:
             self._next_attempt = max(self._next_attempt, attempt + 1)
-            if 0 <= task < self._size and self._keeps_streams:
+            if not 0 <= task < self._size:
+                raise InvalidRequest(f"{self.round_id}: stream of task {task} of {self._size}")
+            if self._keeps_streams:
                 self._streams.add(task, worker, attempt)
+        for held in record.held:
+            self.adopt(worker, held, now_s)
 
     def take_changes(self) -> Changes:
         """Return what differs from the journal, and take it for written."""
@@ -349,8 +355,6 @@ class TaskLedger:
         """Return how many batches were newly settled since the last call."""
         new, self._new_batches = self._new_batches, 0
         return new
-
-    # What there is to see.
 
     @property
     def counts(self) -> Counts:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from backstay.consensus.json_fields import dump, fields_of, parse_fields, whole_numbers_of
+from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
 from backstay.errors import ConfigError, InvalidRequest
 
 __all__ = ["WorkerPolicy", "WorkerSet"]
@@ -87,6 +87,15 @@ class _Place:
         self.last = ""
         self.given_up = False
 
+    @property
+    def number(self) -> int:
+        """Its worker's number; -1 while it waits for the next one."""
+        return -1 if self.worker is None else self.worker
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self.worker = number if number >= 0 else None
+
 
 class WorkerSet:
     """The workers of a job."""
@@ -95,18 +104,23 @@ class WorkerSet:
         """Begin with ``initial`` workers wanted."""
         self._policy = policy
         self._places: list[_Place] = []
+        self._by_worker: dict[str, _Place] = {}
         self._next_id = 0
         self._desired = 0
         self._finished = False
         self._set_places(policy.initial)
 
     def wanted(self, now_s: float) -> tuple[str, ...]:
-        """Return the ids that should run, oldest first; makes the ids that are due."""
+        """Return the ids that should run, oldest first; makes the ids that are due.
+
+        Record ``to_json`` before anybody acts on it: an id must not be made twice.
+        """
         if self._finished:
             return ()
         for place in self._places:
             if place.worker is None and not place.given_up and place.not_before_s <= now_s:
                 place.worker, self._next_id = self._next_id, self._next_id + 1
+                self._by_worker[f"w-{place.worker}"] = place
         return tuple(
             f"w-{number}"
             for number in sorted(p.worker for p in self._places if p.worker is not None)
@@ -125,10 +139,7 @@ class WorkerSet:
         """
         running = set(workers)
         lost = []
-        for place in self._places:
-            if place.worker is None:
-                continue
-            worker = f"w-{place.worker}"
+        for worker, place in list(self._by_worker.items()):
             if worker in running:
                 place.since_s = now_s if place.since_s is None else place.since_s
             elif place.since_s is not None:
@@ -141,14 +152,14 @@ class WorkerSet:
 
         One that is not wanted (any more) is ignored, so exits may be told again.
         """
-        place = self._place_of(worker)
+        place = self._by_worker.get(worker)
         if place is not None:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._ended(place, f"{worker} ended with {how}", killed=code in _KILLED, now_s=now_s)
 
     def replace(self, worker: str, now_s: float) -> bool:
         """Want another process instead of this one, which hangs; False if it is not wanted."""
-        place = self._place_of(worker)
+        place = self._by_worker.get(worker)
         if place is None:
             return False
         self._ended(place, f"{worker} hung", killed=False, now_s=now_s)
@@ -200,15 +211,12 @@ class WorkerSet:
                 "next_id": self._next_id,
                 "desired": self._desired,
                 "finished": self._finished,
-                "places": [
-                    {
-                        "worker": -1 if place.worker is None else place.worker,
-                        "failures": place.failures,
-                        "relaunches": place.relaunches,
-                        "last": place.last,
-                        "given_up": place.given_up,
-                    }
-                    for place in self._places
+                # Ten thousand places must fit into one record: most have nothing to tell.
+                "untroubled": [p.number for p in self._places if not p.relaunches],
+                "troubled": [
+                    [p.number, p.failures, p.relaunches, int(p.given_up), p.last]
+                    for p in self._places
+                    if p.relaunches
                 ],
             }
         )
@@ -221,30 +229,29 @@ class WorkerSet:
             InvalidRequest: It is no such text.
         """
         what = "worker set"
-        fields = parse_fields(
-            what, text, {"next_id": int, "desired": int, "finished": bool, "places": list}
-        )
+        fields = parse_fields(what, text, _FIELDS)
         whole_numbers_of(what, "next_id, desired", [fields["next_id"], fields["desired"]])
+        places = [_Place() for _ in fields["untroubled"]]
+        for place, number in zip(
+            places, whole_numbers_of(what, "untroubled", fields["untroubled"], -1), strict=True
+        ):
+            place.number = number
+        places += [_troubled_place(what, entry) for entry in fields["troubled"]]
+        numbers = [place.worker for place in places if place.worker is not None]
+        if len(set(numbers)) != len(numbers) or any(n >= fields["next_id"] for n in numbers):
+            raise InvalidRequest(f"{what}: a worker's number is there twice or was never given")
         workers = cls(policy)
         workers._next_id, workers._finished = fields["next_id"], fields["finished"]
-        workers._places = [_place_from(what, value) for value in fields["places"]]
-        numbers = [place.worker for place in workers._places if place.worker is not None]
-        if len(set(numbers)) != len(numbers) or any(n >= workers._next_id for n in numbers):
-            raise InvalidRequest(f"{what}: a worker's number is there twice or was never given")
+        workers._places = places
         workers._set_places(min(max(fields["desired"], policy.least), policy.most))
         return workers
-
-    def _place_of(self, worker: str) -> _Place | None:
-        for place in self._places:
-            if place.worker is not None and f"w-{place.worker}" == worker:
-                return place
-        return None
 
     def _ended(self, place: _Place, how: str, *, killed: bool, now_s: float) -> None:
         """Empty a place; its next worker comes after a pause, if there is to be one."""
         policy = self._policy
         if place.since_s is not None and now_s - place.since_s >= policy.steady_s:
             place.failures = place.relaunches = 0
+        del self._by_worker[f"w-{place.worker}"]
         place.worker = place.since_s = None
         place.last = how
         place.relaunches += 1
@@ -263,25 +270,26 @@ class WorkerSet:
             self._places.append(_Place())
         if len(self._places) > count:
             # Places without a worker go before any with one.
-            newest = sorted(
-                self._places,
-                key=lambda place: float("inf") if place.worker is None else place.worker,
-            )
-            kept = newest[:count]
-            self._places = [place for place in self._places if place in kept]
+            self._places.sort(key=lambda p: float("inf") if p.worker is None else p.worker)
+            del self._places[count:]
+        self._by_worker = {f"w-{p.worker}": p for p in self._places if p.worker is not None}
 
 
-def _place_from(what: str, value: object) -> _Place:
-    fields = fields_of(
-        what,
-        value,
-        {"worker": int, "failures": int, "relaunches": int, "last": str, "given_up": bool},
-    )
-    whole_numbers_of(
-        what, "places", [fields["worker"] + 1, fields["failures"], fields["relaunches"]]
-    )
+def _troubled_place(what: str, entry: object) -> _Place:
+    if not isinstance(entry, list) or len(entry) != 5 or type(entry[4]) is not str:
+        raise InvalidRequest(f"{what}: an entry of troubled is not four numbers and a text")
     place = _Place()
-    place.worker = fields["worker"] if fields["worker"] >= 0 else None
-    place.failures, place.relaunches = fields["failures"], fields["relaunches"]
-    place.last, place.given_up = fields["last"], fields["given_up"]
+    place.number, place.failures, place.relaunches, given_up = whole_numbers_of(
+        what, "troubled", entry[:4], -1
+    )
+    place.given_up, place.last = bool(given_up), entry[4]
     return place
+
+
+_FIELDS = {
+    "next_id": int,
+    "desired": int,
+    "finished": bool,
+    "untroubled": list,
+    "troubled": list,
+}

@@ -1,0 +1,358 @@
+"""The ledger of a round against a plain model of it, with workers and masters that die at random.
+
+The journal is a dictionary, written in two halves as a real one may be: the master can die between
+them. Whoever was answered was answered after everything was written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from backstay.master.core.holds import (
+    ATTEMPTS_PER_MASTER,
+    Changes,
+    Failure,
+    Grant,
+    HeldTask,
+    LedgerLimits,
+    ParkedTask,
+    WorkerRecord,
+)
+from backstay.master.core.ledger import TaskLedger
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+
+ROUND = RoundId(RoundKind.TRAINING, 1)
+LIMITS = LedgerLimits(
+    hold_ttl_s=2.0,
+    max_retries=1,
+    max_fruitless=4,
+    straggler_factor=2.0,
+    straggler_min_s=3.0,
+    holds_per_worker_max=3,
+)
+WORKERS = [f"w-{number}" for number in range(4)]
+BATCHES = 5
+
+
+@dataclass
+class Journal:
+    """What the coordination store has; texts, so that the records' forms are used as well."""
+
+    done: dict[int, str] = field(default_factory=dict)
+    workers: dict[str, str] = field(default_factory=dict)
+    parked: dict[int, str] = field(default_factory=dict)
+
+    def write_tasks(self, changes: Changes) -> None:
+        self.done |= changes.done
+        for task, record in changes.parked.items():
+            if record is None:
+                self.parked.pop(task, None)
+            else:
+                self.parked[task] = record.to_json()
+
+    def write_workers(self, changes: Changes) -> None:
+        for worker, record in changes.workers.items():
+            if record:
+                self.workers[worker] = record.to_json()
+            else:
+                self.workers.pop(worker, None)
+
+    def ledger(self, size: int, seed: int | None, generation: int, now_s: float) -> TaskLedger:
+        ledger = TaskLedger(
+            ROUND,
+            size,
+            seed,
+            LIMITS,
+            first_attempt=generation * ATTEMPTS_PER_MASTER,
+            done=TaskBits.from_chunks(size, self.done),
+            parked=map(ParkedTask.from_json, self.parked.values()),
+            keeps_streams=True,
+        )
+        for worker, text in self.workers.items():
+            ledger.adopt_worker(worker, WorkerRecord.from_json(text), now_s)
+        return ledger
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Workers as they are: each knows its grants, and may come with old ones."""
+
+    @initialize(size=st.integers(0, 7), seed=st.none() | st.integers(0, 3), more=st.booleans())
+    def begin(self, size: int, seed: int | None, more: bool) -> None:
+        # Sometimes so many that a second chunk is needed; all but a few are done.
+        self.done = set(range(CHUNK_TASKS - 2)) if more else set()
+        self.size = size + len(self.done)
+        self.seed = seed
+        self.now_s = 0.0
+        self.generation = 1
+        self.journal = Journal()
+        bits = TaskBits(self.size)
+        for task in self.done:
+            bits.add(task)
+        self.journal.done = bits.chunks()
+        self.ledger = self.journal.ledger(self.size, seed, 1, 0.0)
+        # Every grant ever answered, who got it, and which of them a worker may still rely on.
+        self.grants: list[tuple[str, Grant]] = []
+        self.valid: set[tuple[str, int, int]] = set()
+        self.attempts: Counter[int] = Counter()
+        self.revoked: set[int] = set()
+        self.settled: dict[int, int] = {}
+        self.unclosed: set[int] = set()
+
+    def write(self) -> None:
+        changes = self.ledger.take_changes()
+        self.journal.write_tasks(changes)
+        self.journal.write_workers(changes)
+
+    def holders(self, task: int) -> set[str]:
+        return {worker for worker, held, _ in self.valid if held == task}
+
+    def forget_parked(self) -> None:
+        """Parking a task ends what is left of its holds; a lapsed one was nobody's to rely on."""
+        self.valid = {each for each in self.valid if each[1] not in self.ledger.parked}
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def assign(self, worker: str) -> None:
+        todo = self.ledger.counts.todo
+        grant = self.ledger.assign(worker, self.now_s)
+        if grant is None:
+            self.write()
+            self.forget_lapsed()
+            return
+        assert grant.task not in self.done, "a task that is done was given out"
+        assert worker not in self.holders(grant.task) or not grant.twin
+        lasting = {
+            held for held in self.valid if held[1] == grant.task and self.ends[held] > self.now_s
+        }
+        if grant.twin:
+            assert len(lasting) <= 1, "a third worker got the task"
+        else:
+            assert not lasting, "a task was given out while somebody holds it"
+            assert todo > 0
+        self.valid = {held for held in self.valid if held[1] != grant.task or held in lasting}
+        assert grant.first_batch <= self.settled.get(grant.task, 0)
+        assert self.attempts[grant.attempt] == 0, "an attempt's number was given twice"
+        self.attempts[grant.attempt] += 1
+        self.write()
+        self.grants.append((worker, grant))
+        self.valid.add((worker, grant.task, grant.attempt))
+        self.ends[worker, grant.task, grant.attempt] = self.now_s + LIMITS.hold_ttl_s
+        self.forget_lapsed()
+
+    @property
+    def ends(self) -> dict[tuple[str, int, int], float]:
+        if not hasattr(self, "_ends"):
+            self._ends: dict[tuple[str, int, int], float] = {}
+        return self._ends
+
+    def forget_lapsed(self) -> None:
+        """Drop from ``valid`` what the ledger has taken away from holds whose time is over."""
+        for held in list(self.valid):
+            worker, task, attempt = held
+            record = self.ledger.record_of(worker)
+            if not any(each[:2] == (task, attempt) for each in record.held):
+                assert self.ends[held] <= self.now_s or task in self.ledger.parked, (
+                    "a hold was taken away in its time"
+                )
+                self.valid.discard(held)
+                self.revoked.add(attempt)
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), settled=st.integers(0, BATCHES))
+    def renew(self, data: st.DataObject, settled: int) -> None:
+        worker, grant = data.draw(st.sampled_from(self.grants))
+        held = HeldTask(grant.task, grant.attempt, settled)
+        valid = (worker, grant.task, grant.attempt) in self.valid
+        revoked = self.ledger.renew(worker, [held], self.now_s)
+        assert revoked == ([] if valid else [held])
+        if valid:
+            self.settled[grant.task] = max(settled, self.settled.get(grant.task, 0))
+            self.ends[worker, grant.task, grant.attempt] = self.now_s + LIMITS.hold_ttl_s
+        else:
+            self.revoked.add(grant.attempt)
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        worker, grant = data.draw(st.sampled_from(self.grants))
+        held = (worker, grant.task, grant.attempt)
+        first = self.ledger.complete(*held, self.now_s, BATCHES)
+        if held in self.valid:
+            assert first
+            assert grant.attempt not in self.revoked, "a revoked attempt completed a task"
+            assert grant.task not in self.done, "a task was done twice"
+            self.done.add(grant.task)
+            self.unclosed.add(grant.task)
+            for other in [each for each in self.valid if each[1] == grant.task]:
+                self.valid.discard(other)
+                if other != held:
+                    self.revoked.add(other[2])
+        elif first:
+            assert grant.task in self.done  # the same attempt, told again
+            assert grant.attempt not in self.revoked
+        self.write()
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), settled=st.integers(0, BATCHES))
+    def fail(self, data: st.DataObject, settled: int) -> None:
+        worker, grant = data.draw(st.sampled_from(self.grants))
+        held = (worker, grant.task, grant.attempt)
+        outcome = self.ledger.fail(
+            *held, Failure("no such column", worker, (3,)), self.now_s, settled
+        )
+        assert (outcome != "revoked") == (held in self.valid)
+        self.end(held, settled)
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data(), settled=st.integers(0, BATCHES))
+    def give_back(self, data: st.DataObject, settled: int) -> None:
+        worker, grant = data.draw(st.sampled_from(self.grants))
+        held = (worker, grant.task, grant.attempt)
+        assert self.ledger.give_back(*held, settled, self.now_s) == (held in self.valid)
+        self.end(held, settled)
+
+    def end(self, held: tuple[str, int, int], settled: int) -> None:
+        if held in self.valid:
+            self.valid.discard(held)
+            self.settled[held[1]] = max(settled, self.settled.get(held[1], 0))
+            self.revoked.add(held[2])
+        self.write()
+        self.forget_lapsed()
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_dies(self, worker: str) -> None:
+        tasks = self.ledger.drop_worker(worker, self.now_s)
+        mine = {held for held in self.valid if held[0] == worker}
+        assert sorted(tasks) == sorted(held[1] for held in mine)
+        self.valid -= mine
+        self.revoked |= {held[2] for held in mine}
+        self.write()
+        self.forget_lapsed()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 2.5, 7.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        soonest = min((self.ends[held] for held in self.valid), default=None)
+        told = self.ledger.next_expiry()
+        if told is not None and soonest is not None and soonest > self.now_s:
+            assert told <= soonest
+        self.ledger.expire(self.now_s)
+        assert self.ledger.next_expiry() is None or self.ledger.next_expiry() > self.now_s  # type: ignore[operator]
+        self.write()
+        self.forget_lapsed()
+
+    @rule(worker=st.sampled_from(WORKERS), most=st.integers(1, 3))
+    def close_for_others(self, worker: str, most: int) -> None:
+        tasks = self.ledger.streams_to_close(worker, most)
+        self.write()
+        assert set(tasks) <= self.unclosed, "a stream was to be closed that is closed or in use"
+        self.ledger.closed(tasks)
+        self.unclosed -= set(tasks)
+        self.write()
+
+    @rule(data=st.data())
+    def close_own(self, data: st.DataObject) -> None:
+        if self.unclosed:
+            task = data.draw(st.sampled_from(sorted(self.unclosed)))
+            self.ledger.closed([task, task])
+            self.unclosed.discard(task)
+            self.write()
+
+    @rule()
+    def retry_parked(self) -> None:
+        parked = sorted(self.ledger.parked)
+        assert self.ledger.retry_parked() == parked
+        self.write()
+
+    @rule(between=st.booleans(), data=st.data())
+    def master_dies(self, between: bool, data: st.DataObject) -> None:
+        """A new one reads the journal; of the last changes it may have half, and no answer."""
+        if between:
+            self.change_unanswered(data)
+        self.generation += 1
+        self.ledger = self.journal.ledger(self.size, self.seed, self.generation, self.now_s)
+        # Settled batches are kept with the holds of their time, or forgotten.
+        for held in self.valid:
+            self.ends[held] = self.now_s + LIMITS.hold_ttl_s
+        self.write()
+        self.forget_lapsed()
+
+    def change_unanswered(self, data: st.DataObject) -> None:
+        """One more change, of which the journal gets the tasks' half."""
+        if not self.valid:
+            return
+        held = data.draw(st.sampled_from(sorted(self.valid)))
+        if data.draw(st.booleans()):
+            assert self.ledger.complete(*held, self.now_s, BATCHES)
+            self.done.add(held[1])
+            self.unclosed.add(held[1])
+            self.valid = {each for each in self.valid if each[1] != held[1]}
+        else:
+            self.ledger.fail(*held, Failure("lost", held[0]), self.now_s)
+        self.journal.write_tasks(self.ledger.take_changes())
+        self.forget_parked()
+
+    @invariant()
+    def adds_up(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        counts = self.ledger.counts
+        assert counts.total == self.size
+        assert min(counts) >= 0
+        assert counts.done == len(self.done)
+        assert all(task in self.ledger.done for task in self.done)
+        assert counts.parked == len(self.ledger.parked)
+        assert not self.done & self.ledger.parked.keys()
+        assert counts.doing <= len({held[1] for held in self.valid})
+        assert self.ledger.open_streams == len(self.unclosed)
+        assert self.ledger.is_over == (counts.done + counts.parked == self.size)
+
+    @invariant()
+    def the_journal_says_the_same(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        assert self.journal.done == self.ledger.done.chunks()
+        assert self.journal.parked.keys() == self.ledger.parked.keys()
+        in_journal = {
+            (worker, task, attempt)
+            for worker, text in self.journal.workers.items()
+            for task, attempt, _ in WorkerRecord.from_json(text).held
+        }
+        assert in_journal == self.valid
+
+    def teardown(self) -> None:
+        """One worker that keeps on working gets the round to its end."""
+        if not hasattr(self, "ledger"):
+            return
+        todo = self.ledger.counts
+        for _ in range(4 * (todo.todo + todo.doing) + 4):
+            if self.ledger.is_over:
+                break
+            grant = self.ledger.assign("w-last", self.now_s)
+            if grant is None:
+                self.now_s += LIMITS.hold_ttl_s
+                self.ledger.expire(self.now_s)
+            else:
+                assert self.ledger.complete("w-last", grant.task, grant.attempt, self.now_s)
+        assert self.ledger.is_over, "a task got lost"
+        for worker in WORKERS:
+            self.ledger.drop_worker(worker, self.now_s)
+        self.ledger.drop_worker("w-last", self.now_s)
+        while tasks := self.ledger.streams_to_close("w-end"):
+            self.ledger.closed(tasks)
+        assert self.ledger.open_streams == 0
+
+
+TestLedger = LedgerMachine.TestCase
+TestLedger.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
