@@ -1,8 +1,8 @@
 """``backstay master``: runs the master of one job until the job is over.
 
 The only module of the master that reads arguments and prints. Exit codes: 0 the job is done or was
-stopped, 1 it failed or this process cannot go on, 2 a setting is wrong, 3 it cannot listen, 4
-another process is the master now.
+stopped, 1 this process cannot go on, 2 a setting is wrong, 3 it cannot listen, 4 another process is
+the master now, 5 the job failed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 
+from backstay import lifeline
 from backstay.addresses import parse_endpoints
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.consensus.job_records import MasterRecord, RunState
@@ -25,12 +26,15 @@ from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
 from backstay.supervision import Ready, Supervisor
 
-__all__ = ["EXIT_FAILED", "EXIT_REPLACED", "main"]
+__all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "EXIT_WRONG_SETTING", "main"]
 
 EXIT_FAILED = 1
 EXIT_WRONG_SETTING = 2
 EXIT_CANNOT_LISTEN = 3
 EXIT_REPLACED = 4
+EXIT_JOB_FAILED = 5
+# After the end of the process that started this one; its servers may have gone with it.
+GRACE_S = 15.0
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +88,7 @@ def main(
     `backstay train` starts it for you. Token and TLS come from BACKSTAY_TOKEN and the like, or the
     file that BACKSTAY_CONFIG names. The same job again goes on where it was.
     """
+    lifeline.attach(grace_s=GRACE_S)
     try:
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         config = MasterConfig(
@@ -107,7 +112,7 @@ def main(
         _fail(error, EXIT_REPLACED)
     except BackstayError as error:
         _fail(error, EXIT_FAILED)
-    sys.exit(EXIT_FAILED if state == "failed" else 0)
+    sys.exit(EXIT_JOB_FAILED if state == "failed" else 0)
 
 
 async def _run(

@@ -11,6 +11,7 @@ import click
 from backstay._version import __version__
 from backstay.cli.jobs import jobs
 from backstay.cli.run import evaluate, predict, train
+from backstay.master.serve_cli import main as master
 from backstay.pserver.local_cli import local
 
 __all__ = ["main"]
@@ -22,5 +23,7 @@ def main() -> None:
     """Train, evaluate and predict with workers that come and go; clusters on this machine."""
 
 
-for command in (train, evaluate, predict, jobs, local):
+# Started by `train` and its like; by hand only where those cannot run.
+master.hidden = True
+for command in (train, evaluate, predict, jobs, local, master):
     main.add_command(command)

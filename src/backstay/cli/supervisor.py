@@ -29,11 +29,12 @@ from backstay.cli.progress import Show
 from backstay.cli.servers import JobServers, job_servers
 from backstay.cli.stop_signals import StopSignals
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
-from backstay.errors import BackstayError, JobError
+from backstay.errors import BackstayError, JobError, JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, forget_job
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
+from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED, EXIT_WRONG_SETTING
 from backstay.trainer.audit import RecordsAudit
 
 __all__ = ["Outcome", "Supervisor"]
@@ -45,6 +46,7 @@ CALL_LIMIT_MS = 2000
 STOP_GRACE_S = 30.0
 # How long to go on asking a master that has ended for good.
 LAST_LOOK_S = 3.0
+FORGET_LIMIT_S = 8.0
 OVER = ("done", "stopped", "failed")
 
 log = logging.getLogger(__name__)
@@ -173,7 +175,7 @@ class Supervisor:
         """Return the state in which the job ended, and why."""
         spec = self._spec
         if self._fresh:
-            forget_job(servers.endpoints, spec.name, config=servers.config)
+            _forget(servers, spec.name, stops)
         spec_path = self._log_dir / "job.json"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         spec_path.write_text(spec.to_json(), encoding="utf-8")
@@ -199,7 +201,7 @@ class Supervisor:
 
     def _master(self, spec_path: Path, env: dict[str, str]) -> MasterProcess:
         def command(instance: int, replaces: int) -> list[str]:
-            words = [sys.executable, "-m", "backstay.master.serve_cli", "--spec", str(spec_path)]
+            words = [sys.executable, "-m", "backstay.master.serve_cli", str(spec_path)]
             words += ["--instance", str(instance), "--replaces", str(replaces)]
             return words
 
@@ -207,7 +209,8 @@ class Supervisor:
             command,
             self._log_dir / "master.log",
             env=env,
-            final_codes=frozenset({0, 2, 4}),
+            # The job is over, or another process would end in the same way.
+            final_codes=frozenset({0, EXIT_WRONG_SETTING, EXIT_REPLACED, EXIT_JOB_FAILED}),
             new_instance=lambda: secrets.randbits(63) | 1,
             on_restart=lambda code: self._show.say(
                 f"the job's master ended with {code} and is started again"
@@ -306,6 +309,19 @@ class _Port:
         )
         ended = (answer.ended.state, answer.ended.reason) if answer.HasField("ended") else None
         return Launch(answer.version, tuple(answer.wanted), tuple(answer.acknowledged), ended)
+
+
+def _forget(servers: JobServers, job: str, stops: StopSignals) -> None:
+    """Remove the records of a job; a master that was killed is gone when its lease is over."""
+    deadline_s = time.monotonic() + FORGET_LIMIT_S
+    while True:
+        try:
+            forget_job(servers.endpoints, job, config=servers.config)
+        except JobRefused:
+            if time.monotonic() > deadline_s or stops.wait(LOOK_PAUSE_S):
+                raise
+        else:
+            return
 
 
 def _log_trouble(trouble: str) -> None:
