@@ -55,10 +55,10 @@ class StreamsToClose:
 
     def orphan(self, worker: str) -> bool:
         """Take a lost worker's streams from it; return whether it had any."""
-        mine = self._by_worker.get(worker)
-        for task, attempt in list(mine.items()) if mine else ():
+        streams = self.of_worker(worker)
+        for task, attempt in streams:
             self.add(task, NOBODY, attempt)
-        return bool(mine)
+        return bool(streams)
 
     def hand_out(self, worker: str, most: int) -> tuple[list[int], bool]:
         """Return what a worker must be told to close, and whether some of it is newly its own.

@@ -179,8 +179,6 @@ class LedgerMachine(RuleBasedStateMachine):
         if valid:
             self.settled[grant.task] = max(settled, self.settled.get(grant.task, 0))
             self.ends[worker, grant.task, grant.attempt] = self.now_s + LIMITS.hold_ttl_s
-        else:
-            self.revoked.add(grant.attempt)
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data())
@@ -199,7 +197,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 if other != held:
                     self.revoked.add(other[2])
         elif first:
-            assert grant.task in self.done  # the same attempt, told again
+            # The same attempt, told again.
+            assert grant.task in self.done
             assert grant.attempt not in self.revoked
         self.write()
 
