@@ -15,6 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from backstay._proto.v1 import job_pb2_grpc
@@ -249,7 +250,8 @@ class MasterHost:
         deadline_s = self._clock() + self._config.linger_ms / 1000
         ttl_s = job.spec.hold_ttl_ms / 1000
         while self._clock() < deadline_s and _is_waited_for(job, ttl_s):
-            await asyncio.sleep(LOOK_S)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(job.changed.wait(), LOOK_S)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
         if self._forget:
             await self._remove_records()

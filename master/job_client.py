@@ -7,11 +7,22 @@ a job that has no master.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from backstay._proto.v1 import job_pb2
+from backstay._proto.v1 import job_pb2, store_pb2, store_pb2_grpc
 from backstay.config import ClientConfig
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, MasterRecord
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
+from backstay.consensus.store_messages import txn_to_message
+from backstay.errors import JobRefused
+from backstay.job_spec import JobSpec
+from backstay.master.core.course import Course
+from backstay.master.open_round import course_plan
+from backstay.trainer.directory import Directory
+from backstay.trainer.job_calls import ATTEMPT_S, JobCalls, read_keys
 
 __all__ = ["JobClient", "JobEntry", "forget_job", "list_jobs"]
 
@@ -41,6 +52,9 @@ class JobEntry:
     progress: str
 
 
+COMMAND_DEADLINE_MS = 10_000
+
+
 def list_jobs(
     endpoints: str | Sequence[str], *, config: ClientConfig | None = None
 ) -> tuple[JobEntry, ...]:
@@ -49,7 +63,13 @@ def list_jobs(
     Raises:
         ServerUnavailable: No pserver answered within the deadline.
     """
-    raise NotImplementedError
+    directory = Directory(endpoints, _patient(config))
+    try:
+        names = [key.rpartition("/")[2] for key in read_keys(directory, JobKeys.names())]
+        found = (_entry(directory, name) for name in sorted(names))
+        return tuple(entry for entry in found if entry is not None)
+    finally:
+        directory.close()
 
 
 def forget_job(
@@ -60,7 +80,71 @@ def forget_job(
     Raises:
         JobRefused: It has a master; stop it first.
     """
-    raise NotImplementedError
+    directory = Directory(endpoints, _patient(config))
+    keys = JobKeys(job)
+    try:
+        found = [*read_keys(directory, keys.root), *read_keys(directory, keys.name, single=True)]
+        # Its name goes last: until then the job is listed, and can be forgotten again.
+        for start in range(0, len(found), OPERATIONS_MAX):
+            part = found[start : start + OPERATIONS_MAX]
+            gone = tuple(Delete(key) for key in part if key != keys.master)
+            answer = _transact(directory, Txn((absent(keys.master),), gone))
+            if not answer.succeeded:
+                raise JobRefused(f"job {job!r} has a master; stop the job first")
+        return bool(found)
+    finally:
+        directory.close()
+
+
+def _transact(directory: Directory, txn: Txn) -> store_pb2.StoreTransactResponse:
+    request = txn_to_message(txn)
+    return directory.call(
+        lambda channel, timeout_s: store_pb2_grpc.StoreServiceStub(channel).Transact(
+            request, timeout=timeout_s
+        )
+    )
+
+
+def _entry(directory: Directory, job: str) -> JobEntry | None:
+    """Return what the records say of a job; None if it was forgotten meanwhile."""
+    keys = JobKeys(job)
+
+    def text_of(key: str) -> str | None:
+        return read_keys(directory, key, single=True).get(key)
+
+    spec_text, state_text = text_of(keys.spec), text_of(keys.state)
+    master_text = text_of(keys.master)
+    if spec_text is None:
+        return None
+    record = JobSpecRecord.from_json(spec_text)
+    state = JobStateRecord.from_json(state_text) if state_text is not None else None
+    return JobEntry(
+        job=job,
+        uid=record.uid,
+        state=state.state if state is not None else "new",
+        reason=state.reason if state is not None else "",
+        spec_json=record.spec,
+        created_ms=record.created_ms,
+        master_address=MasterRecord.from_json(master_text).address if master_text else "",
+        progress=_progress(JobSpec.from_json(record.spec), state),
+    )
+
+
+def _progress(spec: JobSpec, state: JobStateRecord | None) -> str:
+    if state is None or not state.course:
+        return "not begun"
+    course = Course.from_json(course_plan(spec), state.course)
+    if course.open_rounds:
+        first = course.open_rounds[0]
+        of = f" of {spec.epochs}" if first.kind.value == "training" else ""
+        return f"{first.kind.value.replace('_', ' ')} {first.number}{of}"
+    return f"{course.passes_over} passes, {course.steps} steps"
+
+
+def _patient(config: ClientConfig | None) -> ClientConfig:
+    """Return the settings of a command: it must not seem to hang as a trainer may."""
+    config = config or ClientConfig.load()
+    return replace(config, deadline_ms=min(config.deadline_ms, COMMAND_DEADLINE_MS))
 
 
 class JobClient:
@@ -78,9 +162,9 @@ class JobClient:
         Args:
             endpoints: Control addresses of pservers.
             job: Name of the job.
-            config: Security, and ``deadline_ms`` of each call.
+            config: Security, and ``deadline_ms`` of each call; default: 10 s at most.
         """
-        raise NotImplementedError
+        self._calls = JobCalls(endpoints, job, config or _patient(None))
 
     def status(self) -> job_pb2.JobStatus:
         """Return how the job goes.
@@ -89,14 +173,21 @@ class JobClient:
             UnknownJob: There is no such job.
             ServerUnavailable: No master answered within the deadline.
         """
-        raise NotImplementedError
+        request = job_pb2.GetJobRequest()
+        return self._calls.call(lambda stub, timeout: stub.GetJob(request, timeout=timeout))
 
     def watch(self, period_s: float = 1.0) -> Iterator[job_pb2.JobStatus]:
         """Yield how the job goes, through changes of the master, until the job is over.
 
         While no master answers for longer than the deadline ``ServerUnavailable`` is raised.
         """
-        raise NotImplementedError
+        while True:
+            asked_s = time.monotonic()
+            status = self.status()
+            yield status
+            if status.state != "running":
+                return
+            time.sleep(max(0.0, period_s - (time.monotonic() - asked_s)))
 
     def scale(self, workers: int) -> int:
         """Have so many workers; returns how many were wanted before.
@@ -104,19 +195,26 @@ class JobClient:
         Raises:
             InvalidRequest: It is outside of the job's min and max.
         """
-        raise NotImplementedError
+        request = job_pb2.ScaleRequest(workers=workers)
+        answer = self._calls.call(lambda stub, timeout: stub.Scale(request, timeout=timeout))
+        return answer.before
 
     def stop(self, reason: str = "", *, keep_state: bool = True) -> None:
         """End the job; with ``keep_state`` the same command goes on with it later."""
-        raise NotImplementedError
+        request = job_pb2.StopRequest(reason=reason, keep_state=keep_state)
+        self._calls.call(lambda stub, timeout: stub.Stop(request, timeout=timeout))
 
     def parked(self) -> tuple[job_pb2.ParkedTask, ...]:
         """Return the tasks that failed for good."""
-        raise NotImplementedError
+        request = job_pb2.ListParkedRequest()
+        answer = self._calls.call(lambda stub, timeout: stub.ListParked(request, timeout=timeout))
+        return tuple(answer.tasks)
 
     def retry_parked(self, numbers: Sequence[int] = ()) -> int:
-        """Give parked tasks of the round under way their tries again; none: all of them."""
-        raise NotImplementedError
+        """Give parked tasks their tries again; none named: all of them."""
+        request = job_pb2.RetryParkedRequest(numbers=numbers)
+        answer = self._calls.call(lambda stub, timeout: stub.RetryParked(request, timeout=timeout))
+        return answer.tasks
 
     def launch(
         self,
@@ -129,13 +227,22 @@ class JobClient:
     ) -> job_pb2.LaunchResponse:
         """Tell which workers run and which have ended; return which should run.
 
-        The id of a worker stands for one process and is never used again.
-
-        Answers at once if that is not what ``known_version`` stands for, else after ``wait_s``.
-        Repeat exits until they come back as acknowledged.
+        The id of a worker stands for one process and is never used again. Answers at once if what
+        should run is not what ``known_version`` stands for, else after ``wait_s``. Repeat exits
+        until they come back as acknowledged.
         """
-        raise NotImplementedError
+        request = job_pb2.LaunchRequest(
+            launcher=launcher,
+            alive=alive,
+            exits=exits,
+            known_version=known_version,
+            wait_ms=int(wait_s * 1000),
+        )
+        return self._calls.call(
+            lambda stub, timeout: stub.Launch(request, timeout=timeout),
+            attempt_s=wait_s + ATTEMPT_S,
+        )
 
     def close(self) -> None:
         """Close the connections."""
-        raise NotImplementedError
+        self._calls.close()

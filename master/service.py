@@ -116,6 +116,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             answer.task.CopyFrom(_task_message(job, given))
         elif job.is_over:
             known.knows_end = True
+            job.notify()
             answer.ended.CopyFrom(_ended(job))
         else:
             # A crowd that waits must not keep the master busy with that.

@@ -3,19 +3,47 @@
 Blocking calls, each with retries and backoff while no master answers, up to a deadline; every
 call may be repeated, so a retry does no harm. A thread renews the holds. The master's address is
 read from the job's record through any pserver, and read anew when a call does not get through.
-Imports :mod:`backstay.rpc` and the records of :mod:`backstay.consensus`; never moves rows.
+Imports :mod:`backstay.trainer.job_calls` and the generated messages; never moves rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from backstay._proto.v1 import job_pb2
+from backstay._proto.v1.job_pb2_grpc import JobServiceStub as JobStub
 from backstay.config import ClientConfig
+from backstay.errors import (
+    BackstayError,
+    ClosedError,
+    JobRefused,
+    ServerUnavailable,
+    UnknownJob,
+    WorkerReplaced,
+)
+from backstay.trainer.job_calls import JobCalls
+from backstay.trainer.job_tasks import (
+    TASK_KINDS,
+    Ended,
+    EvaluationOutputs,
+    HeldTask,
+    JobTerms,
+    Task,
+    TaskKind,
+    Wait,
+    bad_record_messages,
+    hold_message,
+    key_of,
+    key_of_message,
+    outputs_message,
+)
 
 __all__ = [
     "Ended",
@@ -28,115 +56,23 @@ __all__ = [
     "Wait",
 ]
 
-TaskKind: TypeAlias = Literal["training", "evaluation", "prediction", "train_end"]
+
+# Signs of life in the time that a hold lasts.
+SIGNS_PER_TTL = 4
+# Taken off the time of a hold, for clocks that run at slightly different speeds.
+MARGIN_PART = 0.05
+ERROR_CHARACTERS_MAX = 4096
+LEAVE_DEADLINE_S = 3.0
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class JobTerms:
-    """What a worker is told when it joins.
-
-    Attributes:
-        job_uid: What tells this job from others of its name.
-        spec_json: The spec, for ``JobSpec.from_json``.
-        stream_job: First part of the ids of the job's streams (u64).
-        hold_ttl_ms: How long a hold lives after the call that renewed it was sent.
-        tables: Names of the job's tables in their order; empty: nobody has declared them yet.
-        restore_version: Which restore of the cluster the progress goes with; 0: none.
-    """
-
-    job_uid: str
-    spec_json: str
-    stream_job: int
-    hold_ttl_ms: int
-    tables: tuple[str, ...]
-    restore_version: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task that this worker holds.
-
-    Attributes:
-        kind: What to do with the records.
-        round: 1, 2, ... within the kind; of training: the pass.
-        number: Of the task within the round.
-        attempt: Of this hold; grows each time the task is given.
-        shard: Name of the file or table.
-        start: First record.
-        count: Number of records.
-        first_batch: Begin with this batch; those before it are acknowledged everywhere.
-        shuffle_seed: Of the order of the task's records; 0: as they are.
-        held_until: ``time.monotonic()`` seconds until which the hold is surely alive.
-    """
-
-    kind: TaskKind
-    round: int
-    number: int
-    attempt: int
-    shard: str
-    start: int
-    count: int
-    first_batch: int
-    shuffle_seed: int
-    held_until: float
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Nothing to do now.
-
-    Attributes:
-        wait_s: Ask again after so long.
-    """
-
-    wait_s: float
-
-
-@dataclass(frozen=True)
-class Ended:
-    """There will be no more tasks.
-
-    Attributes:
-        state: ``done``, ``stopped`` or ``failed``.
-        reason: Why.
-    """
-
-    state: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class EvaluationOutputs:
-    """What an evaluation task brings.
-
-    Attributes:
-        predictions: float32, (n,) or (n, width); None if only ``values`` are wanted.
-        labels: float32, (n,).
-        values: Of metrics that are the user's functions, for this task's records.
-        records: How many records these are of.
-        metrics: Those to compute from predictions and labels of the whole round: name -> which
-            one of ``auc``, ``logloss``, ``accuracy``, ``mse``, ``mae``.
-    """
-
-    predictions: NDArray[np.float32] | None
-    labels: NDArray[np.float32] | None
-    values: Mapping[str, float] = field(default_factory=dict)
-    records: int = 0
-    metrics: Mapping[str, str] = field(default_factory=dict)
-
-
-class HeldTask(Protocol):
-    """What the link tells of a hold, from its own thread: a ``TaskStream``, for one."""
-
-    def hold_until(self, monotonic_s: float) -> None:
-        """The hold is alive until then, on ``time.monotonic()``."""
-
-    def revoke(self) -> None:
-        """The hold is another worker's, or the task is done."""
-
-    @property
-    def settled(self) -> int:
-        """Batches of the task, from 0, that are acknowledged everywhere."""
+@dataclass
+class _Held:
+    task: Task
+    held: HeldTask | None
+    # It is being told as done: what becomes of the hold does not matter any more.
+    ending: bool = False
 
 
 class MasterLink:
@@ -161,7 +97,32 @@ class MasterLink:
                 answers.
             instance: Of this process; default: drawn at random.
         """
-        raise NotImplementedError
+        self._calls = JobCalls(endpoints, job, config)
+        self._who = job_pb2.Worker(
+            id=worker_id,
+            instance=instance or secrets.randbelow(2**63 - 1) + 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self._lock = threading.Lock()
+        # One request for a task at a time: the master knows the last one only.
+        self._asking = threading.Lock()
+        self._requests = 0
+        self._holds: dict[tuple[str, int, int], _Held] = {}
+        self._closed_streams: list[tuple[int, int]] = []
+        self._to_close: list[tuple[int, int]] = []
+        self._figures = job_pb2.KeepHoldsRequest(worker=self._who)
+        self._ttl_s = 0.0
+        self._stop_reason: str | None = None
+        self._job_steps = 0
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def worker_id(self) -> str:
+        """Name of this worker."""
+        return self._who.id
 
     def join(self) -> JobTerms:
         """Join the job, and begin to send signs of life.
@@ -171,7 +132,24 @@ class MasterLink:
             UnknownJob: There is no such job.
             ServerUnavailable: No master answered within the deadline.
         """
-        raise NotImplementedError
+        request = job_pb2.JoinRequest(worker=self._who)
+        answer = self._calls.call(lambda stub, timeout: stub.Join(request, timeout=timeout))
+        self._learn_nodes()
+        with self._lock:
+            self._ttl_s = answer.hold_ttl_ms / 1000
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._keep, name="backstay-holds", daemon=True
+                )
+                self._thread.start()
+        return JobTerms(
+            job_uid=answer.job_uid,
+            spec_json=answer.spec_json,
+            stream_job=answer.stream_job,
+            hold_ttl_ms=answer.hold_ttl_ms,
+            tables=tuple(answer.tables),
+            restore_version=answer.restore_version,
+        )
 
     def declare_tables(self, names: Sequence[str]) -> None:
         """Tell the names of the job's tables, in the order in which the program made them.
@@ -179,27 +157,72 @@ class MasterLink:
         Raises:
             JobRefused: Another worker's list differs; the message says where.
         """
-        raise NotImplementedError
+        request = job_pb2.DeclareTablesRequest(worker=self._who, names=names)
+        self._calls.call(lambda stub, timeout: stub.DeclareTables(request, timeout=timeout))
 
     def get_task(self) -> Task | Wait | Ended:
         """Return a task, or how long to wait, or that there will be none.
 
-        Streams that :meth:`stream_closed` told are sent along; streams that others have left
-        behind come into :meth:`streams_to_close`.
+        Waits a little for a task itself. Streams that :meth:`stream_closed` told are sent along;
+        streams that others have left behind come into :meth:`streams_to_close`.
         """
-        raise NotImplementedError
+        with self._asking:
+            with self._lock:
+                self._requests += 1
+                closed = list(self._closed_streams)
+            request = job_pb2.GetTaskRequest(
+                worker=self._who,
+                request=self._requests,
+                closed_streams=[
+                    job_pb2.TaskStreamId(pass_number=number, task=task) for number, task in closed
+                ],
+            )
+            sent_s = 0.0
+
+            def ask(stub: JobStub, timeout: float) -> job_pb2.GetTaskResponse:
+                nonlocal sent_s
+                sent_s = time.monotonic()
+                return stub.GetTask(request, timeout=timeout)
+
+            answer = self._calls.call(ask)
+            with self._lock:
+                del self._closed_streams[: len(closed)]
+                self._to_close += [(one.pass_number, one.task) for one in answer.streams_to_close]
+        if answer.WhichOneof("answer") == "ended":
+            return Ended(answer.ended.state, answer.ended.reason)
+        if answer.WhichOneof("answer") != "task":
+            return Wait(answer.wait_ms / 1000)
+        hold = answer.task.hold
+        return Task(
+            kind=TASK_KINDS[hold.kind - 1],
+            round=hold.round,
+            number=hold.number,
+            attempt=hold.attempt,
+            shard=answer.task.shard,
+            start=answer.task.start,
+            count=answer.task.count,
+            first_batch=answer.task.first_batch,
+            shuffle_seed=answer.task.shuffle_seed,
+            held_until=self._until(sent_s),
+        )
 
     def streams_to_close(self) -> list[tuple[int, int]]:
         """Take the streams (pass, task) that this worker is to close for others."""
-        raise NotImplementedError
+        with self._lock:
+            streams, self._to_close = self._to_close, []
+        return streams
 
     def stream_closed(self, pass_number: int, task: int) -> None:
         """Note that a stream is closed on all servers; the next :meth:`get_task` tells it."""
-        raise NotImplementedError
+        with self._lock:
+            self._closed_streams.append((pass_number, task))
 
-    def hold(self, task: Task, held: HeldTask) -> None:
+    def hold(self, task: Task, held: HeldTask | None = None) -> None:
         """Have the hold renewed; ``held`` hears of it until the task ends in any way."""
-        raise NotImplementedError
+        with self._lock:
+            self._holds[key_of(task)] = _Held(task, held)
+        if held is not None:
+            held.hold_until(task.held_until)
 
     def complete(
         self,
@@ -226,17 +249,43 @@ class MasterLink:
         Returns:
             Whether this made the task done; false: its twin was first.
         """
-        raise NotImplementedError
+        request = job_pb2.CompleteRequest(
+            worker=self._who,
+            hold=hold_message(task, batches),
+            batches=batches,
+            examples=examples,
+            loss=loss,
+            bad_records=bad_record_messages(bad_records),
+            bad_record_count=len(bad_records) if bad_record_count is None else bad_record_count,
+        )
+        if outputs is not None:
+            request.outputs.CopyFrom(outputs_message(outputs))
+        with self._lock:
+            kept = self._holds.get(key_of(task))
+            if kept is not None:
+                kept.ending = True
+        try:
+            answer = self._calls.call(lambda stub, timeout: stub.Complete(request, timeout=timeout))
+        finally:
+            self._let_go(task)
+        return answer.first
 
     def give_back(self, task: Task, *, settled_batches: int, reason: str) -> None:
         """Return a task that others can go on with."""
-        raise NotImplementedError
+        self._let_go(task)
+        request = job_pb2.GiveBackRequest(
+            worker=self._who,
+            hold=hold_message(task, settled_batches),
+            reason=reason[:ERROR_CHARACTERS_MAX],
+        )
+        self._calls.call(lambda stub, timeout: stub.GiveBack(request, timeout=timeout))
 
     def fail(
         self,
         task: Task,
         error: str,
         *,
+        settled_batches: int = 0,
         records: Sequence[int] = (),
         bad_records: Sequence[tuple[str, int, str]] = (),
     ) -> bool:
@@ -245,29 +294,135 @@ class MasterLink:
         Args:
             task: The task.
             error: What happened, with the end of the traceback.
+            settled_batches: Batches of it that are acknowledged everywhere.
             records: Positions within the task of the records concerned, as far as known.
             bad_records: Damaged ones: (file, offset, reason).
         """
-        raise NotImplementedError
+        self._let_go(task)
+        request = job_pb2.FailRequest(
+            worker=self._who,
+            hold=hold_message(task, settled_batches),
+            error=error[-ERROR_CHARACTERS_MAX:],
+            records=records,
+            bad_records=bad_record_messages(bad_records),
+        )
+        answer = self._calls.call(lambda stub, timeout: stub.Fail(request, timeout=timeout))
+        return answer.parked
 
     def figures(self, *, examples: int, steps: int, loss: float | None) -> None:
         """Note what the next sign of life tells: sums since the process began."""
-        raise NotImplementedError
+        with self._lock:
+            self._figures.examples = examples
+            self._figures.steps = steps
+            if loss is not None:
+                self._figures.loss = loss
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the master wants this worker to give everything back and end; None: it does not."""
-        raise NotImplementedError
+        """Why this worker is to give everything back and end; None: it is not."""
+        return self._stop_reason
 
     @property
     def job_steps(self) -> int:
         """Steps of the job, all workers together, as of the last sign of life."""
-        raise NotImplementedError
+        return self._job_steps
 
     def leave(self, reason: str = "") -> None:
-        """Say that this worker ends in good order; what it holds goes back."""
-        raise NotImplementedError
+        """Say that this worker ends in good order; what it holds goes back.
+
+        A master that does not answer finds out by itself.
+        """
+        request = job_pb2.LeaveRequest(worker=self._who, reason=reason)
+        try:
+            self._calls.call(
+                lambda stub, timeout: stub.Leave(request, timeout=timeout),
+                deadline_s=LEAVE_DEADLINE_S,
+            )
+        except (ServerUnavailable, WorkerReplaced, UnknownJob) as error:
+            log.info("left without a word: %s", error)
 
     def close(self) -> None:
         """End the thread and close the connections; the master is told nothing."""
-        raise NotImplementedError
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        self._wake.set()
+        self._calls.close()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _learn_nodes(self) -> None:
+        """Know the other pservers, too, for when those that were given are gone."""
+        try:
+            self._calls.directory.cluster()
+        except BackstayError as error:
+            log.info("the cluster's other nodes are not known: %s", error)
+
+    def _until(self, sent_s: float) -> float:
+        return sent_s + self._ttl_s * (1 - MARGIN_PART)
+
+    def _let_go(self, task: Task) -> None:
+        with self._lock:
+            self._holds.pop(key_of(task), None)
+
+    def _keep(self) -> None:
+        """Send signs of life until closed; the body of the thread."""
+        while not self._closed:
+            began_s = time.monotonic()
+            try:
+                self._keep_once()
+            except ServerUnavailable as error:
+                log.warning("the holds are not renewed: %s", error)
+            except ClosedError:
+                return
+            except (WorkerReplaced, JobRefused, UnknownJob) as error:
+                self._end_all(str(error))
+                return
+            except BackstayError as error:
+                log.error("the holds cannot be renewed: %s", error)
+            period_s = self._ttl_s / SIGNS_PER_TTL
+            self._wake.wait(max(0.0, period_s - (time.monotonic() - began_s)))
+
+    def _keep_once(self) -> None:
+        request = job_pb2.KeepHoldsRequest()
+        with self._lock:
+            request.CopyFrom(self._figures)
+            held = dict(self._holds)
+        for one in held.values():
+            settled = one.task.first_batch if one.held is None else one.held.settled
+            request.holds.append(hold_message(one.task, settled))
+        sent_s = 0.0
+
+        def ask(stub: JobStub, timeout: float) -> job_pb2.KeepHoldsResponse:
+            nonlocal sent_s
+            sent_s = time.monotonic()
+            return stub.KeepHolds(request, timeout=timeout)
+
+        # What is renewed late is not renewed: no use in waiting longer for one answer.
+        answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=self._ttl_s)
+        self._ttl_s = answer.hold_ttl_ms / 1000
+        self._job_steps = answer.job_steps
+        revoked = {key_of_message(one) for one in answer.revoked}
+        for key, one in held.items():
+            if one.held is None or one.ending:
+                continue
+            if key in revoked:
+                one.held.revoke()
+            else:
+                one.held.hold_until(self._until(sent_s))
+        with self._lock:
+            for key in revoked:
+                kept = self._holds.get(key)
+                if kept is not None and kept is held.get(key) and not kept.ending:
+                    del self._holds[key]
+        if answer.stop:
+            self._stop_reason = answer.stop_reason or "the job is over"
+
+    def _end_all(self, reason: str) -> None:
+        log.warning("%s", reason)
+        self._stop_reason = reason
+        with self._lock:
+            held, self._holds = list(self._holds.values()), {}
+        for one in held:
+            if one.held is not None:
+                one.held.revoke()

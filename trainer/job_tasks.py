@@ -1,0 +1,186 @@
+"""What a job's master and a worker tell each other, as values, and as messages.
+
+Imports the generated messages and numpy; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backstay._proto.v1 import job_pb2
+
+__all__ = [
+    "TASK_KINDS",
+    "Ended",
+    "EvaluationOutputs",
+    "HeldTask",
+    "JobTerms",
+    "Task",
+    "TaskKind",
+    "Wait",
+    "bad_record_messages",
+    "hold_message",
+    "key_of",
+    "key_of_message",
+    "outputs_message",
+]
+
+TaskKind: TypeAlias = Literal["training", "evaluation", "prediction", "train_end"]
+TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
+
+BAD_RECORDS_MAX = 100
+
+
+@dataclass(frozen=True)
+class JobTerms:
+    """What a worker is told when it joins.
+
+    Attributes:
+        job_uid: What tells this job from others of its name.
+        spec_json: The spec, for ``JobSpec.from_json``.
+        stream_job: First part of the ids of the job's streams (u64).
+        hold_ttl_ms: How long a hold lives after the call that renewed it was sent.
+        tables: Names of the job's tables in their order; empty: nobody has declared them yet.
+        restore_version: Which restore of the cluster the progress goes with; 0: none.
+    """
+
+    job_uid: str
+    spec_json: str
+    stream_job: int
+    hold_ttl_ms: int
+    tables: tuple[str, ...]
+    restore_version: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that this worker holds.
+
+    Attributes:
+        kind: What to do with the records.
+        round: 1, 2, ... within the kind; of training: the pass.
+        number: Of the task within the round.
+        attempt: Of this hold; grows each time the task is given.
+        shard: Name of the file or table.
+        start: First record.
+        count: Number of records.
+        first_batch: Begin with this batch; those before it are acknowledged everywhere.
+        shuffle_seed: Of the order of the task's records; 0: as they are.
+        held_until: ``time.monotonic()`` seconds until which the hold is surely alive.
+    """
+
+    kind: TaskKind
+    round: int
+    number: int
+    attempt: int
+    shard: str
+    start: int
+    count: int
+    first_batch: int
+    shuffle_seed: int
+    held_until: float
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do now.
+
+    Attributes:
+        wait_s: Ask again after so long.
+    """
+
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """There will be no more tasks.
+
+    Attributes:
+        state: ``done``, ``stopped`` or ``failed``.
+        reason: Why.
+    """
+
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EvaluationOutputs:
+    """What an evaluation task brings.
+
+    Attributes:
+        predictions: float32, (n,) or (n, width); None if only ``values`` are wanted.
+        labels: float32, (n,).
+        values: Of metrics that are the user's functions, for this task's records.
+        records: How many records these are of.
+        metrics: Those to compute from predictions and labels of the whole round: name -> which
+            one of ``auc``, ``logloss``, ``accuracy``, ``mse``, ``mae``.
+    """
+
+    predictions: NDArray[np.float32] | None
+    labels: NDArray[np.float32] | None
+    values: Mapping[str, float] = field(default_factory=dict)
+    records: int = 0
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+
+class HeldTask(Protocol):
+    """What the link tells of a hold, from its own thread: a ``TaskStream``, for one."""
+
+    def hold_until(self, monotonic_s: float) -> None:
+        """The hold is alive until then, on ``time.monotonic()``."""
+
+    def revoke(self) -> None:
+        """The hold is another worker's, or the task is done."""
+
+    @property
+    def settled(self) -> int:
+        """Batches of the task, from 0, that are acknowledged everywhere."""
+
+
+def key_of(task: Task) -> tuple[str, int, int]:
+    """Return what tells a hold from the others, also from one of the same task."""
+    return f"{task.kind}-{task.round}", task.number, task.attempt
+
+
+def key_of_message(hold: job_pb2.Hold) -> tuple[str, int, int]:
+    """Return the same for a message."""
+    return f"{TASK_KINDS[hold.kind - 1]}-{hold.round}", hold.number, hold.attempt
+
+
+def hold_message(task: Task, settled: int) -> job_pb2.Hold:
+    """Return the message for a hold."""
+    return job_pb2.Hold(
+        kind=TASK_KINDS.index(task.kind) + 1,  # type: ignore[arg-type]
+        round=task.round,
+        number=task.number,
+        attempt=task.attempt,
+        settled_batches=settled,
+    )
+
+
+def bad_record_messages(records: Iterable[tuple[str, int, str]]) -> list[job_pb2.BadRecord]:
+    """Return the messages for damaged records, the first ones."""
+    return [
+        job_pb2.BadRecord(file=file, offset=offset, reason=reason)
+        for file, offset, reason in list(records)[:BAD_RECORDS_MAX]
+    ]
+
+
+def outputs_message(outputs: EvaluationOutputs) -> job_pb2.EvaluationOutputs:
+    """Return the message for what an evaluation task brings."""
+    message = job_pb2.EvaluationOutputs(
+        values=outputs.values, records=outputs.records, metrics=outputs.metrics
+    )
+    if outputs.predictions is not None and outputs.labels is not None:
+        predictions = np.ascontiguousarray(outputs.predictions, "<f4")
+        message.predictions = predictions.tobytes()
+        message.prediction_width = predictions.shape[1] if predictions.ndim > 1 else 1
+        message.labels = np.ascontiguousarray(outputs.labels, "<f4").tobytes()
+    return message
