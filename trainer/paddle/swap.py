@@ -69,8 +69,12 @@ def swap_embeddings(
             obstacle=obstacle,
         ):
             chosen.append((path, layer))
-    for path, layer in chosen:
-        swapped = _twin(path, layer, client=client, seed=seed, storage=storage)
+    # All made before the first is put in: a refusal leaves the model as it is.
+    swaps = [
+        (layer, _twin(path, layer, client=client, seed=seed, storage=storage))
+        for path, layer in chosen
+    ]
+    for layer, swapped in swaps:
         for parent in module.sublayers(include_self=True):
             for name, child in list(parent._sub_layers.items()):  # a layer may have several places
                 if child is layer:
@@ -132,6 +136,6 @@ def _twin(
 
 def _padding_of(layer: Any) -> int | None:
     padding: int | None = layer._padding_idx
-    if padding is None or padding == -1:
-        return None
-    return padding if padding >= 0 else padding + int(layer._num_embeddings)
+    if padding is None or padding >= 0:
+        return padding
+    return padding + int(layer._num_embeddings)

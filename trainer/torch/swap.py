@@ -71,8 +71,12 @@ def swap_embeddings(
             obstacle=obstacle,
         ):
             chosen.append((path, layer))
-    for path, layer in chosen:
-        swapped = _twin(path, layer, client=client, seed=seed, storage=storage)
+    # All made before the first is put in: a refusal leaves the model as it is.
+    swaps = [
+        (layer, _twin(path, layer, client=client, seed=seed, storage=storage))
+        for path, layer in chosen
+    ]
+    for layer, swapped in swaps:
         for parent in module.modules():
             for name, child in parent._modules.items():  # a layer may have several places
                 if child is layer:
