@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from backstay.checkpoint.catalogue import catalogue
 from backstay.checkpoint.storage import CheckpointStorage
@@ -54,8 +53,7 @@ class JobServers(Protocol):
         """Return how many serve; answers at once."""
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """Which servers a job is to have.
 
     Attributes:

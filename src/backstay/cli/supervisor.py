@@ -140,6 +140,7 @@ class Supervisor:
             )
             stack.enter_context(self._show)
             env = self._environment(servers)
+            self._show.say(f"export {ENDPOINT_VARIABLE}={env[ENDPOINT_VARIABLE]}")
             state, reason, audit = "failed", "", None
             try:
                 self._hooks(self._spec.hooks.before, env, stops)

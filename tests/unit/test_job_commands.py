@@ -1,0 +1,251 @@
+"""``backstay train`` and its like without a cluster: help, flags, exit codes, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli import main
+from backstay.cli.exit_codes import EXIT_CODES, JOBS_EXIT_CODES
+from backstay.cli.jobs import ENDPOINT_VARIABLES
+from backstay.cli.metrics_log import FILE_NAME, MetricsLog
+from backstay.cli.progress import metrics_text, round_text, summary_lines
+from backstay.cli.servers import chosen_servers
+from backstay.cli.supervisor import Outcome
+from backstay.job_spec import DataSpec, JobSpec, ServersSpec
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
+MODEL = """\
+import numpy
+
+def custom_model(width=1): ...
+def loss(labels, predictions): ...
+def optimizer(parameters): ...
+def feed(records, mode, metadata): ...
+def eval_metrics(): return {"auc": "auc"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*ENDPOINT_VARIABLES, "BACKSTAY_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "train.csv").write_text("x,y\n" + "1,0\n" * 10)
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "name: tiny\nmodel: model.py\ntraining: train.csv\nvalidation: train.csv\n"
+        "records_per_task: 4\nframework: torch\nepochs: 2\n"
+    )
+    return path
+
+
+def command_at(*path: str) -> click.Command:
+    command: click.Command = main
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return command
+
+
+RUNS = [("train",), ("evaluate",), ("predict",)]
+JOBS = [("jobs",), *(("jobs", name) for name in main.commands["jobs"].commands)]  # type: ignore[attr-defined]
+
+
+def section(heading: str) -> str:
+    return PAGE.read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("path", [*RUNS, *JOBS], ids=" ".join)
+def test_every_help_has_examples_of_that_command_and_the_exit_codes(path: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(main, [*path, "--help"])
+    assert done.exit_code == 0
+    shown, _, codes = done.output.partition("Examples:")[2].partition("Exit codes:")
+    assert " ".join(("backstay", *path)) in re.sub(r" --endpoint \S+", "", shown)
+    for code, meaning in (EXIT_CODES if path in RUNS else JOBS_EXIT_CODES).items():
+        assert re.search(rf"{code} +{re.escape(meaning)}", codes)
+
+
+@pytest.mark.parametrize(
+    ("heading", "codes"),
+    [
+        ("## backstay train, evaluate, predict", EXIT_CODES),
+        ("## backstay jobs", JOBS_EXIT_CODES),
+    ],
+)
+def test_the_page_has_the_same_exit_codes(heading: str, codes: dict[int, str]) -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", section(heading), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == codes
+
+
+@pytest.mark.parametrize("path", [*RUNS, *JOBS], ids=" ".join)
+def test_every_option_is_on_the_page(path: tuple[str, ...]) -> None:
+    heading = "## backstay train, evaluate, predict" if path in RUNS else "## backstay jobs"
+    text = section(heading)
+    if len(path) == 2:
+        assert re.search(rf"^\| `{path[1]}[ `]", text, re.MULTILINE)
+    for option in command_at(*path).params:
+        for name in set(option.opts) - {"--help"} if isinstance(option, click.Option) else ():
+            assert re.search(rf"`{name}[ `]", text), f"docs/reference/cli.md does not tell {name}"
+
+
+def test_a_dry_run_shows_the_whole_job_and_starts_nothing(job: Path) -> None:
+    done = CliRunner().invoke(main, ["train", str(job), "--dry-run", "--json", "--workers", "3"])
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    assert shown["spec"]["workers"]["initial"] == 3
+    assert [(plan["use"], plan["records"], plan["tasks"]) for plan in shown["data"]] == [
+        ("training", 10, 3),
+        ("validation", 10, 3),
+    ]
+    assert shown["data"][0]["columns"] == ["x", "y"]
+    assert (shown["framework"], shown["metrics"]) == ("torch", ["auc"])
+    assert shown["rounds"] == {"training": 2, "evaluation": 2}
+    assert shown["servers"] == {"local": 3, "endpoints": []}
+    assert not (job.parent / "backstay-jobs").exists()
+    done = CliRunner().invoke(main, ["train", str(job), "--dry-run"])
+    assert "# training: 10 records in 1 shards, 3 tasks; columns x, y" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], "epochs: 0 is out of range"),
+        (["--set", "workers.maxx=1"], "workers.maxx: no such field; did you mean 'max'?"),
+        (["--set", "epochs"], "--set: 'epochs' is not NAME=VALUE"),
+        (["--param", "width=[1"], "'[1' is not a YAML value"),
+        (["--servers", "1", "--endpoint", "a:1"], "--servers and --endpoint: give one of them"),
+        (["--param", "height=1"], "cannot be called as custom_model(height=...)"),
+        (["--model", "none.py"], "there is no file"),
+    ],
+)
+def test_a_wrong_argument_is_a_sentence_and_code_2(
+    job: Path, arguments: list[str], message: str
+) -> None:
+    done = CliRunner().invoke(main, ["train", str(job), "--dry-run", "--json", *arguments])
+    assert done.exit_code == 2
+    assert message in json.loads(done.stdout)["error"]
+    assert done.stderr.startswith("Error: ")
+
+
+def test_data_that_cannot_be_read_is_a_failure(job: Path) -> None:
+    arguments = ["train", str(job), "--dry-run", "--training", "/no/such/file.csv"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "/no/such/file.csv" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["list", "show a", "scale a 2", "stop a", "retry a", "audit a"])
+def test_jobs_without_an_endpoint_or_an_answer_say_so(words: str) -> None:
+    done = CliRunner().invoke(main, ["jobs", *words.split()])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: endpoint: give --endpoint HOST:PORT or set BACKSTAY_")
+
+
+def spec_with(servers: ServersSpec) -> JobSpec:
+    return JobSpec(name="a", model="m.py", training=DataSpec(paths=("x.csv",)), servers=servers)
+
+
+def test_which_servers_a_job_gets() -> None:
+    other = {"BACKSTAY_ENDPOINT": "a:1,b:2"}
+    plain = spec_with(ServersSpec())
+    assert chosen_servers(plain, {})[:2] == (3, ())
+    assert chosen_servers(plain, other) == (0, ("a:1", "b:2"), "BACKSTAY_ENDPOINT")
+    assert chosen_servers(spec_with(ServersSpec(local=1)), other)[:2] == (1, ())
+    named = spec_with(ServersSpec(endpoints=("c:3",)))
+    assert chosen_servers(named, other)[:2] == (0, ("c:3",))
+
+
+def status_of(**fields: Any) -> job_pb2.JobStatus:
+    status = job_pb2.JobStatus(job="tiny", state="running", passes=2, now_ms=5000, **fields)
+    status.tasks.total = 10
+    return status
+
+
+def test_what_a_status_says_in_words() -> None:
+    status = status_of(kind=job_pb2.TASK_KIND_TRAINING, round=2)
+    assert round_text(status) == "pass 2 of 2"
+    assert metrics_text(status) == ""
+    status.evaluations.add(round=1, steps=5, metrics={"logloss": 0.5, "auc": 0.81234})
+    assert metrics_text(status) == "auc 0.8123  logloss 0.5000"
+    status.state, status.parked, status.loss = "done", 2, 0.25
+    assert summary_lines(status) == [
+        "tiny: done",
+        "0 examples in 0 steps, loss 0.2500",
+        "auc 0.8123  logloss 0.5000",
+        "2 tasks failed too often; see `backstay jobs show tiny`",
+    ]
+    assert round_text(status_of(kind=job_pb2.TASK_KIND_TRAIN_END)) == "end of training"
+
+
+def test_exit_codes_of_outcomes() -> None:
+    parked = status_of(parked=1)
+    for state, status, code in [
+        ("done", status_of(), 0),
+        ("done", parked, 3),
+        ("stopped", parked, 130),
+        ("failed", None, 1),
+    ]:
+        outcome = Outcome(status, state, "", 1.0)
+        assert outcome.exit_code == code
+        document = outcome.to_mapping(spec_with(ServersSpec()))
+        assert (document["state"], document["exit_code"]) == (state, code)
+        json.dumps(document)
+
+
+def test_the_metrics_log_has_each_change_and_each_evaluation_once(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        status = status_of(steps=5)
+        log.write(status)
+        log.write(status)
+        status.steps = 9
+        status.evaluations.add(round=1, steps=9, records=10, metrics={"auc": 0.5})
+        log.write(status)
+        log.write(status)
+    # A job that goes on: its old evaluations are in the file already.
+    with MetricsLog(tmp_path, tensorboard=False) as log:
+        log.seen(status)
+        log.write(status)
+    lines = [json.loads(line) for line in (tmp_path / FILE_NAME).read_text().splitlines()]
+    assert [(line["step"], line.get("metrics")) for line in lines] == [
+        (5, None), (9, None), (9, {"auc": 0.5}), (9, None),
+    ]  # fmt: skip
+    assert lines[0]["loss"] is None
+    assert lines[0]["time_s"] == 5.0
+
+
+def test_event_files_can_be_read_by_their_format(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    with MetricsLog(tmp_path, tensorboard=True) as log:
+        status = status_of(steps=7, loss=0.5, examples_per_s=100.0)
+        status.evaluations.add(round=1, steps=7, metrics={"auc": 0.75})
+        log.write(status)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    found: dict[str, tuple[int, float]] = {}
+    rest = path.read_bytes()
+    while rest:
+        size = int.from_bytes(rest[:8], "little")
+        body = rest[12 : 12 + size]
+        assert int.from_bytes(rest[12 + size : 16 + size], "little") == masked_crc32c(body)
+        event, rest = Event.FromString(body), rest[16 + size :]
+        found |= {value.tag: (event.step, value.simple_value) for value in event.summary.value}
+    assert found == {
+        "loss": (7, 0.5),
+        "examples_per_s": (7, 100.0),
+        "workers_alive": (7, 0.0),
+        "evaluation/auc": (7, 0.75),
+    }
