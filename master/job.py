@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
-from backstay.errors import InvalidRequest, JobRefused, LimitExceeded
+from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
 from backstay.master.core.course import Course
 from backstay.master.core.evaluation import TaskOutputs
@@ -25,6 +25,7 @@ from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerSet
+from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import OpenRound, course_plan, data_of, open_round
@@ -32,7 +33,6 @@ from backstay.trainer.metrics import METRICS
 
 __all__ = ["Given", "Job", "Records"]
 
-TABLES_MAX = 64
 EVALUATIONS_MAX = 100
 
 log = logging.getLogger(__name__)
@@ -139,27 +139,10 @@ class Job:
             JobRefused: They differ.
             InvalidRequest: These cannot be the tables of a job.
         """
-        if len(names) > TABLES_MAX or len(set(names)) != len(names):
-            raise InvalidRequest(
-                f"{len(names)} tables: at most {TABLES_MAX}, each once; a job's batches are "
-                "numbered by batch and table"
-            )
-        known = self.state.tables
-        if not known:
+        check_tables(names, self.state.tables)
+        if not self.state.tables:
             self.state = replace(self.state, tables=tuple(names))
             self.stage_state()
-            return
-        for number, (theirs, ours) in enumerate(zip(names, known, strict=False)):
-            if theirs != ours:
-                raise JobRefused(
-                    f"table {number} of this worker's model is {theirs!r}, of the job's {ours!r}: "
-                    "each worker must run the same model file with the same parameters"
-                )
-        if len(names) != len(known):
-            raise JobRefused(
-                f"this worker's model makes {len(names)} tables, the job has {len(known)} "
-                f"({', '.join(known)}): each worker must run the same model file"
-            )
 
     def assign(self, worker: str) -> Given | None:
         """Give a worker a task, from the rounds that come first; None: there is none now."""
@@ -326,8 +309,8 @@ class Job:
             wanted = self.course.open_rounds
             self._cut_others(wanted)
             ended = [self._bring(round_id) for round_id in wanted]
-            due = [one for one in ended if one is not None and _is_evaluation(one)]
-            over = [one for one in ended if one is not None and not _is_evaluation(one)]
+            due = [one for one in ended if one is not None and one.is_evaluation]
+            over = [one for one in ended if one is not None and not one.is_evaluation]
             for opened in over:
                 parked = opened.ledger.counts.parked
                 log.info("%s is over%s", opened.id, f", {parked} tasks parked" if parked else "")
@@ -388,7 +371,7 @@ class Job:
                 parked=tuple(opened.ledger.parked.values()),
             )
             for opened in self.rounds.values()
-            if not _is_evaluation(opened)
+            if not opened.is_evaluation
         }
         return JobProgress(self.identity.uid, self.course.to_json(), rounds)
 
@@ -414,7 +397,7 @@ class Job:
             for round_id, one in kept.items()
         }
         for opened in [*self.rounds.values(), *rounds.values()]:
-            self._erase(opened)
+            opened.erase(self.journal, self.keys)
         for opened in rounds.values():
             opened.stage_all(self.journal, self.keys)
         self.course, self.rounds = course, rounds
@@ -438,7 +421,7 @@ class Job:
             self.state,
             course=self.course.to_json(),
             workers=self.worker_set.to_json(),
-            figures=dict(self.figures),
+            figures={**self.figures, "steps": self.course.steps},
         ).to_json()
 
     def _open(self, round_id: RoundId, steps: int, **kept: object) -> OpenRound:
@@ -491,18 +474,7 @@ class Job:
             waits = ledger.open_streams or (ledger.parked and not ledger.is_cut_short)
             if opened.id not in wanted and ledger.is_over and not waits:
                 del self.rounds[opened.id]
-                self._erase(opened)
-
-    def _erase(self, opened: OpenRound) -> None:
-        """Have the journal remove all records of a round."""
-        opened.ledger.take_changes()
-        name = str(opened.id)
-        for number in opened.ledger.done.chunks():
-            self.journal.stage_removal(self.keys.done(name, number))
-        for task in opened.ledger.parked:
-            self.journal.stage_removal(self.keys.parked(name, task))
-        for worker in ("", *opened.ledger.workers):
-            self.journal.stage_removal(self.keys.held(name, worker))
+                opened.erase(self.journal, self.keys)
 
     def _count_steps(self, opened: OpenRound) -> None:
         batches = opened.ledger.take_new_batches()
@@ -527,6 +499,3 @@ class Job:
             self.checkpoint_due = True
             self.notify()
 
-
-def _is_evaluation(opened: OpenRound) -> bool:
-    return opened.id.kind is RoundKind.EVALUATION

@@ -21,8 +21,9 @@ from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.core.course import Course
 from backstay.master.open_round import course_plan
+from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
-from backstay.trainer.job_calls import ATTEMPT_S, JobCalls, read_keys
+from backstay.trainer.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 
 __all__ = ["JobClient", "JobEntry", "forget_job", "list_jobs"]
 
@@ -167,14 +168,17 @@ class JobClient:
         self._calls = JobCalls(endpoints, job, config or _patient(None))
 
     def status(self) -> job_pb2.JobStatus:
-        """Return how the job goes.
+        """Return how the job goes; of one that is over, what its records tell.
 
         Raises:
             UnknownJob: There is no such job.
             ServerUnavailable: No master answered within the deadline.
         """
         request = job_pb2.GetJobRequest()
-        return self._calls.call(lambda stub, timeout: stub.GetJob(request, timeout=timeout))
+        try:
+            return self._calls.call(lambda stub, timeout: stub.GetJob(request, timeout=timeout))
+        except JobIsOver as error:
+            return recorded_status(self._calls.job, error.record)
 
     def watch(self, period_s: float = 1.0) -> Iterator[job_pb2.JobStatus]:
         """Yield how the job goes, through changes of the master, until the job is over.

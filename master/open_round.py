@@ -14,10 +14,10 @@ from backstay.job_spec import JobSpec
 from backstay.master.core.course import CoursePlan, EarlyStopRule
 from backstay.master.core.evaluation import EvaluationOutputs
 from backstay.master.core.holds import LedgerLimits, ParkedTask
-from backstay.master.core.ledger import TaskLedger
+from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.seeds import order_seed, shuffle_seed
-from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerPolicy
 from backstay.master.journal import Journal
@@ -61,6 +61,11 @@ class OpenRound:
     metrics: dict[str, str] = field(default_factory=dict)
     steps: int = 0
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it is one, so that its outputs must be put together when it is over."""
+        return self.id.kind is RoundKind.EVALUATION
+
     def stage(self, journal: Journal, keys: JobKeys) -> None:
         """Have the journal write what has changed in the ledger.
 
@@ -68,7 +73,7 @@ class OpenRound:
         begins it anew.
         """
         changes = self.ledger.take_changes()
-        if self.id.kind is RoundKind.EVALUATION:
+        if self.is_evaluation:
             return
         name, ledger = str(self.id), self.ledger
         for number in changes.done:
@@ -85,6 +90,18 @@ class OpenRound:
             journal.stage(keys.done(name, number), partial(_done, self.ledger, number))
         for task in self.ledger.parked:
             journal.stage(keys.parked(name, task), partial(_parked, self.ledger, task))
+
+    def erase(self, journal: Journal, keys: JobKeys) -> None:
+        """Have the journal remove everything that it has of this round."""
+        self.ledger.take_changes()
+        name = str(self.id)
+        for number in range(-(-len(self.table) // CHUNK_TASKS)):
+            if self.ledger.done.chunk(number):
+                journal.stage_removal(keys.done(name, number))
+        for task in self.ledger.parked:
+            journal.stage_removal(keys.parked(name, task))
+        for worker in (NOBODY, *self.ledger.workers):
+            journal.stage_removal(keys.held(name, worker))
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; takes its time, call it in a thread."""

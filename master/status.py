@@ -6,11 +6,17 @@ Reads the job's memory; changes nothing.
 from __future__ import annotations
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.job import Job
 
-__all__ = ["KIND_OF_MESSAGE", "MESSAGE_OF_KIND", "job_status", "parked_tasks"]
+__all__ = [
+    "KIND_OF_MESSAGE",
+    "MESSAGE_OF_KIND",
+    "job_status",
+    "parked_tasks",
+    "recorded_status",
+]
 
 MESSAGE_OF_KIND = {
     RoundKind.TRAINING: job_pb2.TASK_KIND_TRAINING,
@@ -52,14 +58,34 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
     )
     _add_round(status, job)
     _add_workers(status, job)
-    for result in job.state.evaluations:
+    _add_evaluations(status, job.state)
+    return status
+
+
+def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
+    """Return what the records tell of a job that has no master any more."""
+    status = job_pb2.JobStatus(
+        job=job,
+        state=record.state,
+        reason=record.reason,
+        examples=record.figures.get("examples", 0),
+        steps=record.figures.get("steps", 0),
+        bad_records=record.figures.get("bad_records", 0),
+        checkpoint=record.checkpoint,
+        master_starts=record.starts,
+    )
+    _add_evaluations(status, record)
+    return status
+
+
+def _add_evaluations(status: job_pb2.JobStatus, record: JobStateRecord) -> None:
+    for result in record.evaluations:
         status.evaluations.add(
             round=result["round"],
             steps=result["steps"],
             records=result["records"],
             metrics={name: float(value) for name, value in result["metrics"].items()},
         )
-    return status
 
 
 def parked_tasks(job: Job) -> list[job_pb2.ParkedTask]:

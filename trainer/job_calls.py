@@ -20,11 +20,12 @@ import grpc
 from backstay import rpc
 from backstay._proto.v1 import job_pb2_grpc, store_pb2, store_pb2_grpc
 from backstay.config import ClientConfig
-from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.consensus.keys import JobKeys
 from backstay.errors import (
     ClosedError,
     DeadlineExceeded,
+    JobRefused,
     NotJobMaster,
     ServerUnavailable,
     Stopping,
@@ -33,7 +34,7 @@ from backstay.errors import (
 )
 from backstay.trainer.directory import Directory
 
-__all__ = ["JobCalls", "read_keys"]
+__all__ = ["JobCalls", "JobIsOver", "read_keys"]
 
 ResultT = TypeVar("ResultT")
 
@@ -49,6 +50,15 @@ CHANNELS_MAX = 8
 _AGAIN = (ServerUnavailable, Stopping, DeadlineExceeded, NotJobMaster, StoreUnavailable)
 
 log = logging.getLogger(__name__)
+
+
+class JobIsOver(JobRefused):
+    """The job has ended, and has no master any more; attributes tell how."""
+
+    def __init__(self, job: str, record: JobStateRecord) -> None:
+        """Make it from the job's state record."""
+        super().__init__(f"job {job!r} is {record.state}: {record.reason or 'no reason given'}")
+        self.record = record
 
 
 def read_keys(directory: Directory, prefix: str, *, single: bool = False) -> dict[str, str]:
@@ -108,6 +118,7 @@ class JobCalls:
 
         Raises:
             UnknownJob: There is no such job.
+            JobRefused: It is over (``JobIsOver``), or the master refuses.
             ServerUnavailable: No master answered within the deadline.
             BackstayError: The master refuses.
         """
@@ -168,6 +179,7 @@ class JobCalls:
         if not address:
             record = self.master()
             if record is None:
+                self._raise_if_over()
                 raise ServerUnavailable(f"job {self.job!r} has no master now")
             address = record.address
         with self._lock:
@@ -181,6 +193,13 @@ class JobCalls:
                 channel = rpc.open_channel(address, self.config.security)
                 self._channels[address] = channel
             return address, job_pb2_grpc.JobServiceStub(channel)
+
+    def _raise_if_over(self) -> None:
+        """Do not wait for a master that nobody will start."""
+        text = read_keys(self.directory, self._keys.state, single=True).get(self._keys.state)
+        record = JobStateRecord.from_json(text) if text is not None else None
+        if record is not None and record.state != "running":
+            raise JobIsOver(self.job, record)
 
     def _forget_address(self) -> None:
         """Look for the master anew with the next try."""

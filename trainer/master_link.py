@@ -28,7 +28,7 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
-from backstay.trainer.job_calls import JobCalls
+from backstay.trainer.job_calls import JobCalls, JobIsOver
 from backstay.trainer.job_tasks import (
     TASK_KINDS,
     Ended,
@@ -184,7 +184,10 @@ class MasterLink:
                 sent_s = time.monotonic()
                 return stub.GetTask(request, timeout=timeout)
 
-            answer = self._calls.call(ask)
+            try:
+                answer = self._calls.call(ask)
+            except JobIsOver as error:
+                return Ended(error.record.state, error.record.reason)
             with self._lock:
                 del self._closed_streams[: len(closed)]
                 self._to_close += [(one.pass_number, one.task) for one in answer.streams_to_close]
@@ -338,7 +341,7 @@ class MasterLink:
                 lambda stub, timeout: stub.Leave(request, timeout=timeout),
                 deadline_s=LEAVE_DEADLINE_S,
             )
-        except (ServerUnavailable, WorkerReplaced, UnknownJob) as error:
+        except (ServerUnavailable, JobRefused, WorkerReplaced, UnknownJob) as error:
             log.info("left without a word: %s", error)
 
     def close(self) -> None:
