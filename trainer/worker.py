@@ -406,7 +406,12 @@ class Worker:
         _LOG.error("%s failed: %s", work, text)
         # What was settled before stays settled: the next attempt skips it on the servers.
         bad = () if work.feed is None else bad_records_of(work.feed)
-        self._told(lambda: self._link.fail(work.task, text, records=named, bad_records=bad))
+        settled = work.settled
+        self._told(
+            lambda: self._link.fail(
+                work.task, text, settled_batches=settled, records=named, bad_records=bad
+            )
+        )
 
     def _close_later(self, engine: Engine, stream: TaskStream, task: Task) -> None:
         """Close the stream of a task that is recorded as done, meanwhile."""
