@@ -1,8 +1,8 @@
 """Text to records: where each one begins and ends, quoted line ends included.
 
 A record is a line; with quotes, lines up to the one in which the quoted field is closed, as
-Python's csv module reads it. Blank lines are no records. Where a quote is not closed within
-``RECORD_BYTES_MAX`` bytes or by the end of the file, the record is damaged and ends with its first
+Python's csv module reads it. Blank lines are no records. Where a quote is not closed in the
+lines that begin within ``RECORD_BYTES_MAX`` bytes, the record is damaged and ends with its first
 line. Where a record begins and ends depends only on the content after a record's beginning, never
 on how the content was cut into blocks: this is what makes reading from an index possible.
 
@@ -178,6 +178,7 @@ def _is_clean(codes: NDArray[np.uint8], quotes: Offsets, quoting: Quoting) -> bo
 def _split_by_line(
     content: bytes, offset: int, newlines: Offsets, quoting: Quoting, *, is_end: bool
 ) -> Piece:
+    """As ``_split``, line by line: for quotes that stand anywhere, and for what is too long."""
     ends: list[int] = []
     unclosed: set[int] = set()
     line_ends = newlines.tolist()
@@ -191,14 +192,13 @@ def _split_by_line(
             is_open = _is_open(content[begin:end], is_open, quoting)
             number += 1
             begin = end + 1
-            if not is_open or end - start >= RECORD_BYTES_MAX:
+            if not is_open or begin - start > RECORD_BYTES_MAX:
                 break
-        length = min(begin, len(content)) - start
-        too_long = length > RECORD_BYTES_MAX and number > first + 1
-        if is_open and not is_end and length <= RECORD_BYTES_MAX:
+        if is_open and begin - start <= RECORD_BYTES_MAX and not is_end:
+            # What follows may close it.
             content = content[:start]
             break
-        if is_open or too_long:
+        if is_open:
             number = first + 1
             unclosed.add(line_ends[first])
         ends.append(line_ends[number - 1])
