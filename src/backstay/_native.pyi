@@ -473,6 +473,11 @@ class SimNode:
             token follows as work.
         """
 
+    def close_stream(
+        self, now: int, token: int, stream: tuple[int, int, int]
+    ) -> tuple[int, str]:
+        """Close a stream in every slot that is served here; the answer as of ``push``."""
+
     def read(self, now: int, table: int, keys: Sequence[int]) -> tuple[int, list[float]]:
         """Return a refusal's code (0: none) and the rows, as a client would get them."""
 

@@ -19,6 +19,7 @@ from tests.sim.network import Network
 from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
 from tests.sim.store import SimStore
+from tests.sim.tasks import TaskBook, TaskTrainer
 from tests.sim.trainer import Trainer
 
 __all__ = ["Cluster", "Failure", "Options", "Outcome", "simulate"]
@@ -91,7 +92,9 @@ class Outcome:
 class Cluster:
     """Everything of one run."""
 
-    def __init__(self, seed: int, *, trace: bool, checkpoints: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, trace: bool, checkpoints: bool = False, tasks: bool = False
+    ) -> None:
         self.queue = EventQueue(seed, trace=trace)
         self.options = Options.draw(self.queue.random)
         self.network = Network(self.queue, self.options.slow)
@@ -111,6 +114,13 @@ class Cluster:
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
         self.trainers = [Trainer(self, number) for number in range(self.options.trainers)]
+        self.tasks: TaskBook | None = None
+        if tasks:
+            self.tasks = TaskBook(self, seed)
+            # At least two, so that one can go on with the task of another.
+            first = len(self.trainers)
+            numbers = range(first, first + self.options.trainers + 1)
+            self.trainers += [TaskTrainer(self, number, self.tasks) for number in numbers]
         self.keys_of: dict[int, list[int]] = {}
         for key in self.keys:
             self.keys_of.setdefault(self.slot_of[key], []).append(key)
@@ -246,6 +256,8 @@ class Cluster:
         waiting = [f"{t.place} waits for {sorted(t.pushes)}" for t in self.trainers if t.pushes]
         if waiting:
             return waiting[0]
+        if self.tasks is not None and self.tasks.unfinished:
+            return f"tasks {self.tasks.unfinished} are not done and closed"
         if not self.routings:
             return "there is no routing"
         routing = self.routings[-1]
@@ -316,6 +328,8 @@ class Cluster:
             if self.queue.now > end + self.options.healed_within:
                 self.fail(f"liveness: {missing}")
             self.queue.run_until(self.queue.now + 50 * MS)
+        if self.tasks is not None:
+            self.tasks.replay_all()
         if (plan := plan_of(self)) is not None:
             self.queue.counts[f"plan_end_{plan.kind}_{plan.state}"] += 1
         self.check_end()
@@ -339,9 +353,11 @@ class Cluster:
         self._check_fit()
 
 
-def simulate(seed: int, *, trace: bool = False, checkpoints: bool = False) -> Outcome:
-    """Run one seed; ``checkpoints``: with saves and restores as well."""
-    cluster = Cluster(seed, trace=trace, checkpoints=checkpoints)
+def simulate(
+    seed: int, *, trace: bool = False, checkpoints: bool = False, tasks: bool = False
+) -> Outcome:
+    """Run one seed; ``checkpoints``: with saves and restores as well; ``tasks``: with a job."""
+    cluster = Cluster(seed, trace=trace, checkpoints=checkpoints, tasks=tasks)
     failure = ""
     try:
         cluster.run()

@@ -21,11 +21,17 @@ class History:
         self._sent = dict.fromkeys(slot_of, 0)
         self._acknowledged = dict.fromkeys(slot_of, 0)
         self._seen = dict.fromkeys(slot_of, 0)
+        # What was sent and what was acknowledged, however often: it counts once.
+        self._begun: set[tuple[Stream, int]] = set()
+        self._done: set[tuple[Stream, int, int]] = set()
         # The newest acknowledged pushes, by slot: what every in-sync replica must hold.
         self.recent: dict[int, list[tuple[Stream, int]]] = {}
 
-    def sent(self, _stream: Stream, _sequence: int, keys: list[int]) -> None:
-        """A trainer has begun a push."""
+    def sent(self, stream: Stream, sequence: int, keys: list[int]) -> None:
+        """A trainer has begun a push; a replay of it is the same push."""
+        if (stream, sequence) in self._begun:
+            return
+        self._begun.add((stream, sequence))
         self.pushes += 1
         for key in keys:
             self._sent[key] += 1
@@ -33,7 +39,9 @@ class History:
     def acknowledged(self, stream: Stream, sequence: int, keys: list[int]) -> None:
         """A part of a push is done."""
         for key in keys:
-            self._acknowledged[key] += 1
+            if (stream, sequence, key) not in self._done:
+                self._done.add((stream, sequence, key))
+                self._acknowledged[key] += 1
         for slot in {self._slot_of[key] for key in keys}:
             recent = self.recent.setdefault(slot, [])
             recent.append((stream, sequence))

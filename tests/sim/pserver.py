@@ -19,6 +19,8 @@ __all__ = ["Link", "Pserver"]
 TICK = 25 * MS
 RECONNECT = 40 * MS
 CONNECT_TIMEOUT = 120 * MS
+# Of data_plane.md.
+NOT_READY = 13
 
 
 class Link:
@@ -257,6 +259,20 @@ class Pserver:
         self.queue.log(
             self.node_id, lambda: f"push {stream[0]}/{sequence} {keys} as {token}: {code} {reason}"
         )
+        if code != -1:
+            del self.answers[token]
+            answer(code)
+
+    def on_close(self, stream: tuple[int, int, int], answer: Callable[[int], None]) -> None:
+        """Close a stream in the slots that are served here, as the server does."""
+        slots = range(self.cluster.options.slots)
+        if any(self.native.standing(slot) == "waiting" for slot in slots):
+            answer(NOT_READY)
+            return
+        token = self.cluster.next_token()
+        self.answers[token] = answer
+        code, reason = self.native.close_stream(self.clock.now(), token, stream)
+        self.queue.log(self.node_id, lambda: f"close {stream} as {token}: {code} {reason}")
         if code != -1:
             del self.answers[token]
             answer(code)

@@ -25,6 +25,7 @@ NOT_MASTER = 9
 class Push:
     """One push, until every slot of it is acknowledged."""
 
+    stream: tuple[int, int, int]
     sequence: int
     keys: list[int]
     open_slots: set[int]
@@ -93,16 +94,20 @@ class Trainer:
             count = random.choice((1, 1, 2, 3, 6))
             keys = self.cluster.sort_keys(random.sample(self.cluster.keys, count))
             slots = {self.cluster.slot_of[key] for key in keys}
-            push = Push(self._next, keys, slots)
+            push = Push(self.stream, self._next, keys, slots)
             self._next += 1
-            self.pushes[push.sequence] = push
-            self.cluster.history.sent(self.stream, push.sequence, keys)
-            self._send(push)
+            self.begin(push)
         self.queue.after(self.queue.between(100, self._pause), self._go_on)
+
+    def begin(self, push: Push) -> None:
+        """Send a push, and again until every slot of it is acknowledged."""
+        self.pushes[push.sequence] = push
+        self.cluster.history.sent(push.stream, push.sequence, push.keys)
+        self._send(push)
 
     def _send(self, push: Push) -> None:
         """Send what is missing and not under way, one part to each master."""
-        if push.sequence not in self.pushes or not self._version:
+        if self.pushes.get(push.sequence) is not push or not self._version:
             return
         for process, slots in self._masters(push.open_slots - push.sent).items():
             self._send_part(push, process, slots)
@@ -126,9 +131,9 @@ class Trainer:
             push.sent.difference_update(slots)
             if code == 0:
                 push.open_slots.difference_update(slots)
-                self.cluster.history.acknowledged(self.stream, push.sequence, keys)
-                if not push.open_slots:
-                    self.pushes.pop(push.sequence, None)
+                self.cluster.history.acknowledged(push.stream, push.sequence, keys)
+                if not push.open_slots and self.pushes.get(push.sequence) is push:
+                    del self.pushes[push.sequence]
                     self.acknowledged += 1
             else:
                 self.queue.counts[f"refused_{code}"] += 1
@@ -138,14 +143,14 @@ class Trainer:
             network.send(process.place, self.place, lambda: answered(code))
 
         request = partial(
-            process.on_push, self.stream, push.sequence, self.floor, list(keys), answer
+            process.on_push, push.stream, push.sequence, self.floor, list(keys), answer
         )
         self._carry(process, request)
         # A request may come a second time: a late copy of a connection that was given up.
         if self.queue.random.random() < self.cluster.options.duplicates:
             self.queue.counts["late_copies"] += 1
             copy = partial(
-                process.on_push, self.stream, push.sequence, self.floor, list(keys), _nobody
+                process.on_push, push.stream, push.sequence, self.floor, list(keys), _nobody
             )
             late = self.queue.between(1 * MS, 800 * MS)
             self.queue.after(late, partial(self._carry, process, copy))

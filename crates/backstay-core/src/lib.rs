@@ -13,6 +13,7 @@
 #[cfg(target_endian = "big")]
 compile_error!("backstay lays arrays on the wire as they are in memory, little-endian");
 
+mod closed;
 pub mod engine;
 pub mod error;
 pub mod gradient;

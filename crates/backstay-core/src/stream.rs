@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::closed::ClosedStreams;
 use crate::error::Refusal;
 
 /// How far a sequence number may be ahead of its stream's floor.
@@ -80,9 +81,9 @@ impl StreamWindow {
 pub struct StreamMemory {
     slots: usize,
     windows: BTreeMap<StreamId, Box<[StreamWindow]>>,
-    /// Streams whose client has settled everything, with the slots that were told (a bit
-    /// each): what still comes is a late copy. Much smaller than windows.
-    closed: BTreeMap<StreamId, Box<[u64]>>,
+    /// Streams whose client has settled everything, by the slots that were told: what still
+    /// comes is a late copy. Much smaller than windows.
+    closed: ClosedStreams,
 }
 
 impl StreamMemory {
@@ -94,7 +95,7 @@ impl StreamMemory {
         Self {
             slots,
             windows: BTreeMap::new(),
-            closed: BTreeMap::new(),
+            closed: ClosedStreams::new(slots),
         }
     }
 
@@ -106,7 +107,8 @@ impl StreamMemory {
                 id.sequence
             )));
         }
-        let known = self.windows.contains_key(&id.stream) || self.closed.contains_key(&id.stream);
+        let known =
+            self.windows.contains_key(&id.stream) || self.closed.slots_of(id.stream).is_some();
         if known || self.windows.len() < Self::MAX_STREAMS {
             return Ok(());
         }
@@ -120,7 +122,7 @@ impl StreamMemory {
     pub fn stream(&self, stream: StreamId) -> OneStream<'_> {
         OneStream {
             windows: self.windows.get(&stream).map(|windows| &**windows),
-            closed: self.closed.get(&stream).map(|bits| &**bits),
+            closed: self.closed.slots_of(stream),
         }
     }
 
@@ -134,12 +136,7 @@ impl StreamMemory {
     /// Close a stream in one slot: its client will push no more, so only late copies can come,
     /// which count as settled. Forgetting it at once would apply them again.
     pub fn close(&mut self, stream: StreamId, slot: usize) {
-        let words = self.slots.div_ceil(64);
-        let bits = self
-            .closed
-            .entry(stream)
-            .or_insert_with(|| vec![0; words].into_boxed_slice());
-        bits[slot / 64] |= 1 << (slot % 64);
+        self.closed.close(stream, slot);
         if let Some(windows) = self.windows.get_mut(&stream) {
             windows[slot] = StreamWindow::default();
             if !windows.iter().any(StreamWindow::is_known) {
@@ -152,7 +149,7 @@ impl StreamMemory {
     /// Slots that were not told of its end keep what they know: all replicas of a slot must
     /// remember the same.
     pub fn forget_closed(&mut self, stream: StreamId) {
-        self.closed.remove(&stream);
+        self.closed.forget(stream);
     }
 
     /// Forget everything about one slot.
@@ -162,11 +159,7 @@ impl StreamMemory {
         }
         self.windows
             .retain(|_, windows| windows.iter().any(StreamWindow::is_known));
-        for bits in self.closed.values_mut() {
-            bits[slot / 64] &= !(1 << (slot % 64));
-        }
-        self.closed
-            .retain(|_, bits| bits.iter().any(|&word| word != 0));
+        self.closed.clear(slot);
     }
 
     /// The open streams that one slot knows, in order.
@@ -180,11 +173,7 @@ impl StreamMemory {
 
     /// The streams that were closed in one slot, in order.
     pub fn closed_in(&self, slot: usize) -> impl Iterator<Item = StreamId> + '_ {
-        let told = move |bits: &[u64]| bits[slot / 64] >> (slot % 64) & 1 == 1;
-        self.closed
-            .iter()
-            .filter(move |(_, bits)| told(bits))
-            .map(|(stream, _)| *stream)
+        self.closed.of_slot(slot)
     }
 }
 

@@ -9,7 +9,7 @@ mod checkpoint;
 mod room;
 mod rows;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -31,8 +31,10 @@ const STRIPES: u32 = 64;
 /// How long late copies of the pushes of a closed stream are recognised: longer than any
 /// client tries, or a network delays.
 pub const CLOSED_STREAM_GRACE: Duration = Duration::from_secs(3600);
-/// Closed streams that are remembered; the oldest are forgotten first.
-const MAX_CLOSED_STREAMS: usize = 100_000;
+/// Closed streams that are remembered; the oldest are forgotten first. Each slot of a checkpoint
+/// lists them (24 bytes each), hence no more. A task's late copies come, if at all, while its
+/// worker's hold is alive (invariant I8): seconds after its stream was closed.
+const MAX_CLOSED_STREAMS: usize = 8_192;
 /// The most tables of a cluster.
 pub const MAX_TABLES: usize = 10_000;
 
@@ -62,8 +64,35 @@ pub struct Store {
     allocated_bytes: AtomicU64,
     /// Promised to pushes under way.
     reserved_bytes: Arc<AtomicU64>,
+    closed_streams: Mutex<ClosedStreams>,
+}
+
+/// The closed streams that some slot here knows of, to be forgotten in time.
+#[derive(Debug, Default)]
+struct ClosedStreams {
     /// Oldest first.
-    closed_streams: Mutex<VecDeque<(Instant, StreamId)>>,
+    since: VecDeque<(Instant, StreamId)>,
+    known: BTreeSet<StreamId>,
+}
+
+impl ClosedStreams {
+    fn note(&mut self, now: Instant, stream: StreamId) {
+        if self.known.insert(stream) {
+            self.since.push_back((now, stream));
+        }
+    }
+
+    /// The next one to forget, if one is due.
+    fn next_old(&mut self, now: Instant) -> Option<StreamId> {
+        let &(since, stream) = self.since.front()?;
+        let young = now.duration_since(since) < CLOSED_STREAM_GRACE;
+        if young && self.since.len() <= MAX_CLOSED_STREAMS {
+            return None;
+        }
+        self.since.pop_front();
+        self.known.remove(&stream);
+        Some(stream)
+    }
 }
 
 impl Store {
@@ -229,24 +258,24 @@ impl Store {
             stream,
             sequence: u64::MAX,
         };
-        Ok(Transaction::close(id, slots.into_iter()))
+        Ok(Transaction::close(id, slots))
     }
 
-    /// If a stream was closed: streams that were closed longer than [`CLOSED_STREAM_GRACE`] ago
-    /// are forgotten.
+    /// If a stream was closed: it is forgotten again in [`CLOSED_STREAM_GRACE`].
     fn note_close(&self, transaction: &Transaction) {
-        if transaction.change != Change::Close {
-            return;
+        if transaction.change == Change::Close {
+            self.note_closed(&[transaction.id.stream]);
         }
-        let (stream, now) = (transaction.id.stream, Instant::now());
+    }
+
+    /// Some slots here know that these streams were closed.
+    fn note_closed(&self, streams: &[StreamId]) {
+        let now = Instant::now();
         let mut closed = self.closed_streams.lock();
-        closed.push_back((now, stream));
-        while let Some(&(since, old)) = closed.front() {
-            if now.duration_since(since) < CLOSED_STREAM_GRACE && closed.len() <= MAX_CLOSED_STREAMS
-            {
-                break;
-            }
-            closed.pop_front();
+        for &stream in streams {
+            closed.note(now, stream);
+        }
+        while let Some(old) = closed.next_old(now) {
             for stripe in &self.stripes {
                 stripe.write().forget_closed_stream(old);
             }

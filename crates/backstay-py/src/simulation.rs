@@ -275,6 +275,21 @@ impl SimNode {
         Ok(outcome_of(outcome))
     }
 
+    /// Close a stream in every slot that is served here; the answer as of `push`.
+    fn close_stream(&self, now: u64, token: u64, stream: (u64, u32, u32)) -> (i32, String) {
+        let (job, pass, task) = stream;
+        let id = TransactionId {
+            stream: StreamId { job, pass, task },
+            sequence: u64::MAX,
+        };
+        let node = &mut *self.node();
+        let serves = |&slot: &u32| node.rows.0.borrow().standing(slot) == Standing::Serving;
+        let slots: Vec<u32> = (0..self.slots).filter(serves).collect();
+        let transaction = Arc::new(Transaction::close(id, slots));
+        let outcome = node.replica.push(now, &node.rows, token, &transaction);
+        outcome_of(outcome)
+    }
+
     /// Read rows as a client would: (code, values), where code 0 is done. The rows are read
     /// first, then it is checked that this node may still answer.
     fn read(&self, now: u64, table: u64, keys: Vec<u64>) -> (i32, Vec<f32>) {
@@ -317,7 +332,9 @@ impl SimNode {
         let staged = engine.staged(slot).any(|one| one.transaction.id == id);
         let memory = engine.memory(slot);
         let mut known = memory.streams.iter().filter(|(of, _)| *of == stream);
-        Ok(staged || known.any(|(_, window)| window.is_settled(sequence)))
+        let applied = known.any(|(_, window)| window.is_settled(sequence));
+        // A closed stream was applied before: only the rows can tell.
+        Ok(staged || applied || memory.closed.contains(&stream))
     }
 
     /// Copy a slot as a checkpoint does, whole or what has changed since `base` (position,

@@ -120,6 +120,8 @@ impl Rows for Store {
         self.stripes[self.stripe(slot)]
             .write()
             .set_memory(slot, memory);
+        // What came with a copy or a checkpoint is to be forgotten in time, too.
+        self.note_closed(&memory.closed);
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
