@@ -273,8 +273,7 @@ class Job:
     def next_expiry(self) -> float | None:
         """Return a time before which no hold runs out."""
         ends = [opened.ledger.next_expiry() for opened in self.rounds.values()]
-        known = [end for end in ends if end is not None]
-        return min(known) if known else None
+        return min((end for end in ends if end is not None), default=None)
 
     # Streams.
 

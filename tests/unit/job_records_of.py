@@ -1,0 +1,87 @@
+"""A job on the store in memory: what the tests of the master's journal and opening share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.store import CoordinationStore
+from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
+from backstay.master.job import Job
+from backstay.master.journal import Journal
+from backstay.master.office import Office
+from backstay.master.opening import open_records
+from backstay.tasks import end_tasks
+
+KEYS = JobKeys("counting")
+DURABLE_S = 5.0
+
+
+def counting_spec(folder: Path, *, records: int = 40, **fields: object) -> JobSpec:
+    """A job of ``records`` / 4 tasks a pass, over a real file."""
+    data = folder / "data.csv"
+    if not data.exists():
+        lines = "\n".join(str(number) for number in range(records))
+        data.write_text(f"x\n{lines}\n", encoding="utf-8")
+    values: dict[str, object] = {
+        "name": KEYS.job,
+        "model": "model.py",
+        "training": DataSpec(paths=(str(data),)),
+        "records_per_task": 4,
+        "checkpoint": CheckpointSpec(every="none"),
+        **fields,
+    }
+    return JobSpec(**values)  # type: ignore[arg-type]
+
+
+class Master:
+    """A master in this process, without its gRPC server."""
+
+    def __init__(self, store: CoordinationStore, spec: JobSpec, instance: int) -> None:
+        self._store, self._spec = store, spec
+        own = MasterRecord("127.0.0.1:1", instance, "here", 1)
+        self.office = Office(store, KEYS, own, lease_ttl_ms=1000)
+        self.journal = Journal(store, KEYS, instance)
+        self.writing: asyncio.Task[None] | None = None
+        self.now_s = 100.0
+
+    async def open(self, *, replaces: int = 0, fresh: bool = False) -> Job:
+        await self.journal.open(await self.office.take(replaces))
+        self.writing = asyncio.create_task(self.journal.run())
+        records = await open_records(
+            self._store,
+            KEYS,
+            self.journal,
+            self._spec,
+            uid="ab12",
+            now_ms=1,
+            fresh=fresh,
+            clock=lambda: self.now_s,
+            restore_version=lambda: 0,
+        )
+        job = Job(records, KEYS, self.journal, lambda: self.now_s)
+        job.stage_state()
+        job.advance()
+        await self.journal.durable(DURABLE_S)
+        return job
+
+    async def kill(self) -> None:
+        """End as a process does that is killed: nothing more is written, no word is said."""
+        if self.writing is not None:
+            await end_tasks(self.writing)
+
+
+@asynccontextmanager
+async def master_of(
+    store: CoordinationStore, spec: JobSpec, instance: int, **opening: object
+) -> AsyncIterator[tuple[Master, Job]]:
+    """A master that is killed at the end."""
+    master = Master(store, spec, instance)
+    try:
+        yield master, await master.open(**opening)  # type: ignore[arg-type]
+    finally:
+        await master.kill()

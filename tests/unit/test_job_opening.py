@@ -1,0 +1,366 @@
+"""A job's master dies at any transaction, and the next one goes on: nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.store import Txn, TxnResult
+from backstay.errors import ConfigError, InvalidRequest, JobRefused, NotJobMaster, StoreUnavailable
+from backstay.master.core.holds import Failure, HeldTask
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.job import Job
+from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
+from tests.unit.memory_nodes import run
+
+DURABLE_S = 5.0
+TASKS = 10
+PASSES = 2
+
+
+class Mortal(MemoryStore):
+    """After so many transactions the process that uses it is dead: no answer comes any more."""
+
+    def __init__(self, backend: MemoryBackend, transactions: int) -> None:
+        super().__init__(backend)
+        self._left = transactions
+        self.died = asyncio.Event()
+
+    async def transaction(self, txn: Txn) -> TxnResult:
+        if self._left <= 0:
+            self.died.set()
+            await asyncio.Event().wait()
+        self._left -= 1
+        return await super().transaction(txn)
+
+
+class Worker:
+    """Works as a trainer does, and keeps what it was told is recorded."""
+
+    def __init__(self) -> None:
+        # Times that each task of each pass was recorded as done first, as far as it was told.
+        self.told: Counter[tuple[int, int]] = Counter()
+        # Tasks it has trained on and not been told that they are recorded.
+        self.open: dict[tuple[RoundId, int], HeldTask] = {}
+        self.worked: Counter[tuple[int, int]] = Counter()
+
+    async def work(self, job: Job) -> None:
+        """Work until the job is over."""
+        for (round_id, _), hold in list(self.open.items()):
+            await self._complete(job, round_id, hold)
+        while not job.is_over:
+            given = job.assign("w1")
+            await job.journal.durable(DURABLE_S)
+            if given is None:
+                job.advance()
+                continue
+            self.worked[given.round.id.number, given.hold.task] += 1
+            self.open[given.round.id, given.hold.task] = given.hold
+            await self._complete(job, given.round.id, given.hold)
+
+    async def _complete(self, job: Job, round_id: RoundId, hold: HeldTask) -> None:
+        if round_id not in job.rounds:
+            del self.open[round_id, hold.task]
+            return
+        counts, is_new = job.complete("w1", round_id, hold._replace(settled=2), 4, 0)
+        await job.journal.durable(DURABLE_S)
+        del self.open[round_id, hold.task]
+        if is_new and round_id.kind is RoundKind.TRAINING:
+            self.told[round_id.number, hold.task] += 1
+        if counts:
+            job.closed([(round_id.number, hold.task)])
+        job.advance()
+
+
+def run_to_the_end(folder: Path, deaths: list[int]) -> tuple[Worker, Job, int]:
+    """Run a job whose masters die after so many transactions each, the last one not at all."""
+    worker = Worker()
+    end: list[Job] = []
+    transactions = 0
+
+    async def scenario(backend: MemoryBackend) -> None:
+        nonlocal transactions
+        spec = counting_spec(folder, epochs=PASSES)
+        instance = 0
+        for instance, lifetime in enumerate(deaths, start=1):
+            store = Mortal(backend, lifetime)
+            master = Master(store, spec, instance)
+
+            async def live(master: Master = master, instance: int = instance) -> None:
+                await worker.work(await master.open(replaces=instance - 1))
+
+            living = asyncio.create_task(live())
+            dying = asyncio.create_task(store.died.wait())
+            await asyncio.wait({living, dying}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (living, dying):
+                task.cancel()
+            await asyncio.gather(living, dying, return_exceptions=True)
+            await master.kill()
+        async with master_of(MemoryStore(backend), spec, instance + 1, replaces=instance) as (
+            master,
+            job,
+        ):
+            await worker.work(job)
+            await job.journal.durable(DURABLE_S)
+            transactions = master.journal.transactions
+            end.append(job)
+
+    run(scenario)
+    return worker, end[0], transactions
+
+
+def every_task() -> set[tuple[int, int]]:
+    return {(number, task) for number in range(1, PASSES + 1) for task in range(TASKS)}
+
+
+def test_a_job_without_deaths_does_each_task_once(tmp_path: Path) -> None:
+    worker, job, transactions = run_to_the_end(tmp_path, [])
+    assert job.state.state == "done"
+    assert worker.told == dict.fromkeys(every_task(), 1)
+    assert job.figures["examples"] == PASSES * TASKS * 4
+    assert job.course.steps == PASSES * TASKS * 2
+    # An assignment and a completion, and a little: each call is one transaction at most.
+    assert transactions < 3 * PASSES * TASKS
+
+
+@pytest.mark.parametrize("lifetime", range(1, 50))
+def test_a_master_that_dies_at_any_transaction_loses_nothing(tmp_path: Path, lifetime: int) -> None:
+    worker, job, _ = run_to_the_end(tmp_path, [lifetime])
+    assert job.state.state == "done"
+    # What was told is told once, and what was not told was recorded all the same.
+    assert max(worker.told.values()) == 1
+    assert set(worker.worked) >= every_task()
+    # A task whose completion was told is not given out again.
+    again = {task for task, count in worker.worked.items() if count > 1}
+    assert len(again) <= 1
+    assert job.course.steps <= PASSES * TASKS * 2
+
+
+def test_masters_that_die_one_after_the_other_get_there_as_well(tmp_path: Path) -> None:
+    worker, job, _ = run_to_the_end(tmp_path, [9, 11, 7, 13, 8, 10])
+    assert job.state.state == "done"
+    assert max(worker.told.values()) == 1
+    assert set(worker.worked) >= every_task()
+
+
+def test_holds_survive_the_master_with_their_time_anew(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            given = job.assign("w1")
+            assert given is not None
+            await job.journal.durable(DURABLE_S)
+        async with master_of(store, spec, 2, replaces=1) as (master, job):
+            others = [job.assign("w2") for _ in range(TASKS)]
+            tasks = [one.hold.task for one in others if one is not None]
+            assert given.hold.task not in tasks
+            assert len(tasks) == TASKS - 1
+            assert job.renew("w1", [(given.round.id, given.hold)]) == []
+            master.now_s += spec.hold_ttl_ms / 1000 + 0.1
+            job.expire()
+            # Its time is over, and somebody else has its task: it is told so.
+            again = job.assign("w3")
+            assert again is not None
+            assert (
+                job.renew("w1", [(given.round.id, given.hold)]) == [(given.round.id, given.hold)]
+                or again.hold.task != given.hold.task
+            )
+
+    run(scenario)
+
+
+def test_the_data_is_scanned_once(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            records = job.tables["training"].records
+        (tmp_path / "data.csv").unlink()
+        async with master_of(store, spec, 2, replaces=1) as (_, job):
+            assert job.tables["training"].records == records
+
+    run(scenario)
+
+
+def test_a_job_with_other_settings_is_refused_by_name_and_begun_anew_on_request(
+    tmp_path: Path,
+) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            await Worker().work(job)
+        other = replace(spec, records_per_task=8)
+        refused = Master(store, other, 2)
+        with pytest.raises(JobRefused, match=r"records_per_task is 8, was 4.*--fresh"):
+            await refused.open(replaces=1)
+        await refused.kill()
+        async with master_of(store, other, 3, replaces=2, fresh=True) as (_, job):
+            assert job.course.passes_over == 0
+            assert len(job.tables["training"]) == TASKS / 2
+
+    run(scenario)
+
+
+def test_more_passes_go_on_where_the_job_ended(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            await Worker().work(job)
+            assert job.state.state == "done"
+        async with master_of(store, spec, 2, replaces=1) as (_, job):
+            assert job.is_over
+        async with master_of(store, replace(spec, epochs=3), 3, replaces=2) as (_, job):
+            worker = Worker()
+            await worker.work(job)
+            assert {number for number, _ in worker.told} == {2, 3}
+
+    run(scenario)
+
+
+def test_parked_tasks_fail_the_job_and_are_tried_again_by_the_same_command(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path, max_task_retries=0)
+        async with master_of(store, spec, 1) as (_, job):
+            given = job.assign("w1")
+            assert given is not None
+            assert job.fail("w1", given.round.id, given.hold, Failure("bad", "w1", (2,)))
+            await Worker().work(job)
+            assert job.state.state == "failed"
+            assert "1 tasks failed for good" in job.state.reason
+            await job.journal.durable(DURABLE_S)
+        async with master_of(store, spec, 2, replaces=1) as (_, job):
+            worker = Worker()
+            await worker.work(job)
+            assert job.state.state == "done"
+            assert set(worker.told) == {(1, given.hold.task)}
+
+    run(scenario)
+
+
+def test_an_end_leaves_no_records_of_rounds_behind(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            await Worker().work(job)
+            await job.journal.durable(DURABLE_S)
+        left = {key.split("/")[2] for key in (await store.range(KEYS.root)).values()}
+        assert left == {"journal", "master", "shard_counts", "shards", "spec", "state"}
+
+    run(scenario)
+
+
+def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+
+        async def do_one(job: Job) -> int:
+            given = job.assign("w1")
+            assert given is not None
+            job.complete("w1", given.round.id, given.hold, 4, 0)
+            job.closed([(given.round.id.number, given.hold.task)])
+            return given.hold.task
+
+        async with master_of(store, spec, 1) as (_, job):
+            saved = {await do_one(job) for _ in range(3)}
+            progress = job.progress()
+            since = {await do_one(job) for _ in range(4)}
+            held = job.assign("w1")
+            assert held is not None
+            job.go_back(progress)
+            await job.journal.durable(DURABLE_S)
+            job.note_restore(9)
+            await job.journal.durable(DURABLE_S)
+            assert job.renew("w1", [(held.round.id, held.hold)]) == [(held.round.id, held.hold)]
+        async with master_of(store, spec, 2, replaces=1) as (_, job):
+            assert job.state.restore_version == 9
+            worker = Worker()
+            await worker.work(job)
+            done = {task for _, task in worker.told}
+            assert done == set(range(TASKS)) - saved
+            assert since <= done
+
+    run(scenario)
+
+
+def test_progress_of_other_data_is_refused(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            progress = job.progress()
+            (one,) = progress.rounds.values()
+            other = replace(one, table_digest="0" * 32)
+            with pytest.raises(InvalidRequest, match="other data"):
+                job.go_back(replace(progress, rounds={RoundId(RoundKind.TRAINING, 1): other}))
+
+    run(scenario)
+
+
+def test_tables_of_another_order_are_refused(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
+            job.declare_tables(["wide", "deep"])
+            job.declare_tables(["wide", "deep"])
+            with pytest.raises(JobRefused, match=r"table 0 .* 'deep', of the job's 'wide'"):
+                job.declare_tables(["deep", "wide"])
+            with pytest.raises(JobRefused, match="1 tables, the job has 2"):
+                job.declare_tables(["wide"])
+
+    run(scenario)
+
+
+def test_a_second_master_waits_and_the_first_one_is_fenced(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (first, job):
+            async with master_of(store, spec, 2, replaces=1) as (_, other):
+                given = job.assign("w1")
+                assert given is not None
+                assert first.writing is not None
+                with pytest.raises(NotJobMaster):
+                    await first.writing
+                other_given = other.assign("w2")
+                assert other_given is not None
+                await other.journal.durable(DURABLE_S)
+            held = (await store.range(KEYS.all_held)).values()
+            assert [key.rpartition("/")[2] for key in held] == ["w2"]
+
+    run(scenario)
+
+
+def test_data_without_records_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("x\n", encoding="utf-8")
+
+    async def scenario(backend: MemoryBackend) -> None:
+        master = Master(MemoryStore(backend), counting_spec(tmp_path), 1)
+        with pytest.raises(ConfigError, match="training: no records in"):
+            await master.open()
+        await master.kill()
+
+    run(scenario)
+
+
+def test_completions_wait_for_the_store_and_are_not_lost(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            given = job.assign("w1")
+            assert given is not None
+            await job.journal.durable(DURABLE_S)
+            backend.set_outage(True)
+            assert job.renew("w1", [(given.round.id, given.hold)]) == []
+            assert job.complete("w1", given.round.id, given.hold, 4, 0) == (True, True)
+            with pytest.raises(StoreUnavailable, match="repeat"):
+                await job.journal.durable(0.05)
+            backend.set_outage(False)
+            # The worker repeats the call: it counts, and not twice.
+            assert job.complete("w1", given.round.id, given.hold, 4, 0) == (True, False)
+            await job.journal.durable(DURABLE_S)
+            assert job.figures["examples"] == 4
+
+    run(scenario)
