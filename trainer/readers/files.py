@@ -199,13 +199,13 @@ class FileSet:
             else:
                 files = [str(each) for each in system.find(path)]
                 files = [each for each in files if not _is_hidden(each, path)]
-        prefix, _, _ = _without_secret(url).partition("://")
-        names = []
-        for each in sorted(files):
-            # Some file systems give the URL's own form back, some their path without the protocol.
-            whole = str(system.unstrip_protocol(each))
-            names.append(f"{prefix}://{whole.partition('://')[2]}")
-        return names
+        # File systems give paths of their own form back; what stands before it is kept.
+        whole = url.rstrip("/")
+        prefix = whole[: len(whole) - len(path)] if whole.endswith(path) else None
+        return [
+            _without_secret(str(system.unstrip_protocol(each)) if prefix is None else prefix + each)
+            for each in sorted(files)
+        ]
 
     def _system(self, url: str) -> tuple[Any, str]:
         """Return the file system and the path there; one file system for all names of a host."""

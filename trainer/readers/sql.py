@@ -237,7 +237,9 @@ def _unmasked(column: Any) -> Column:
         times = column.data.copy()
         times[mask] = "NaT"
         return np.asarray(times)
-    return object_array(column.filled(None) if kind == "O" else column.astype(object).filled(None))
+    objects = np.array(column.data, dtype=object)
+    objects[mask] = None
+    return objects
 
 
 def _of_values(values: Sequence[Any]) -> Column:
