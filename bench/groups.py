@@ -42,6 +42,7 @@ class Sizes:
         normal_s: Length of the part of a job in which nothing happens besides pushes.
         drop_cache: Whether the system is to forget files before they are read.
         nodes: Nodes of the controller's large cluster.
+        train_records: Records of the training job, once each.
     """
 
     steps: Mapping[int, int] = field(default_factory=lambda: {53_248: 300, 3_328: 4_000})
@@ -56,6 +57,7 @@ class Sizes:
     normal_s: float = 10.0
     drop_cache: bool = True
     nodes: int = 1000
+    train_records: int = 800_000
 
     @staticmethod
     def quick() -> Sizes:
@@ -73,6 +75,7 @@ class Sizes:
             normal_s=0.5,
             drop_cache=False,  # it is the cache of all programs
             nodes=50,
+            train_records=60_000,
         )
 
 
@@ -130,6 +133,10 @@ def scaling(trainers: int, servers: int) -> Command:
             *("--seconds", str(sizes.seconds)),
         ],
     )
+
+
+def training(*options: str) -> Command:
+    return backstay("train", lambda sizes: ["--rows", str(sizes.train_records), *options])
 
 
 def peer(name: str, keys_per_step: int, *options: str) -> Command:
@@ -347,6 +354,28 @@ GROUPS: Mapping[str, Group] = {
             ("backstay", "write_ms"),
             ("backstay", "record_bytes"),
         ),
+    ),
+    "train": Group(
+        contestants={
+            "plain": training("--plain"),
+            "workers_1": training("--workers", "1"),
+            "workers_2": training("--workers", "2"),
+            "tasks_1000": training("--workers", "1", "--records-per-task", "1000"),
+            "tasks_100000": training("--workers", "1", "--records-per-task", "100000"),
+        },
+        ratios=(
+            Ratio("train_1_over_plain", "workers_1", "plain", "examples_per_s"),
+            Ratio("train_2_over_1", "workers_2", "workers_1", "examples_per_s"),
+            Ratio("train_tasks_1000_over_100000", "tasks_1000", "tasks_100000", "examples_per_s"),
+        ),
+        raw=(
+            ("plain", "examples_per_s"),
+            ("workers_1", "examples_per_s"),
+            ("workers_2", "examples_per_s"),
+            ("tasks_1000", "examples_per_s"),
+            ("tasks_100000", "examples_per_s"),
+        ),
+        most_rounds=3,  # each takes minutes
     ),
     "scaling": Group(
         contestants={

@@ -1,7 +1,8 @@
 """Kills a pserver in the middle of training, watches the cluster repair itself, tells about it.
 
-May import backstay's local cluster and client. What it tells comes from the cluster's routing and
-from the trainers' own reports; every wait of it has a limit.
+May import backstay's local cluster and client. What it tells comes from the cluster's routing, and
+from a push of its own to every slot, which meets what a worker's push meets; every wait of it has
+a limit.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from backstay._native import slots_of
 from backstay.config import ClientConfig
 from backstay.consensus import RoutingTable
 from backstay.pserver.inspection import ClusterInspection, roles_of_nodes
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
-from examples.common.counters import GROUPS, Acknowledgement
 from examples.common.launch import ProcessFailed
 
 __all__ = ["Failure"]
@@ -36,32 +38,29 @@ class Failure:
 
     Attributes:
         node_id: Whom it kills.
-        waits_ms: For each trainer the time from the kill until it has seen a push to every slot,
-            begun after the kill, acknowledged.
+        failover_ms: From the kill until a push to every slot, begun just after it, was
+            acknowledged; None before that.
     """
 
-    def __init__(
-        self, cluster: LocalCluster, victim: int, trainers: int, tell: Callable[[str], None]
-    ) -> None:
+    def __init__(self, cluster: LocalCluster, victim: int, tell: Callable[[str], None]) -> None:
         """Prepare.
 
         Args:
             cluster: Running.
             victim: Index of the server to kill.
-            trainers: How many trainers must get over it.
             tell: Called with lines for people, from several threads.
         """
         self.node_id = cluster.servers[victim].node_id
-        self.waits_ms: dict[int, float] = {}
+        self.failover_ms: float | None = None
         self._cluster = cluster
         self._victim = victim
-        self._trainers = trainers
         self._tell = tell
         self._client = Client(cluster.endpoints)
-        self._groups: dict[int, set[int]] = {}
+        self._table = self._client.create_table(
+            TableSpec.sparse("demo/probe", dim=1, optimizer=SGD(1.0), initializer=Zeros())
+        )
         self._may_be_down: str | None = None
         self._kill_s: float | None = None
-        self._dead_s = 0.0
         self._cancelled = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="repair", daemon=True)
@@ -81,11 +80,6 @@ class Failure:
         """The server that is killed, until there is a new one in its place."""
         return self._may_be_down
 
-    @property
-    def failover_ms(self) -> float:
-        """The longest of the waits."""
-        return max(self.waits_ms.values())
-
     def begin(self) -> None:
         """Kill the server, with a signal that nothing can catch, and return at once."""
         routing = self._client.cluster().routing
@@ -96,62 +90,29 @@ class Failure:
         self._may_be_down = self.node_id
         self._kill_s = time.monotonic()
         self._cluster.kill(self._victim)
-        self._dead_s = time.monotonic()
         self._tell(
             f"{self.node_id} is killed (SIGKILL): master of {roles['master']} slots, backup of "
             f"{roles['in_sync']}" + (", the cluster's controller" if decides else "")
         )
         self._thread.start()
 
-    def on_report(self, report: dict[str, Any]) -> None:
-        """Take note of the pushes of a trainer that were acknowledged."""
-        trainer = int(report["trainer"])
-        if self._kill_s is None or trainer in self.waits_ms:
-            return
-        groups = self._groups.setdefault(trainer, set())
-        for done in (Acknowledgement(*values) for values in report["acknowledgements"]):
-            # One begun while the server still lived proves nothing.
-            if done.begun_s > self._dead_s:
-                groups.add(done.group)
-            if len(groups) == GROUPS:
-                self.waits_ms[trainer] = (done.seen_s - self._kill_s) * 1000
-                self._tell(
-                    f"trainer {trainer}: pushes to all slots are acknowledged again, "
-                    f"{self.waits_ms[trainer]:,.0f} ms after the kill"
-                )
-                break
-
     def check(self) -> None:
-        """Fail if something that must be there is not.
+        """Fail if the repair has failed.
 
         Raises:
-            ProcessFailed: The repair failed, or a trainer waits too long.
+            ProcessFailed: It has.
         """
         if self._error is not None:
             raise ProcessFailed(str(self._error)) from self._error
-        if self._kill_s is None or len(self.waits_ms) == self._trainers:
-            return
-        waited_s = time.monotonic() - self._kill_s
-        if waited_s > WAIT_SECONDS:
-            raise ProcessFailed(
-                f"{waited_s:.0f} s after {self.node_id} was killed, no push of "
-                f"{self._without_pushes()} is acknowledged; {_summary(self._routing())}"
-            )
 
     def finish(self) -> None:
-        """Wait until the cluster is whole again. Call it when the trainers have ended.
+        """Wait until the cluster is whole again.
 
         Raises:
-            ProcessFailed: It is not, within the limit; or a trainer ended before it could show
-                that its pushes went on.
+            ProcessFailed: It is not, within the limit.
         """
-        if self._kill_s is None:
+        if not self.has_begun:
             raise ProcessFailed(f"training ended before {self.node_id} could be killed")
-        if len(self.waits_ms) < self._trainers:
-            raise ProcessFailed(
-                f"{self._without_pushes()} ended without a push after {self.node_id} was killed; "
-                "train for more passes"
-            )
         # The steps have limits of their own.
         self._thread.join()
         self.check()
@@ -172,12 +133,22 @@ class Failure:
 
     def _run(self) -> None:
         try:
+            self._probe()
             self._repair()
         except _CancelledError:
             return
         except Exception as error:  # noqa: BLE001
             # Whatever it is: ``check`` raises it in the main thread.
             self._error = error
+
+    def _probe(self) -> None:
+        """Push to every slot, and take the time until that is acknowledged."""
+        keys = _one_key_in_each_slot(self._before.slot_count)
+        self._client.push(self._table, keys, np.full((len(keys), 1), -1.0, np.float32))
+        self.failover_ms = (time.monotonic() - (self._kill_s or 0.0)) * 1000
+        self._tell(
+            f"a push to all slots is acknowledged again, {self.failover_ms:,.0f} ms after the kill"
+        )
 
     def _repair(self) -> None:
         """Follow the repair by the routing, and start the new server."""
@@ -240,13 +211,14 @@ class Failure:
         """Return which process the server to kill is in that routing; 0: it is in none."""
         return next((node.instance for node in routing.nodes if node.node_id == self.node_id), 0)
 
-    def _without_pushes(self) -> str:
-        missing = sorted(set(range(self._trainers)) - self.waits_ms.keys())
-        return ", ".join(f"trainer {trainer}" for trainer in missing)
-
 
 class _CancelledError(Exception):
     """The demo ends before the repair does."""
+
+
+def _one_key_in_each_slot(slot_count: int) -> NDArray[np.uint64]:
+    keys = np.arange(slot_count * 32, dtype=np.uint64)
+    return keys[np.unique(slots_of(keys, slot_count), return_index=True)[1]]
 
 
 def _is_served_without(instance: int, routing: RoutingTable) -> bool:

@@ -6,7 +6,6 @@ The images come in the idx format, which backstay does not know: ``custom_data_r
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,16 +75,9 @@ class IdxReader:
         for index in range(start, start + count):
             yield {"image": self._images[index], "label": self._labels[index]}
 
-    def read_columns(
-        self, shard: str, start: int, count: int, bad: Any = None
-    ) -> dict[str, NDArray[Any]]:
-        # The same at once; a reader that has no columns returns None.
-        part = slice(start, start + count)
-        return {"image": self._images[part], "label": self._labels[part]}
-
 
 def custom_data_reader(data_origin: str, name: str = "train", part: str = "all") -> IdxReader:
-    return IdxReader(Path(os.path.expandvars(data_origin)), name, part)
+    return IdxReader(Path(data_origin), name, part)
 
 
 def _idx(path: Path, header: int) -> NDArray[np.uint8]:
