@@ -1,0 +1,230 @@
+"""The course of a job: passes, evaluations, early stop, the end, and what a restart finds."""
+
+from dataclasses import replace
+
+import pytest
+
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.master.core.course import Course, CoursePlan, EarlyStopRule
+from backstay.master.core.rounds import RoundId
+
+PLAN = CoursePlan(passes=2, evaluates=True, train_end=True)
+
+
+def now_open(course: Course) -> list[str]:
+    return [str(round_id) for round_id in course.open_rounds]
+
+
+def end(course: Course, name: str, parked: int = 0, **metrics: float) -> None:
+    """End a round that must be open, and have a new master take the course over."""
+    assert name in now_open(course)
+    course.round_over(RoundId.parse(name), parked, metrics)
+    text = course.to_json()
+    again = Course.from_json(course.plan, text)
+    assert again.to_json() == text
+    assert again.open_rounds == course.open_rounds
+    assert again.outcome == course.outcome
+
+
+def test_a_job_is_passes_each_evaluated_then_the_end_of_training() -> None:
+    course = Course(PLAN)
+    for name in ("training-1", "evaluation-1", "training-2", "evaluation-2", "train_end-1"):
+        assert now_open(course) == [name]
+        course.add_steps(10)
+        end(course, name)
+    assert course.outcome == "finished"
+    assert course.reason == ""
+    assert (course.steps, course.passes_over) == (50, 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        (CoursePlan(passes=0, evaluates=True, train_end=True), "evaluation-1"),
+        (CoursePlan(passes=0, predicts=True), "prediction-1"),
+        (CoursePlan(), "training-1"),
+    ],
+)
+def test_a_job_of_one_round(plan: CoursePlan, name: str) -> None:
+    course = Course(plan)
+    assert now_open(course) == [name]
+    end(course, name)
+    assert course.outcome == "finished"
+    assert now_open(course) == []
+
+
+def test_evaluations_by_steps_run_beside_the_training_and_one_waits() -> None:
+    course = Course(CoursePlan(passes=1, evaluates=True, evaluation_every_steps=10))
+    course.add_steps(9)
+    assert now_open(course) == ["training-1"]
+    course.add_steps(1)
+    assert now_open(course) == ["evaluation-1", "training-1"]
+    course.add_steps(25)  # due at 20 and 30: they are one
+    assert now_open(course) == ["evaluation-1", "training-1"]
+    end(course, "evaluation-1")
+    assert now_open(course) == ["evaluation-2", "training-1"]
+    assert course.evaluated_steps == 35
+    end(course, "evaluation-2")
+    assert now_open(course) == ["training-1"]
+    course.add_steps(1)
+    end(course, "training-1")
+    assert now_open(course) == ["evaluation-3"], "the last model was not evaluated"
+    end(course, "evaluation-3", auc=0.7)
+    assert course.metrics == {"auc": 0.7}
+    assert course.outcome == "finished"
+
+
+def test_the_last_model_is_evaluated_once() -> None:
+    course = Course(CoursePlan(passes=1, evaluates=True, evaluation_every_steps=10))
+    course.add_steps(10)
+    end(course, "training-1")
+    assert now_open(course) == ["evaluation-1"]
+    end(course, "evaluation-1")
+    assert course.outcome == "finished"
+
+
+def test_training_ends_in_the_middle_of_a_pass_at_its_most_steps() -> None:
+    course = Course(replace(PLAN, max_steps=100))
+    course.add_steps(99)
+    assert now_open(course) == ["training-1"]
+    course.add_steps(3)
+    assert now_open(course) == ["evaluation-1"]
+    assert course.passes_over == 0
+    end(course, "evaluation-1")
+    assert now_open(course) == ["train_end-1"]
+    assert "max_steps: 100" in course.reason
+
+
+def stopping(mode: str, patience: int, *values: float, min_delta: float = 0.0) -> Course:
+    rule = EarlyStopRule("auc", "max" if mode == "max" else "min", patience, min_delta)
+    course = Course(replace(PLAN, passes=20, early_stop=rule))
+    for number, value in enumerate(values, start=1):
+        end(course, f"training-{number}")
+        end(course, f"evaluation-{number}", auc=value)
+    return course
+
+
+@pytest.mark.parametrize(
+    ("course", "goes_on"),
+    [
+        (stopping("max", 1, 0.5, 0.6), True),
+        (stopping("max", 1, 0.5, 0.5), False),
+        (stopping("max", 2, 0.5, 0.4, 0.6, 0.5), True),
+        (stopping("max", 2, 0.5, 0.4, 0.45), False),
+        (stopping("min", 1, 0.5, 0.4), True),
+        (stopping("min", 1, 0.5, 0.6), False),
+        (stopping("max", 1, 0.5, 0.505, min_delta=0.01), False),
+        (stopping("max", 1, 0.5, float("nan")), False),
+        (stopping("max", 2, float("nan"), 0.1), True),
+    ],
+)
+def test_early_stop(course: Course, goes_on: bool) -> None:
+    if goes_on:
+        assert now_open(course)[0].startswith("training")
+        assert not course.reason
+    else:
+        assert now_open(course) == ["train_end-1"]
+        assert "early_stop: auc was not better" in course.reason
+
+
+def test_early_stop_in_the_middle_of_a_pass() -> None:
+    rule = EarlyStopRule("auc")
+    course = Course(replace(PLAN, evaluation_every_steps=5, early_stop=rule))
+    course.add_steps(5)
+    end(course, "evaluation-1", auc=0.5)
+    course.add_steps(10)
+    end(course, "evaluation-2", auc=0.4)
+    assert now_open(course) == ["train_end-1"]
+
+
+def test_a_job_that_ends_with_parked_tasks_says_so_and_goes_on_with_them() -> None:
+    course = Course(replace(PLAN, passes=1))
+    training = RoundId.parse("training-1")
+    end(course, "training-1", parked=2)
+    end(course, "evaluation-1")
+    end(course, "train_end-1")
+    assert course.outcome == "finished_with_parked"
+    assert course.parked == {training: 2}
+    assert not course.reopen(RoundId.parse("evaluation-1"))
+    assert course.reopen(training)
+    end(course, "training-1")
+    assert now_open(course) == ["train_end-2"], "what was exported lacks the tasks put back"
+    end(course, "train_end-2")
+    assert course.outcome == "finished"
+
+
+def test_parked_tasks_are_put_back_while_the_next_pass_runs() -> None:
+    course = Course(replace(PLAN, evaluates=False))
+    end(course, "training-1", parked=1)
+    assert course.reopen(RoundId.parse("training-1"))
+    assert now_open(course) == ["training-1", "training-2"]
+    end(course, "training-2")
+    assert now_open(course) == ["training-1"]
+    end(course, "training-1", parked=1)
+    end(course, "train_end-1")
+    assert course.outcome == "finished_with_parked"
+
+
+def test_stop_and_fail_end_the_job_once() -> None:
+    course = Course(PLAN)
+    course.stop("asked by ann")
+    course.fail("too late")
+    assert (course.outcome, course.reason) == ("stopped", "asked by ann")
+    assert now_open(course) == []
+    course.add_steps(5)
+    course.round_over(RoundId.parse("training-1"))
+    assert course.outcome == "stopped"
+    assert not course.reopen(RoundId.parse("training-1"))
+    other = Course(PLAN)
+    other.fail("no workers")
+    assert other.outcome == "failed"
+
+
+def test_a_round_that_is_not_open_is_ignored() -> None:
+    course = Course(PLAN)
+    end(course, "training-1")
+    course.round_over(RoundId.parse("training-1"))
+    course.round_over(RoundId.parse("training-2"))
+    assert now_open(course) == ["evaluation-1"]
+
+
+def test_more_passes_than_before_are_trained_unless_training_was_cut_short() -> None:
+    course = Course(replace(PLAN, passes=1))
+    for name in ("training-1", "evaluation-1", "train_end-1"):
+        end(course, name)
+    longer = Course.from_json(replace(PLAN, passes=3), course.to_json())
+    assert now_open(longer) == ["training-2"]
+    cut = Course(replace(PLAN, max_steps=1))
+    cut.add_steps(1)
+    assert now_open(Course.from_json(PLAN, cut.to_json())) == ["evaluation-1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"steps":0', '"steps":-1'),
+        ('"steps":0', '"steps":"0"'),
+        ('"ended":""', '"ended":"soon"'),
+        ('"best":""', '"best":"good"'),
+        ('"parked":{}', '"parked":{"lunch-1":1}'),
+        ('"reason":""', '"because":""'),
+    ],
+)
+def test_a_damaged_record_is_refused(old: str, new: str) -> None:
+    text = Course(PLAN).to_json()
+    assert old in text
+    with pytest.raises(InvalidRequest):
+        Course.from_json(PLAN, text.replace(old, new))
+
+
+def test_plans_are_checked() -> None:
+    with pytest.raises(ConfigError, match="no data"):
+        CoursePlan(passes=0)
+    with pytest.raises(ConfigError, match="early_stop: needs"):
+        CoursePlan(early_stop=EarlyStopRule("auc"))
+    with pytest.raises(ConfigError, match="max_steps = -1"):
+        CoursePlan(max_steps=-1)
+    with pytest.raises(ConfigError, match="patience"):
+        EarlyStopRule("auc", patience=0)
+    with pytest.raises(InvalidRequest, match="-1 steps"):
+        Course(PLAN).add_steps(-1)

@@ -1,0 +1,300 @@
+"""The ledger of a round, case by case; tests/property/test_task_ledger.py tries all the others."""
+
+import pytest
+
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.master.core.holds import (
+    Failure,
+    Grant,
+    HeldTask,
+    LedgerLimits,
+    ParkedTask,
+    WorkerRecord,
+)
+from backstay.master.core.ledger import NOBODY, TaskLedger
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_bits import TaskBits
+
+ROUND = RoundId(RoundKind.TRAINING, 1)
+LIMITS = LedgerLimits(hold_ttl_s=2.0, max_retries=1, max_fruitless=4, straggler_min_s=30.0)
+WRONG = Failure("bad label", "w-0", (4,))
+
+
+def ledger(size: int, limits: LedgerLimits = LIMITS) -> TaskLedger:
+    return TaskLedger(ROUND, size, None, limits, keeps_streams=True)
+
+
+def given(to: TaskLedger, worker: str, now_s: float = 0.0) -> Grant:
+    grant = to.assign(worker, now_s)
+    assert grant is not None
+    return grant
+
+
+def test_the_next_attempt_begins_where_the_last_one_was_settled() -> None:
+    book = ledger(1)
+    first = given(book, "w-0")
+    book.renew("w-0", [HeldTask(0, first.attempt, 3)], 1.0)
+    book.drop_worker("w-0", 1.5)
+    assert given(book, "w-1", 1.5).first_batch == 3
+
+
+def test_a_give_back_counts_what_it_settled() -> None:
+    book = ledger(1)
+    first = given(book, "w-0")
+    assert book.give_back("w-0", 0, first.attempt, 2, 0.0)
+    second = given(book, "w-1")
+    assert second.first_batch == 2
+    assert book.complete("w-1", 0, second.attempt, 1.0, batches=10)
+    assert book.take_new_batches() == 10
+    assert book.take_new_batches() == 0
+
+
+def test_a_failing_task_is_parked_and_the_rest_goes_on() -> None:
+    book = ledger(2)
+    for expected in ("retry", "parked"):
+        grant = given(book, "w-0")
+        while grant.task != 0:
+            assert book.complete("w-0", grant.task, grant.attempt, 0.0)
+            grant = given(book, "w-0")
+        assert book.fail("w-0", 0, grant.attempt, WRONG, 0.0, settled=1) == expected
+    assert book.is_over
+    assert book.parked == {0: ParkedTask(0, 2, WRONG, 1)}
+    assert book.retry_parked([0, 1]) == [0]
+    assert given(book, "w-1").first_batch == 1
+    assert book.take_changes().parked == {0: None}
+
+
+def test_a_failed_task_is_tried_after_the_others() -> None:
+    book = ledger(3)
+    book.fail("w-0", 0, given(book, "w-0").attempt, WRONG, 0.0)
+    assert [given(book, "w-0").task for _ in range(3)] == [1, 2, 0]
+
+
+def test_a_task_whose_worker_died_is_tried_before_the_others() -> None:
+    book = ledger(3)
+    given(book, "w-0")
+    book.drop_worker("w-0", 0.0)
+    assert [given(book, "w-1").task for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_task_that_kills_its_workers_lets_the_others_go_first_and_is_parked() -> None:
+    book = ledger(2)
+    order = []
+    for number in range(5):
+        grant = given(book, f"w-{number}")
+        order.append(grant.task)
+        if grant.task == 1:
+            book.complete(f"w-{number}", 1, grant.attempt, 0.0)
+        else:
+            book.drop_worker(f"w-{number}", 0.0)
+    assert order == [0, 0, 0, 1, 0]
+    given(book, "w-5")
+    book.drop_worker("w-5", 0.0)
+    assert book.is_over
+    assert "5 attempts in a row ended without a result" in book.parked[0].failure.error
+    assert book.parked[0].failures == 0
+
+
+def test_a_task_that_gets_on_is_not_parked_however_often_its_worker_dies() -> None:
+    book = ledger(1)
+    for number in range(20):
+        grant = given(book, f"w-{number}")
+        book.renew(f"w-{number}", [HeldTask(0, grant.attempt, number + 1)], 0.0)
+        book.drop_worker(f"w-{number}", 0.0)
+    assert not book.parked
+
+
+def test_a_hold_that_ran_out_is_had_back_unless_another_worker_has_the_task() -> None:
+    book = ledger(1)
+    grant = given(book, "w-0")
+    held = HeldTask(0, grant.attempt, 0)
+    assert book.next_expiry() == 2.0
+    assert book.expire(1.9) == []
+    assert book.expire(2.0) == [0]
+    assert book.counts.todo == 1
+    assert book.renew("w-0", [held], 2.5) == []
+    assert book.counts.doing == 1
+    assert book.expire(4.5) == [0]
+    assert given(book, "w-1", 4.6).task == 0
+    assert book.renew("w-0", [held], 4.7) == [held]
+    assert book.complete("w-0", 0, grant.attempt, 4.8) is False
+
+
+def test_renewals_keep_a_hold() -> None:
+    book = ledger(1)
+    grant = given(book, "w-0")
+    for tenth in range(0, 100, 15):
+        assert book.expire(tenth / 10) == []
+        assert book.renew("w-0", [HeldTask(0, grant.attempt, 0)], tenth / 10) == []
+
+
+def test_a_slow_task_is_given_to_a_second_worker_and_the_first_to_finish_wins() -> None:
+    book = ledger(4)
+    slow = given(book, "w-0")
+    for number in range(1, 4):
+        done = given(book, "w-1", number)
+        assert book.complete("w-1", done.task, done.attempt, number + 1.0)
+    # Nothing is left to do, and others took 1 s: 3 s are slow. Nobody is the twin of itself.
+    assert book.assign("w-1", 2.9) is None
+    assert book.assign("w-0", 4.0) is None
+    twin = given(book, "w-1", 4.0)
+    assert twin == Grant(0, slow.attempt + 4, 0, True)
+    assert book.assign("w-2", 9.0) is None
+    assert book.complete("w-1", 0, twin.attempt, 5.0)
+    assert book.renew("w-0", [HeldTask(0, slow.attempt, 1)], 5.0) == [HeldTask(0, slow.attempt, 1)]
+    assert not book.complete("w-0", 0, slow.attempt, 5.0)
+    assert book.is_over
+
+
+def test_while_tasks_wait_only_what_is_very_slow_is_given_twice() -> None:
+    book = ledger(9, LedgerLimits(hold_ttl_s=100.0, straggler_min_s=30.0, straggler_factor=3.0))
+    given(book, "w-0")
+    done = given(book, "w-1")
+    book.complete("w-1", done.task, done.attempt, 12.0)
+    assert not given(book, "w-1", 35.9).twin
+    assert given(book, "w-1", 36.0).twin
+
+
+def test_a_twin_that_is_left_alone_may_get_a_twin_again() -> None:
+    book = ledger(1, LedgerLimits(hold_ttl_s=100.0, straggler_min_s=10.0))
+    first = given(book, "w-0")
+    assert given(book, "w-1", 10.0).twin
+    book.drop_worker("w-1", 11.0)
+    assert book.counts.doing == 1
+    assert given(book, "w-2", 11.0).twin
+    assert book.fail("w-0", 0, first.attempt, WRONG, 11.0) == "retry"
+    assert book.counts.doing == 1
+
+
+def test_parking_a_task_ends_what_is_left_of_its_holds() -> None:
+    book = ledger(1, LedgerLimits(hold_ttl_s=5.0, straggler_min_s=1.0, max_retries=0))
+    first = given(book, "w-0")
+    twin = given(book, "w-1", 4.0)
+    assert book.expire(5.0) == []
+    assert book.counts.doing == 1
+    assert book.fail("w-1", 0, twin.attempt, WRONG, 6.0) == "parked"
+    assert book.renew("w-0", [HeldTask(0, first.attempt, 0)], 6.0)
+    assert not book.complete("w-0", 0, first.attempt, 6.0)
+    assert book.counts == (0, 0, 0, 1)
+
+
+def test_a_worker_gets_no_more_than_it_may_hold() -> None:
+    book = ledger(5, LedgerLimits(holds_per_worker_max=2))
+    given(book, "w-0")
+    given(book, "w-0")
+    assert book.assign("w-0", 0.0) is None
+    assert book.assign("w-1", 0.0) is not None
+
+
+def test_complete_told_again_is_answered_in_the_same_way() -> None:
+    book = ledger(2)
+    grant = given(book, "w-0")
+    for _ in range(2):
+        assert book.complete("w-0", grant.task, grant.attempt, 1.0, batches=4)
+    assert book.take_new_batches() == 4
+    assert book.counts.done == 1
+
+
+def test_what_was_never_given_is_refused() -> None:
+    book = ledger(2)
+    attempt = given(book, "w-0").attempt
+    with pytest.raises(InvalidRequest, match="training-1: task 2 of 2"):
+        book.complete("w-0", 2, attempt, 0.0)
+    with pytest.raises(InvalidRequest, match="was never given"):
+        book.fail("w-0", 0, attempt + 1, WRONG, 0.0)
+    assert book.counts == (1, 1, 0, 0)
+
+
+def test_streams_of_a_lost_worker_are_told_to_others_until_they_are_closed() -> None:
+    book = ledger(3)
+    for _ in range(3):
+        grant = given(book, "w-0")
+        book.complete("w-0", grant.task, grant.attempt, 0.0)
+    book.closed([1])
+    assert book.streams_to_close("w-1") == []
+    book.drop_worker("w-0", 0.0)
+    assert book.streams_to_close("w-1", most=1) == [0]
+    assert book.streams_to_close("w-2", most=5) == [2]
+    assert book.streams_to_close("w-1") == [0]
+    book.closed([0])
+    assert book.streams_to_close("w-1") == []
+    assert book.open_streams == 1
+    assert book.take_changes().workers.keys() == {"w-0", "w-1", "w-2", NOBODY}
+
+
+def test_a_round_cut_short_gives_nothing_out_and_has_its_streams_closed() -> None:
+    book = ledger(4)
+    held, back, done = (given(book, f"w-{number}") for number in range(3))
+    book.give_back("w-1", back.task, back.attempt, 1, 0.0)
+    book.complete("w-2", done.task, done.attempt, 0.0)
+    book.cut_short()
+    assert book.is_over
+    assert book.assign("w-0", 0.0) is None
+    assert book.renew("w-0", [HeldTask(held.task, held.attempt, 0)], 0.0)
+    assert not book.complete("w-0", held.task, held.attempt, 0.0)
+    assert book.streams_to_close("w-9") == [held.task, back.task]
+    assert book.counts == (3, 0, 1, 0)
+
+
+def test_a_new_master_knows_what_was_done_and_held() -> None:
+    book = ledger(3)
+    done, held = given(book, "w-0"), given(book, "w-1")
+    book.complete("w-0", done.task, done.attempt, 0.0)
+    changes = book.take_changes()
+    assert changes.done == {0: "01"}
+    assert not book.take_changes()
+    book.mark_changed(changes)
+    assert book.take_changes() == changes
+
+    after = TaskLedger(
+        ROUND,
+        3,
+        None,
+        LIMITS,
+        first_attempt=2_000,
+        done=TaskBits.from_chunks(3, changes.done),
+        keeps_streams=True,
+    )
+    for worker, record in changes.workers.items():
+        after.adopt_worker(worker, WorkerRecord.from_json(record.to_json()), 50.0)
+    assert after.open_streams == 1
+    assert given(after, "w-2", 50.0) == Grant(2, 2_000, 0, False)
+    assert after.renew("w-1", [HeldTask(held.task, held.attempt, 0)], 51.0) == []
+    assert after.complete("w-1", held.task, held.attempt, 52.0)
+    # The answer to the first one's call had been lost.
+    assert after.complete("w-0", done.task, done.attempt, 52.0)
+
+
+def test_a_journal_of_other_data_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="4 tasks in the journal, 3 in the data"):
+        TaskLedger(ROUND, 3, None, LIMITS, done=TaskBits(4))
+    with pytest.raises(InvalidRequest, match="parked task 3 of 3"):
+        TaskLedger(ROUND, 3, None, LIMITS, parked=[ParkedTask(3, 1, WRONG, 0)])
+    with pytest.raises(InvalidRequest, match="task 9 of 3"):
+        ledger(3).adopt("w-0", HeldTask(9, 1, 0), 0.0)
+    with pytest.raises(InvalidRequest, match="stream of task 9 of 3"):
+        ledger(3).adopt_worker("w-0", WorkerRecord((), ((9, 1),)), 0.0)
+
+
+def test_what_is_long_is_cut() -> None:
+    failure = Failure("x" * 9999, "w-0", tuple(range(999)))
+    assert (len(failure.error), len(failure.records)) == (4096, 100)
+
+
+def test_records_come_back_from_their_texts() -> None:
+    parked = ParkedTask(3, 2, WRONG, 7)
+    assert ParkedTask.from_json(parked.to_json()) == parked
+    record = WorkerRecord((HeldTask(1, 2, 3),), ((4, 5),))
+    assert WorkerRecord.from_json(record.to_json()) == record
+    assert not WorkerRecord()
+    for text in ('{"held":[[1,2]],"to_close":[]}', '{"held":[],"to_close":[["a",1]]}', "[]"):
+        with pytest.raises(InvalidRequest, match="worker's holds"):
+            WorkerRecord.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"hold_ttl_s": 0}, {"straggler_factor": 0.5}, {"max_fruitless": 0}]
+)
+def test_limits_are_checked(limits: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(limits))):
+        LedgerLimits(**limits)  # type: ignore[arg-type]
