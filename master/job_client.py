@@ -21,6 +21,7 @@ from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.core.course import Course
 from backstay.master.open_round import course_plan
+from backstay.master.recorded_parked import recorded_parked
 from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
 from backstay.trainer.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
@@ -41,6 +42,7 @@ class JobEntry:
         created_ms: Unix time.
         master_address: Of the process that is its master now; empty: none is.
         progress: One line for people, such as ``pass 2 of 10``.
+        passes_over: Whole passes over the training data.
     """
 
     job: str
@@ -51,6 +53,7 @@ class JobEntry:
     created_ms: int
     master_address: str
     progress: str
+    passes_over: int
 
 
 COMMAND_DEADLINE_MS = 10_000
@@ -119,6 +122,10 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
         return None
     record = JobSpecRecord.from_json(spec_text)
     state = JobStateRecord.from_json(state_text) if state_text is not None else None
+    spec = JobSpec.from_json(record.spec)
+    course = None
+    if state is not None and state.course:
+        course = Course.from_json(course_plan(spec), state.course)
     return JobEntry(
         job=job,
         uid=record.uid,
@@ -127,14 +134,14 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
         spec_json=record.spec,
         created_ms=record.created_ms,
         master_address=MasterRecord.from_json(master_text).address if master_text else "",
-        progress=_progress(JobSpec.from_json(record.spec), state),
+        progress=_progress(spec, course),
+        passes_over=0 if course is None else course.passes_over,
     )
 
 
-def _progress(spec: JobSpec, state: JobStateRecord | None) -> str:
-    if state is None or not state.course:
+def _progress(spec: JobSpec, course: Course | None) -> str:
+    if course is None:
         return "not begun"
-    course = Course.from_json(course_plan(spec), state.course)
     if course.open_rounds:
         first = course.open_rounds[0]
         of = f" of {spec.epochs}" if first.kind.value == "training" else ""
@@ -209,9 +216,18 @@ class JobClient:
         self._calls.call(lambda stub, timeout: stub.Stop(request, timeout=timeout))
 
     def parked(self) -> tuple[job_pb2.ParkedTask, ...]:
-        """Return the tasks that failed for good."""
+        """Return the tasks that failed for good; of a job that is over, from its records."""
         request = job_pb2.ListParkedRequest()
-        answer = self._calls.call(lambda stub, timeout: stub.ListParked(request, timeout=timeout))
+        try:
+            answer = self._calls.call(
+                lambda stub, timeout: stub.ListParked(request, timeout=timeout)
+            )
+        except JobIsOver:
+            keys, directory = JobKeys(self._calls.job), self._calls.directory
+            records = read_keys(directory, keys.all_parked)
+            if records:
+                records |= read_keys(directory, keys.all_shards)
+            return recorded_parked(keys, records)
         return tuple(answer.tasks)
 
     def retry_parked(self, numbers: Sequence[int] = ()) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,6 +25,9 @@ __all__ = ["Launch", "LaunchFollower", "Launcher", "LauncherPort", "WorkerExit"]
 ASK_WAIT_MS = 250
 RETRY_PAUSE_S = 0.25
 JOIN_S = 10.0
+LOOK_PAUSE_S = 0.05
+# A master that is being started or has just died is no news.
+TROUBLE_AFTER_S = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +111,12 @@ class LaunchFollower:
     """
 
     def __init__(
-        self, launcher: Launcher, master: LauncherPort, *, on_trouble: Callable[[str], None]
+        self,
+        launcher: Launcher,
+        master: LauncherPort,
+        *,
+        on_trouble: Callable[[str], None],
+        trouble_after_s: float = TROUBLE_AFTER_S,
     ) -> None:
         """Prepare.
 
@@ -115,10 +124,13 @@ class LaunchFollower:
             launcher: Starts and ends the workers; the follower closes it at its end.
             master: Asks the master of the job.
             on_trouble: Told why no master answers, and "" when one does again; from the thread.
+            trouble_after_s: How long there must have been none before that is told.
         """
         self._launcher = launcher
         self._master = master
         self._on_trouble = on_trouble
+        self._trouble_after_s = trouble_after_s
+        self._trouble_since_s: float | None = None
         self._trouble = ""
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -148,6 +160,25 @@ class LaunchFollower:
         """Wait until a master has said that the job is over; return whether it has."""
         return self._ended.wait(timeout_s)
 
+    def let_leave(self, timeout_s: float) -> bool:
+        """Start no more workers, and wait until all have left by themselves.
+
+        Args:
+            timeout_s: How long at most; the end of ``with`` then ends those that are left.
+
+        Returns:
+            Whether all have.
+        """
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+        deadline_s = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while self._launcher.alive():
+            if time.monotonic() >= deadline_s:
+                return False
+            pause.wait(LOOK_PAUSE_S)
+        return True
+
     def _run(self) -> None:
         version = 0
         while not self._stopping.is_set():
@@ -165,17 +196,27 @@ class LaunchFollower:
                 self._stopping.wait(RETRY_PAUSE_S)
                 continue
             self._say("")
-            version, self._wanted = launch.version, launch.wanted
             self._launcher.acknowledge(launch.acknowledged)
-            if launch.ended is not None:
-                self._wanted = ()
+            if launch.ended is None:
+                version, self._wanted = launch.version, launch.wanted
+                self._launcher.reconcile(self._wanted)
+            else:
+                # The workers hear of it as well, and leave by themselves.
                 self._ended.set()
-            self._launcher.reconcile(self._wanted)
+                self._stopping.wait(RETRY_PAUSE_S)
             if exits and not launch.acknowledged:
                 # A master that does not take an exit now must not be asked without a pause.
                 self._stopping.wait(RETRY_PAUSE_S)
 
     def _say(self, trouble: str) -> None:
-        if trouble != self._trouble:
+        """Tell of a trouble that lasts, once, and of its end."""
+        now_s = time.monotonic()
+        if not trouble:
+            self._trouble_since_s = None
+        elif self._trouble_since_s is None:
+            self._trouble_since_s = now_s
+        if trouble and now_s - (self._trouble_since_s or now_s) < self._trouble_after_s:
+            return
+        if bool(trouble) != bool(self._trouble):
             self._trouble = trouble
             self._on_trouble(trouble)

@@ -5,6 +5,8 @@ Reads the job's memory; changes nothing.
 
 from __future__ import annotations
 
+import json
+
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.master.core.rounds import RoundId, RoundKind
@@ -71,11 +73,17 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         examples=record.figures.get("examples", 0),
         steps=record.figures.get("steps", 0),
         bad_records=record.figures.get("bad_records", 0),
+        parked=_recorded_parked_count(record),
         checkpoint=record.checkpoint,
         master_starts=record.starts,
     )
     _add_evaluations(status, record)
     return status
+
+
+def _recorded_parked_count(record: JobStateRecord) -> int:
+    """Return how many tasks are parked in the rounds that are over."""
+    return sum(json.loads(record.course)["parked"].values()) if record.course else 0
 
 
 def _add_evaluations(status: job_pb2.JobStatus, record: JobStateRecord) -> None:

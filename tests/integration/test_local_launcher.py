@@ -197,7 +197,9 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
     master, troubles = Master(), list[str]()
     master.wanted = ("w-0", "w-1")
     launcher = LocalLauncher(lambda one: python(programs[one]), tmp_path / "logs")
-    with LaunchFollower(launcher, master, on_trouble=troubles.append) as follower:
+    with LaunchFollower(
+        launcher, master, on_trouble=troubles.append, trouble_after_s=0
+    ) as follower:
         wait_for(lambda: list(master.alive) == ["w-0", "w-1"])
         wait_until_up(tmp_path, "w-0", "w-1")
         master.away = True
@@ -211,5 +213,22 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
         wait_until_up(tmp_path, "w-2")
         master.ended = ("done", "")
         wait_for(lambda: follower.wait_for_end(0.1))
-        wait_for(lambda: len(master.codes) == 3)
+        # They have not heard of it, and do not leave by themselves.
+        assert not follower.let_leave(0.2)
+        assert len(launcher.alive()) == 2
     assert not launcher.alive()
+
+
+def test_workers_leave_by_themselves_when_the_job_is_over(tmp_path: Path) -> None:
+    master = Master()
+    master.wanted = ("w-0",)
+    flag = tmp_path / "over"
+    program = f"{READY}\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists(): pass"
+    launcher = LocalLauncher(lambda _: python(program), tmp_path / "logs")
+    with LaunchFollower(launcher, master, on_trouble=lambda _: None) as follower:
+        wait_until_up(tmp_path, "w-0")
+        master.ended = ("done", "")
+        wait_for(lambda: follower.wait_for_end(0.1))
+        flag.touch()
+        assert follower.let_leave(WAIT_S)
+    assert [one.code for one in launcher.exits()] in ([0], [])

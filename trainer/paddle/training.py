@@ -5,6 +5,8 @@ May import paddle, this package and the neutral part of programs. Knows no maste
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +27,19 @@ from backstay.trainer.program import BaseProgram
 from backstay.trainer.session import current_session, set_session_factory
 
 __all__ = ["PaddleProgram", "build"]
+
+
+def _keep_own_signal_handlers() -> None:
+    """Undo what importing Paddle did: its handlers end the process, and no task is given back."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    own = signal.getsignal(signal.SIGTERM)
+    paddle.disable_signal_handler()
+    if own is not None:
+        signal.signal(signal.SIGTERM, own)
+
+
+_keep_own_signal_handlers()
 
 
 class PaddleProgram(BaseProgram):
@@ -125,9 +140,8 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
                 f"custom_model in {definition.path} returned a {type(model).__name__}; it must "
                 "return a paddle.nn.Layer"
             )
-        if client is None:
-            client = _opened_meanwhile()
-        else:
+        client = client or _opened_meanwhile()
+        if client is not None:
             swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
         optimizer = definition.optimizer(model.parameters())
         if not isinstance(optimizer, paddle.optimizer.Optimizer):

@@ -46,6 +46,7 @@ FOLLOW_PAUSE_S = 0.25
 # People wait for the answer.
 CALL_LIMIT_MS = 10_000
 MASTER = "master"
+OVER = ("done", "stopped", "failed")
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -101,7 +102,7 @@ class Cluster(NamedTuple):
 def _without_master(entry: JobEntry) -> str:
     """Return why there is nobody to give orders to."""
     reason = f" ({entry.reason})" if entry.reason else ""
-    if entry.state in ("done", "failed", "stopped"):
+    if entry.state in OVER:
         return f"job {entry.job!r} is {entry.state}{reason}: it has no master any more"
     return (
         f"job {entry.job!r} has no master now: the `backstay train` that ran it has ended, or its "
@@ -207,20 +208,22 @@ def show(given: Given, job: str, as_json: bool) -> None:
     with _asking(given, as_json=as_json) as cluster:
         entry = cluster.entry(job)
         document = _entry_mapping(entry)
-        if not entry.master_address:
-            if as_json:
-                print_json({**document, "status": None, "parked": []})
-            else:
-                click.echo(f"{job}: {entry.state}; {_without_master(entry)}")
-            return
-        with cluster.master(job) as master:
-            status, parked = master.status(), master.parked()
+        client = JobClient(cluster.endpoints, job, config=cluster.config)
+        try:
+            silent = not entry.master_address and entry.state not in OVER
+            status = None if silent else client.status()
+            parked = () if silent else client.parked()
+        finally:
+            client.close()
     if as_json:
-        plain = MessageToDict(status, preserving_proto_field_name=True)
+        plain = status and MessageToDict(status, preserving_proto_field_name=True)
         tasks = [MessageToDict(one, preserving_proto_field_name=True) for one in parked]
         print_json({**document, "status": plain, "parked": tasks})
         return
-    _print_status(status)
+    if status is None:
+        click.echo(f"{job}: {entry.progress}; {_without_master(entry)}")
+    else:
+        _print_status(status)
     for one in parked:
         _print_parked(one)
 
@@ -228,12 +231,19 @@ def show(given: Given, job: str, as_json: bool) -> None:
 def _print_status(status: job_pb2.JobStatus) -> None:
     for line in summary_lines(status):
         click.echo(line)
+    click.echo(f"checkpoint {status.checkpoint or 'none'}")
+    if status.master_instance:
+        _print_work(status)
+
+
+def _print_work(status: job_pb2.JobStatus) -> None:
+    """Print what only a master knows: tasks, rates, workers."""
     tasks = status.tasks
     click.echo(
         f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
         f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.parked:,} parked"
     )
-    click.echo(f"{status.examples_per_s:,.0f} examples/s; checkpoint {status.checkpoint or 'none'}")
+    click.echo(f"{status.examples_per_s:,.0f} examples/s")
     if status.trouble:
         click.echo(f"trouble: {status.trouble}")
     table = grid("worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss")
@@ -382,7 +392,9 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
 
 @jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs audit census"))
 @_json_option()
-@click.option("--passes", type=click.IntRange(0), help="That are over. Default: the job's epochs.")
+@click.option(
+    "--passes", type=click.IntRange(0), help="That are over. Default: as its records say."
+)
 @click.option(
     "--damaged",
     type=click.IntRange(0),
@@ -402,6 +414,8 @@ def audit(given: Given, job: str, passes: int | None, damaged: int, as_json: boo
         if entry.master_address:
             raise JobRefused(f"job {job!r} still runs; its counters are read when it is over")
         spec = JobSpec.from_json(entry.spec_json)
+        if passes is None:
+            passes = entry.passes_over
         found = audit_job(spec, cluster.endpoints, cluster.config, passes=passes, damaged=damaged)
     if as_json:
         print_json({"job": job, **audit_mapping(found)})

@@ -31,7 +31,7 @@ from backstay.cli.stop_signals import StopSignals
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, JobError, JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.job_client import JobClient, forget_job
+from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED, EXIT_WRONG_SETTING
@@ -45,7 +45,9 @@ CALL_LIMIT_MS = 2000
 # How long workers may take to give back their tasks after Ctrl-C.
 STOP_GRACE_S = 30.0
 # How long to go on asking a master that has ended for good.
-LAST_LOOK_S = 3.0
+LAST_LOOK_S = 5.0
+# How long workers may take to leave when the job is over.
+LEAVE_LIMIT_S = 5.0
 FORGET_LIMIT_S = 8.0
 OVER = ("done", "stopped", "failed")
 
@@ -155,7 +157,7 @@ class Supervisor:
         return Outcome(self._status, state, reason, time.monotonic() - begun_s, audit)
 
     def _environment(self, servers: JobServers) -> dict[str, str]:
-        env = {ENDPOINT_VARIABLE: ",".join(servers.endpoints), "BACKSTAY_JOB": self._spec.name}
+        env = {ENDPOINT_VARIABLE: ",".join(servers.endpoints)}
         if self._config_file is not None:
             env[FILE_VARIABLE] = str(self._config_file.absolute())
         return env
@@ -165,7 +167,7 @@ class Supervisor:
     ) -> None:
         run_hooks(
             commands,
-            env,
+            {**env, "BACKSTAY_JOB": self._spec.name},
             timeout_s=self._spec.hooks.timeout_s,
             stopped=lambda: stops is not None and stops.asked,
         )
@@ -191,10 +193,12 @@ class Supervisor:
             launcher = LocalLauncher(
                 self._worker_command, self._log_dir / "workers", env={**env, **spec.workers.env}
             )
-            stack.enter_context(
+            follower = stack.enter_context(
                 LaunchFollower(launcher, _Port(launch_client), on_trouble=_log_trouble)
             )
-            return self._watch(client, servers, master, metrics, stops)
+            end = self._watch(client, servers, master, metrics, stops)
+            follower.let_leave(LEAVE_LIMIT_S)
+            return end
 
     def _client(self, servers: JobServers, limit_ms: int) -> JobClient:
         config: ClientConfig = replace(servers.config, deadline_ms=limit_ms)
@@ -243,12 +247,11 @@ class Supervisor:
             except BackstayError as error:
                 trouble = str(error)
             else:
-                if self._status is None:
-                    metrics.seen(status)
-                self._status = status
-                metrics.write(status)
-                if status.state in OVER:
-                    return status.state, status.reason
+                # What records say of a job without a master is the past until ours has ended.
+                if status.master_instance or master.exit_code is not None:
+                    self._take(status, metrics)
+                    if status.state in OVER:
+                        return status.state, status.reason
             if self._status is not None:
                 self._show.update(self._status, servers.count(), trouble)
             now_s = time.monotonic()
@@ -270,19 +273,29 @@ class Supervisor:
             f"{master.last_words()}"
         )
 
+    def _take(self, status: job_pb2.JobStatus, metrics: MetricsLog) -> None:
+        """Keep and log a status; records without a master lack what was seen before."""
+        if self._status is None:
+            metrics.seen(status)
+        elif not status.master_instance:
+            for name in ("now_ms", "examples_per_s", "passes", "kind", "round"):
+                setattr(status, name, getattr(self._status, name))
+            if self._status.HasField("loss"):
+                status.loss = self._status.loss
+            status.tasks.CopyFrom(self._status.tasks)
+        self._status = status
+        metrics.write(status)
+
     def _audit(self, servers: JobServers, state: str) -> RecordsAudit | None:
         """Return what the counters of records say, once all workers have ended."""
-        status = self._status
-        if not self._spec.audit or state != "done" or status is None:
+        spec, status = self._spec, self._status
+        # A last pass that was cut short by max_steps has counted some records.
+        if not spec.audit or spec.max_steps or state != "done" or status is None:
             return None
-        passes = max(1, status.passes)
-        return audit_job(
-            self._spec,
-            servers.endpoints,
-            servers.config,
-            passes=passes,
-            damaged=status.bad_records // passes,
-        )
+        entries = list_jobs(servers.endpoints, config=servers.config)
+        passes = next(one.passes_over for one in entries if one.job == spec.name)
+        damaged = status.bad_records // max(1, passes)
+        return audit_job(spec, servers.endpoints, servers.config, passes=passes, damaged=damaged)
 
 
 class _Port:

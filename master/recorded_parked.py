@@ -1,0 +1,58 @@
+"""The tasks that failed for good, from the records of a job: also when it has no master any more.
+
+Reads what it is given; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from backstay._proto.v1 import job_pb2
+from backstay.consensus.keys import JobKeys
+from backstay.master.core.holds import ParkedTask
+from backstay.master.core.rounds import RoundId
+from backstay.master.core.task_table import TaskTable
+from backstay.master.open_round import data_of
+from backstay.master.status import MESSAGE_OF_KIND
+
+__all__ = ["recorded_parked"]
+
+
+def recorded_parked(keys: JobKeys, records: Mapping[str, str]) -> tuple[job_pb2.ParkedTask, ...]:
+    """Return the tasks that are parked, by round and number.
+
+    Args:
+        keys: The keys of the job.
+        records: All records below ``keys.all_parked`` and ``keys.all_shards``, by key.
+
+    Raises:
+        InvalidRequest: A record cannot be read.
+    """
+    tables: dict[str, TaskTable] = {}
+    tasks = []
+    for key in sorted(records):
+        if not key.startswith(keys.all_parked):
+            continue
+        round_id = RoundId.parse(key.removeprefix(keys.all_parked).rpartition("-")[0])
+        data = data_of(round_id.kind)
+        if data not in tables:
+            prefix = f"{keys.all_shards}{data}/"
+            chunks = [records[name] for name in sorted(records) if name.startswith(prefix)]
+            tables[data] = TaskTable.from_chunks(chunks)
+        parked = ParkedTask.from_json(records[key])
+        place = tables[data][parked.task]
+        tasks.append(
+            job_pb2.ParkedTask(
+                kind=MESSAGE_OF_KIND[round_id.kind],
+                round=round_id.number,
+                number=parked.task,
+                shard=place.shard,
+                start=place.start,
+                count=place.count,
+                tries=parked.failures,
+                error=parked.failure.error,
+                worker=parked.failure.worker,
+                records=parked.failure.records,
+            )
+        )
+    return tuple(tasks)
