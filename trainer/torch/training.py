@@ -107,9 +107,8 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
             f"custom_model in {definition.path} returned a {type(model).__name__}; it must return "
             "a torch.nn.Module"
         )
-    if client is None:
-        client = _opened_meanwhile()
-    else:
+    client = client or _opened_meanwhile()
+    if client is not None:
         swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
     # A list: some optimizers go over the parameters more than once.
     optimizer = definition.optimizer(list(model.parameters()))
