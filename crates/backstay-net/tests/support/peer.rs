@@ -24,7 +24,7 @@ pub struct Asked {
 /// What the peer does with a request.
 #[derive(Debug, Clone)]
 pub enum Act {
-    /// A push is acknowledged; a pull is answered with this value in every element.
+    /// A push or the end of a stream is acknowledged; a pull is answered with this value in every element.
     Answer(f32),
     /// An error frame with this code.
     Refuse(u16),
@@ -120,6 +120,9 @@ fn answer(asked: &Asked, value: f32) -> Vec<u8> {
         let rows = vec![value; keys as usize * DIM];
         let body = bytemuck::cast_slice(&rows);
         return frame(Opcode::PullReply, id, &reply.encode(), body);
+    }
+    if asked.header.opcode == Opcode::CloseStream {
+        return frame(Opcode::CloseStreamReply, id, &[], &[]);
     }
     let reply = PushReply {
         routing_version: 1,
