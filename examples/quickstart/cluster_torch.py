@@ -20,14 +20,14 @@ class ClickModel(nn.Module):  # type: ignore[misc]
         return self.network(torch.cat([self.users(users), self.ads(ads)], dim=1)).squeeze(1)
 
 
-session = init()  # finds the servers in PADDLE_PSERVERS_IP_PORT_LIST or BACKSTAY_ENDPOINT
+session = init()  # finds the servers in BACKSTAY_ENDPOINT
 world = np.random.default_rng(0)
 taste, appeal = world.normal(size=USERS), world.normal(size=ADS)
 visits = np.random.default_rng(1 + session.trainer_id)
 
 torch.manual_seed(0)
 model = ClickModel()
-optimizer = torch.optim.Adam(model.parameters(), 0.01)
+optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
 optimizer = DistributedOptimizer(optimizer)
 
 losses = []

@@ -24,7 +24,7 @@ visits = np.random.default_rng(1)
 
 torch.manual_seed(0)
 model = ClickModel()
-optimizer = torch.optim.Adam(model.parameters(), 0.01)
+optimizer = torch.optim.Adagrad(model.parameters(), 0.1)
 
 losses = []
 for _ in range(STEPS):

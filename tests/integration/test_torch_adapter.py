@@ -492,6 +492,25 @@ def test_errors_say_what_to_do(session: Session) -> None:
         optimizer.add_param_group({"params": list(torch.nn.Linear(2, 2).parameters())})
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_only_learning_rates_may_change(session: Session, before: bool) -> None:
+    """A schedule of momentum would be lost in silence: the tables have what was wrapped."""
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.Adam(model.parameters(), 0.1)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(inner, 0.1, total_steps=9) if before else None
+    optimizer = DistributedOptimizer(inner)
+    cycle = cycle or torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+    def train() -> None:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            cycle.step()
+
+    with pytest.raises(ConfigError, match=r"betas of parameter group 0 .*cycle_momentum=False"):
+        train()
+
+
 def test_an_optimizer_is_wrapped_once(session: Session) -> None:
     plain = sgd(torch.nn.Linear(2, 2))
     wrapped = DistributedOptimizer(plain)

@@ -95,6 +95,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._cycle = PushCycle(connected, embeddings, tables_of_dense, steps_in_flight)
         self._dense = [parameter for parameter, _ in dense]
         self._base_rates = [base_learning_rate(group) for group in groups]
+        self._settings = [_settings(optimizer, group) for group in groups]
         self._optimizer = optimizer
         self._whole = False
         # The groups themselves, not copies: a scheduler of either optimizer changes both.
@@ -126,13 +127,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             NonFiniteGradient: A gradient is NaN or infinite, and its table refuses that.
             BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
                 failed.
-            ConfigError: A ``GradScaler`` is in use.
+            ConfigError: A ``GradScaler`` is in use, or a setting other than the learning rate
+                has changed since the optimizer was wrapped.
         """
         if hasattr(self, "grad_scale"):
             raise ConfigError(
                 "GradScaler does not reach the gradients of embeddings on the servers; train with "
                 "torch.autocast in bfloat16, which needs none, or GradScaler(enabled=False)"
             )
+        self._refuse_changes()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -207,6 +210,20 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "docs/guide/checkpoints.md)"
         )
 
+    def _refuse_changes(self) -> None:
+        """Refuse settings that the tables do not have: only learning rates travel with pushes."""
+        for number, (group, before) in enumerate(
+            zip(self.param_groups, self._settings, strict=True)
+        ):
+            now = _settings(self._optimizer, group)
+            if now != before:
+                name = next(name for name in before if now[name] != before[name])
+                raise ConfigError(
+                    f"{name} of parameter group {number} is {now[name]}, and was {before[name]} "
+                    "when the optimizer was wrapped: the servers can change the learning rate "
+                    "only; OneCycleLR and CyclicLR need cycle_momentum=False"
+                )
+
     def _take_dense_gradients(self) -> dict[str, NDArray[np.float32]]:
         gradients = {}
         for parameter in self._dense:
@@ -214,6 +231,11 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             if gradient is not None:
                 gradients[parameter.name] = gradient
         return gradients
+
+
+def _settings(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Return what the tables are made from, of one parameter group."""
+    return {name: group[name] for name in optimizer.defaults if name != "lr"}
 
 
 def _sorted_out(

@@ -1,0 +1,170 @@
+"""One server and one trainer give the loss curve of plain PyTorch on one machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.tables import Uniform
+from backstay.trainer.torch import DistributedOptimizer, Embedding, init, swap_embeddings
+
+pytestmark = pytest.mark.torch
+
+IDS, FIELDS, BATCH, STEPS = 96, 6, 32, 60
+# Both sides compute in float32, but may add in another order.
+RELATIVE_TOLERANCE = 1e-5
+of = torch.optim
+# Sixty steps are few from PyTorch's default, Normal(0, 1).
+NEAR_ZERO = Uniform(-0.25, 0.25)
+
+# Rows without a gradient stay as they are under these, in plain PyTorch too.
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: of.SGD(p, 2.0),
+    "sgd_decayed_layers": lambda p: of.SGD(
+        [{"params": p[:1]}, {"params": p[1:], "weight_decay": 0.001}], 2.0
+    ),
+    "adagrad": lambda p: of.Adagrad(p, 0.1),
+}
+# Under these plain PyTorch moves every row in every step, the servers only those of the batch:
+# equal where each batch has every row.
+EVERY_ROW: dict[str, Any] = {
+    "momentum": lambda p: of.SGD(p, 0.2, momentum=0.9),
+    "nesterov": lambda p: of.SGD(p, 0.2, momentum=0.9, nesterov=True),
+    "adam": lambda p: of.Adam(p, 0.01),
+    "adamw": lambda p: of.AdamW(p, 0.01, weight_decay=0.1),
+    "rmsprop": lambda p: of.RMSprop(p, 0.005),
+    "rmsprop_centered": lambda p: of.RMSprop(p, 0.005, momentum=0.5, centered=True),
+}
+SCHEDULERS: dict[str, Any] = {
+    "sgd": lambda o: of.lr_scheduler.ExponentialLR(o, gamma=0.99),
+    "adam": lambda o: of.lr_scheduler.OneCycleLR(o, 0.02, total_steps=STEPS, cycle_momentum=False),
+    "adamw": lambda o: of.lr_scheduler.CosineAnnealingLR(o, STEPS),
+}
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.embedding = embedding
+        self.network = torch.nn.Sequential(
+            torch.nn.Linear(FIELDS * 8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+        )
+
+    def forward(self, ids: Any) -> Any:
+        return self.network(self.embedding(ids).flatten(1)).squeeze(1)
+
+
+def loss_curve(
+    forward: Any, optimizer: Any, scheduler: Any = None, *, every_row: bool = False
+) -> list[float]:
+    generator = np.random.default_rng(3)
+    hidden = generator.normal(size=IDS)
+    losses = []
+    for _ in range(STEPS):
+        ids = generator.integers(0, IDS, (BATCH, FIELDS))
+        if every_row:
+            ids = generator.permutation(np.arange(BATCH * FIELDS) % IDS).reshape(BATCH, FIELDS)
+        labels = (hidden[ids].sum(axis=1) > 0).astype(np.float32)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            forward(torch.from_numpy(ids)), torch.from_numpy(labels)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def twin_of(model: Model, session: Any, **settings: Any) -> Model:
+    twin = Model(torch.nn.Embedding(IDS, 8, **settings))
+    rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
+    twin.embedding.weight.data = torch.from_numpy(rows)
+    twin.network.load_state_dict(model.network.state_dict())
+    return twin
+
+
+def assert_same(here: list[float], plain: list[float]) -> None:
+    assert np.mean(plain[-10:]) < np.mean(plain[:10])  # it did learn
+    np.testing.assert_allclose(here, plain, rtol=RELATIVE_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", sorted({**OPTIMIZERS, **EVERY_ROW}))
+def test_same_loss_curve(name: str) -> None:
+    every_row = name in EVERY_ROW
+    make = {**OPTIMIZERS, **EVERY_ROW}[name]
+    schedule = SCHEDULERS.get(name, lambda _: None)
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+        model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
+        inner = make(list(model.parameters()))
+        optimizer = DistributedOptimizer(inner)
+        twin = twin_of(model, session)
+        plain_optimizer = make(list(twin.parameters()))
+        here = loss_curve(model, optimizer, schedule(optimizer), every_row=every_row)
+        plain = loss_curve(twin, plain_optimizer, schedule(plain_optimizer), every_row=every_row)
+    assert_same(here, plain)
+
+
+class Both:
+    """Two optimizers of one model, as PyTorch's users have them with sparse embeddings."""
+
+    def __init__(self, *optimizers: Any) -> None:
+        self.optimizers = optimizers
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def sparse_adam(embedding: Any) -> Any:
+    return of.SparseAdam(embedding.parameters(), 0.01, eps=1e-15)
+
+
+def test_same_loss_curve_as_sparse_adam() -> None:
+    """PyTorch adds epsilon to the uncorrected root: equal where epsilon is next to nothing."""
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints) as session:
+        model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
+        rows = DistributedOptimizer(sparse_adam(model.embedding))
+        layers = DistributedOptimizer(of.Adam(model.network.parameters(), 0.01))
+        twin = twin_of(model, session, sparse=True)
+        plain_layers = of.Adam(twin.network.parameters(), 0.01)
+        here = loss_curve(model, Both(rows, layers), every_row=True)
+        plain = loss_curve(twin, Both(sparse_adam(twin.embedding), plain_layers), every_row=True)
+    assert_same(here, plain)
+
+
+def test_a_swapped_model_is_the_same_model() -> None:
+    """What ``swap_embeddings`` makes of a plain file trains as the plain file does."""
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="swapped") as session:
+        model = Model(torch.nn.Embedding(IDS, 8, sparse=True))
+        assert swap_embeddings(model, over_bytes=1 << 30) == ["embedding"]
+        optimizer = DistributedOptimizer(of.Adagrad(model.parameters(), 0.1))
+        twin = twin_of(model, session)
+        plain = loss_curve(twin, of.Adagrad(twin.parameters(), 0.1))
+        here = loss_curve(model, optimizer)
+    assert_same(here, plain)
+
+
+@pytest.mark.slow
+# torch.compile looks at .grad of what comes into a graph and hides the warning; not from pytest.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_compiled_model_has_the_same_loss_curve() -> None:
+    """With PyTorch's code generator, as a user has it."""
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="compiled") as session:
+        model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
+        optimizer = DistributedOptimizer(of.Adagrad(model.parameters(), 0.1))
+        twin = twin_of(model, session)
+        plain = loss_curve(twin, of.Adagrad(twin.parameters(), 0.1))
+        here = loss_curve(torch.compile(model), optimizer)
+    assert_same(here, plain)
