@@ -96,6 +96,12 @@ TARGETS: tuple[Target, ...] = (
         1.0,
         at_most=True,
     ),
+    Target(
+        "tasks_busy",
+        "share of a core for the ledger of 1 M tasks of 10 s, 10,000 workers",
+        0.25,
+        at_most=True,
+    ),
     Target("sparse_3328_over_ceiling", "3,328 keys a step over the bare ceiling", 0.5),
     Target("sparse_3328_over_paddle", "3,328 keys a step over Paddle 2.6.2", 10.0),
     Target("zipf_over_paddle", "53,248 Zipf(1.2) keys a step over Paddle 2.6.2", 4.0),

@@ -42,6 +42,7 @@ class Sizes:
         normal_s: Length of the part of a job in which nothing happens besides pushes.
         drop_cache: Whether the system is to forget files before they are read.
         nodes: Nodes of the controller's large cluster.
+        tasks, workers: Size of the job whose ledger is measured.
         train_records: Records of the training job, once each.
     """
 
@@ -57,6 +58,8 @@ class Sizes:
     normal_s: float = 10.0
     drop_cache: bool = True
     nodes: int = 1000
+    tasks: int = 1_000_000
+    workers: int = 10_000
     train_records: int = 800_000
 
     @staticmethod
@@ -75,6 +78,8 @@ class Sizes:
             normal_s=0.5,
             drop_cache=False,  # it is the cache of all programs
             nodes=50,
+            tasks=2000,
+            workers=100,
             train_records=60_000,
         )
 
@@ -354,6 +359,21 @@ GROUPS: Mapping[str, Group] = {
             ("backstay", "write_ms"),
             ("backstay", "record_bytes"),
         ),
+    ),
+    "tasks": Group(
+        contestants={
+            "backstay": backstay(
+                "tasks",
+                lambda sizes: ["--tasks", str(sizes.tasks), "--workers", str(sizes.workers)],
+            )
+        },
+        ratios=(Ratio("tasks_busy", "backstay", "", "busy"),),
+        raw=(
+            ("backstay", "tasks_per_s"),
+            ("backstay", "renewals_per_s"),
+            ("backstay", "peak_mb"),
+        ),
+        most_rounds=3,  # each takes a minute or two
     ),
     "train": Group(
         contestants={

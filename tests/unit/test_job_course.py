@@ -1,5 +1,6 @@
 """The course of a job: passes, evaluations, early stop, the end, and what a restart finds."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -143,7 +144,7 @@ def test_a_job_that_ends_with_parked_tasks_says_so_and_goes_on_with_them() -> No
     end(course, "training-1", parked=2)
     end(course, "evaluation-1")
     end(course, "train_end-1")
-    assert course.outcome == "finished_with_parked"
+    assert json.loads(course.to_json())["ended"] == "finished_with_parked"
     assert course.parked == {training: 2}
     assert not course.reopen(RoundId.parse("evaluation-1"))
     assert course.reopen(training)
