@@ -217,6 +217,11 @@ def test_headers_of_several_files(tmp_path: Path) -> None:
     other = file_of(tmp_path, "a,c\n1,2\n", "4.csv")
     with pytest.raises(ConfigError, match=r"4.csv: its columns are \['a', 'c'\], and \['b'\]"):
         read_all(reader_of(first, other))
+    of_pandas = file_of(tmp_path, ",a\n0,1\n", "6.csv")
+    assert read_all(reader_of(of_pandas))[0] == [{"": "0", "a": "1"}]
+    assert list(read_batch(reader_of(of_pandas), str(of_pandas), 0, 1, BadRecords(0))) == [
+        {"": "0", "a": "1"}
+    ]
     double = file_of(tmp_path, "1,1\n2,2\n", "5.csv")
     with pytest.raises(ConfigError, match="is there a header"):
         shard_sizes(reader_of(double))

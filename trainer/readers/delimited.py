@@ -348,10 +348,12 @@ class DelimitedReader:
                 f"{file.name}: its header is not one of {width} columns {wrong or ''}"
             )
         names = tuple(name.strip() for name in options.columns or found[0])
-        if len(set(names)) != len(names) or not all(names):
+        # One name may be empty: pandas writes its index so.
+        double = sorted({name for name in names if names.count(name) > 1})
+        if double:
             raise ConfigError(
-                f"{file.name}: column names {list(names)} of its header are empty or double; "
-                "is there a header? If not, name the columns in options.columns"
+                f"{file.name}: column names {double} are there more than once in its header; is "
+                "there a header? If not, name the columns in options.columns"
             )
         return names, offset
 
