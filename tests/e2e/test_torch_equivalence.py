@@ -47,7 +47,7 @@ SCHEDULERS: dict[str, Any] = {
 }
 
 
-class Model(torch.nn.Module):  # type: ignore[misc]
+class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self, embedding: Any) -> None:
         super().__init__()
         torch.manual_seed(11)

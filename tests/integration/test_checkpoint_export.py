@@ -277,7 +277,7 @@ def test_a_copied_embedding_is_saved_as_a_program(
     np.testing.assert_array_equal(program(ids).numpy(), layer(ids).numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.torch
 def test_a_pytorch_model_has_its_trained_embedding(
     storage: CheckpointStorage, tmp_path: Path
 ) -> None:
@@ -287,11 +287,21 @@ def test_a_pytorch_model_has_its_trained_embedding(
     table = Export.open(export(storage, SECOND, tmp_path / "out")).table(ADS.name)
     ids = torch.tensor([[-1, 3], [2, 7 * 2**58 + 7]])
     wanted = np.array([[50.0, 51.0], [0.0, 7.0]])[..., None].repeat(3, axis=2)
-    for module in (MappedEmbedding(table), CopiedEmbedding(table)):
+    copied = CopiedEmbedding(table)
+    for module in (MappedEmbedding(table), copied):
         np.testing.assert_array_equal(module(ids).numpy(), wanted)
+        assert module(ids[:0]).shape == (0, 2, 3)
     wanted[0, 1] = 0.0
     for module in (MappedEmbedding(table, 3), CopiedEmbedding(table, padding_idx=3)):
         np.testing.assert_array_equal(module(ids).numpy(), wanted)
+        assert "dim=3" in repr(module)
+    with pytest.raises(InvalidRequest, match="no row"):
+        MappedEmbedding(table, unknown="refuse")(ids)
+    other = CopiedEmbedding(table, padding_idx=3)
+    other.load_state_dict(copied.state_dict())
+    np.testing.assert_array_equal(other(ids).numpy(), copied(ids).numpy())
+    whole = torch.compile(copied, backend="aot_eager", fullgraph=True)
+    np.testing.assert_array_equal(whole(ids).numpy(), copied(ids).numpy())
 
 
 def test_inference_needs_no_network_and_no_framework(

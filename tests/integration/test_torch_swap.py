@@ -35,7 +35,7 @@ def session() -> Iterator[Session]:
         yield opened
 
 
-class Model(nn.Module):  # type: ignore[misc]
+class Model(nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self, **layers: Any) -> None:
         super().__init__()
         for name, layer in layers.items():
@@ -107,7 +107,7 @@ def test_another_distribution_is_said(session: Session) -> None:
     assert (model.custom([5]).detach().numpy() == 0.25).all()
 
 
-class Mine(nn.Embedding):  # type: ignore[misc]
+class Mine(nn.Embedding):  # type: ignore[misc, name-defined]
     pass
 
 
