@@ -6,7 +6,9 @@ Taking it waits for the one that has it, unless that one is known to be gone. Im
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import aclosing
 
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
@@ -20,6 +22,7 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import Election, FencingToken, KeepAlive
 from backstay.errors import LeaseLost, NotJobMaster
+from backstay.tasks import end_tasks
 
 __all__ = ["Office"]
 
@@ -87,15 +90,31 @@ class Office:
         return self.token
 
     async def keep(self) -> None:
-        """Renew the lease until cancelled.
+        """Renew the lease and look at the key until cancelled.
 
         Raises:
-            LeaseLost: It is over; ``take`` it again if nobody else has.
+            LeaseLost: Lease or key are gone; ``take_again`` if nobody else has the office.
             StoreError: The store refuses this client, or has lost its data.
         """
         if self._keep is None:
             raise LeaseLost("take the office first")
-        await self._keep.run()
+        renewing = asyncio.create_task(self._keep.run())
+        looking = asyncio.create_task(self._look())
+        try:
+            await asyncio.wait({renewing, looking}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (renewing, looking):
+                if task.done():
+                    task.result()
+        finally:
+            await end_tasks(renewing, looking)
+
+    async def _look(self) -> None:
+        """Notice that the key is gone though the lease is alive: somebody took this for dead."""
+        assert self.token is not None
+        async with aclosing(Election(self._store, self._keys.master).observe()) as holders:
+            async for held in holders:
+                if held is None or held.create_revision != self.token.create_revision:
+                    raise LeaseLost(f"the key {self._keys.master} is not this process's any more")
 
     async def leave(self) -> None:
         """Give the office back: the lease ends, and the key goes."""

@@ -1,0 +1,478 @@
+"""The master of a job as a process, beside real pservers: killed, doubled, without its store."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backstay import rpc
+from backstay._proto.v1 import job_pb2, job_pb2_grpc
+from backstay.config import ClientConfig, SecurityConfig
+from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.keys import JobKeys
+from backstay.errors import (
+    InvalidRequest,
+    JobRefused,
+    ServerUnavailable,
+    Unauthenticated,
+    UnknownJob,
+    WorkerReplaced,
+)
+from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, WorkersSpec
+from backstay.master.job_client import JobClient, forget_job, list_jobs
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer.directory import Directory
+from backstay.trainer.job_calls import read_keys
+from backstay.trainer.master_link import Ended, EvaluationOutputs, MasterLink, Task, Wait
+from tests.etcd import EtcdCluster
+
+JOB = "counting"
+TASKS = 40
+LIMIT_S = 60.0
+CLIENT = ClientConfig(deadline_ms=20_000)
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@dataclass
+class Masters:
+    """Starts and kills masters of one job."""
+
+    endpoints: list[str]
+    folder: Path
+    environment: dict[str, str]
+    instance: int = 0
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, spec: JobSpec, *arguments: str) -> subprocess.Popen[bytes]:
+        self.instance += 1
+        spec_file = self.folder / f"spec-{self.instance}.json"
+        spec_file.write_text(spec.to_json(), encoding="utf-8")
+        with (self.folder / f"master-{self.instance}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "backstay.master.serve_cli", str(spec_file)),
+                    *("--endpoint", ",".join(self.endpoints), "--instance", str(self.instance)),
+                    *arguments,
+                ],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def replace(self, spec: JobSpec) -> subprocess.Popen[bytes]:
+        """Kill the newest one, and start another in its place."""
+        self.processes[-1].kill()
+        self.processes[-1].wait()
+        return self.start(spec, "--replaces", str(self.instance))
+
+    def log(self) -> str:
+        return (self.folder / f"master-{self.instance}.log").read_text()
+
+    def end(self) -> None:
+        """End those that run, in good order if they can."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(servers=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def masters(
+    cluster: LocalCluster, tmp_path: Path, plain_environment: dict[str, str]
+) -> Iterator[Masters]:
+    masters = Masters(cluster.endpoints, tmp_path, plain_environment)
+    yield masters
+    masters.end()
+    forget_job(cluster.endpoints, JOB, config=CLIENT)
+
+
+def counting_spec(folder: Path, **fields: object) -> JobSpec:
+    data = folder / "data.csv"
+    lines = "\n".join(str(number) for number in range(4 * TASKS))
+    data.write_text(f"x\n{lines}\n", encoding="utf-8")
+    values: dict[str, object] = {
+        "name": JOB,
+        "model": "model.py",
+        "training": DataSpec(paths=(str(data),)),
+        "records_per_task": 4,
+        "checkpoint": CheckpointSpec(every="none"),
+        **fields,
+    }
+    return JobSpec(**values)  # type: ignore[arg-type]
+
+
+def wait_for_master(endpoints: list[str], instance: int, eventually: Eventually) -> None:
+    """Wait until the job is open at a certain master."""
+    client = JobClient(endpoints, JOB, config=CLIENT)
+
+    def is_open() -> bool:
+        try:
+            return client.status().master_instance == instance
+        except UnknownJob:
+            return False
+
+    try:
+        eventually(is_open)
+    finally:
+        client.close()
+
+
+class Worker(threading.Thread):
+    """Counts the tasks that it is told to be first at."""
+
+    def __init__(self, endpoints: list[str], worker: str) -> None:
+        super().__init__(name=worker)
+        self.link = MasterLink(endpoints, JOB, worker, config=CLIENT)
+        self.first: Counter[tuple[str, int, int]] = Counter()
+        self.work: Callable[[Task], None] = lambda _task: None
+        self.ended: Ended | None = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 (the test looks at it)
+            self.failure = error
+        finally:
+            self.link.close()
+
+    def _run(self) -> None:
+        self.link.join()
+        while True:
+            answer = self.link.get_task()
+            for stream in self.link.streams_to_close():
+                self.link.stream_closed(*stream)
+            if isinstance(answer, Ended):
+                self.ended = answer
+                return
+            if isinstance(answer, Wait):
+                continue
+            self.link.hold(answer)
+            self.work(answer)
+            if self.link.complete(answer, batches=2, examples=answer.count):
+                self.first[answer.kind, answer.round, answer.number] += 1
+                if answer.kind == "training":
+                    self.link.stream_closed(answer.round, answer.number)
+
+    def finish(self) -> None:
+        self.join(LIMIT_S)
+        assert not self.is_alive(), f"{self.name} is still at work"
+        if self.failure is not None:
+            raise self.failure
+
+
+def all_tasks(passes: int) -> dict[tuple[str, int, int], int]:
+    tasks = {
+        ("training", number, task): 1 for number in range(1, passes + 1) for task in range(TASKS)
+    }
+    return tasks | {("train_end", 1, 0): 1}
+
+
+def test_a_job_whose_master_is_killed_counts_every_task_once(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    spec = counting_spec(tmp_path, epochs=2)
+    masters.start(spec)
+    wait_for_master(masters.endpoints, 1, eventually)
+    workers = [Worker(masters.endpoints, f"w{number}") for number in range(3)]
+    # Each death comes when so many tasks are done, whatever that takes.
+    reached = {count: threading.Event() for count in (15, 40, 60)}
+    lock, done = threading.Lock(), Counter[str]()
+
+    def count(_task: Task) -> None:
+        with lock:
+            done["tasks"] += 1
+            if done["tasks"] in reached:
+                reached[done["tasks"]].set()
+
+    for worker in workers:
+        worker.work = count
+        worker.start()
+    for event in reached.values():
+        assert event.wait(LIMIT_S)
+        masters.replace(spec)
+    for worker in workers:
+        worker.finish()
+    told = sum((worker.first for worker in workers), Counter[tuple[str, int, int]]())
+    assert told == all_tasks(passes=2)
+    assert masters.processes[-1].wait(LIMIT_S) == 0
+    (entry,) = list_jobs(masters.endpoints, config=CLIENT)
+    assert (entry.job, entry.state, entry.master_address) == (JOB, "done", "")
+
+
+def test_of_two_masters_one_is_fenced_and_says_so(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    spec = counting_spec(tmp_path)
+    first = masters.start(spec)
+    wait_for_master(masters.endpoints, 1, eventually)
+    link = MasterLink(masters.endpoints, JOB, "w1", config=CLIENT)
+    link.join()
+    task = link.get_task()
+    assert isinstance(task, Task)
+    link.hold(task)
+    # It hangs, is taken for dead, and wakes up when another one is the master.
+    first.send_signal(signal.SIGSTOP)
+    second = masters.start(spec, "--replaces", "1")
+    wait_for_master(masters.endpoints, 2, eventually)
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(LIMIT_S) == 4
+    assert "another process" in (masters.folder / "master-1.log").read_text()
+    # The hold went over to the second one.
+    assert link.complete(task, batches=2, examples=task.count)
+    assert second.poll() is None
+    link.leave()
+    link.close()
+
+
+def test_a_second_master_that_replaces_nobody_waits_until_the_first_one_ends(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    spec = counting_spec(tmp_path)
+    first = masters.start(spec)
+    wait_for_master(masters.endpoints, 1, eventually)
+    masters.start(spec)
+    first.terminate()
+    assert first.wait(LIMIT_S) == 0
+    wait_for_master(masters.endpoints, 2, eventually)
+
+
+def test_the_tasks_of_a_worker_that_falls_silent_go_to_another_one(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    masters.start(counting_spec(tmp_path, hold_ttl_ms=400))
+    wait_for_master(masters.endpoints, 1, eventually)
+    silent = MasterLink(masters.endpoints, JOB, "silent", config=CLIENT)
+    silent.join()
+    lost = silent.get_task()
+    assert isinstance(lost, Task)
+    silent.close()
+    other = Worker(masters.endpoints, "other")
+    other.start()
+    other.finish()
+    assert other.first == all_tasks(passes=1)
+    assert other.ended == Ended("done", "")
+
+
+def test_a_process_that_takes_a_workers_name_takes_its_place(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    masters.start(counting_spec(tmp_path))
+    wait_for_master(masters.endpoints, 1, eventually)
+    before, after = (MasterLink(masters.endpoints, JOB, "w1", config=CLIENT) for _ in range(2))
+    before.join()
+    task = before.get_task()
+    assert isinstance(task, Task)
+    after.join()
+    with pytest.raises(WorkerReplaced, match="another process has joined as worker 'w1'"):
+        before.complete(task, batches=1, examples=4)
+    again = after.get_task()
+    assert isinstance(again, Task)
+    assert (again.number, again.first_batch) == (task.number, 0)
+    assert again.attempt > task.attempt
+    eventually(lambda: before.stop_reason is not None)
+    for link in (before, after):
+        link.close()
+
+
+def test_what_is_given_back_is_gone_on_with_where_it_stood(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    masters.start(counting_spec(tmp_path, max_task_retries=0))
+    wait_for_master(masters.endpoints, 1, eventually)
+    link = MasterLink(masters.endpoints, JOB, "w1", config=CLIENT)
+    link.join()
+    link.declare_tables(["wide", "deep"])
+    with pytest.raises(JobRefused, match="table 0"):
+        link.declare_tables(["deep", "wide"])
+    task = link.get_task()
+    assert isinstance(task, Task)
+    link.give_back(task, settled_batches=3, reason="a push failed")
+    again = link.get_task()
+    assert isinstance(again, Task)
+    assert (again.number, again.first_batch) == (task.number, 3)
+    assert again.shuffle_seed == task.shuffle_seed != 0
+    assert link.fail(again, "ValueError: no number", records=[1])
+    client = JobClient(masters.endpoints, JOB, config=CLIENT)
+    (parked,) = client.parked()
+    assert (parked.number, list(parked.records)) == (task.number, [1])
+    assert "no number" in parked.error
+    assert client.status().parked == 1
+    assert client.retry_parked() == 1
+    assert client.parked() == ()
+    client.close()
+    link.leave()
+    link.close()
+
+
+def test_evaluations_are_put_together_over_all_workers(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    data = DataSpec(paths=(str(tmp_path / "data.csv"),))
+    masters.start(counting_spec(tmp_path, validation=data))
+    wait_for_master(masters.endpoints, 1, eventually)
+    worker = MasterLink(masters.endpoints, JOB, "w1", config=CLIENT)
+    worker.join()
+    while not isinstance(task := worker.get_task(), Ended):
+        if isinstance(task, Wait):
+            continue
+        outputs = None
+        if task.kind == "evaluation":
+            rows = np.arange(task.start, task.start + task.count, dtype=np.float32)
+            outputs = EvaluationOutputs(
+                (rows / (4 * TASKS)).astype(np.float32),
+                (rows >= 2 * TASKS).astype(np.float32),
+                {"mine": float(task.start)},
+                task.count,
+                {"area": "auc"},
+            )
+        worker.complete(task, batches=1, examples=task.count, outputs=outputs)
+        if task.kind == "training":
+            worker.stream_closed(task.round, task.number)
+    client = JobClient(masters.endpoints, JOB, config=CLIENT)
+    (result,) = client.status().evaluations
+    assert dict(result.metrics) == {"area": 1.0, "mine": np.mean(range(0, 4 * TASKS, 4))}
+    assert result.records == 4 * TASKS
+    client.close()
+    worker.close()
+
+
+def test_a_launcher_is_told_which_workers_should_run(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    spec = counting_spec(tmp_path, workers=WorkersSpec(initial=2, min=1, max=3))
+    masters.start(spec)
+    wait_for_master(masters.endpoints, 1, eventually)
+    client = JobClient(masters.endpoints, JOB, config=CLIENT)
+    answer = client.launch("here", [], [], wait_s=0.0)
+    assert len(answer.wanted) == 2
+    assert client.scale(3) == 2
+    answer = client.launch("here", answer.wanted, [], known_version=answer.version, wait_s=10.0)
+    assert len(answer.wanted) == 3
+    # The next master wants the same ones.
+    masters.replace(spec)
+    wait_for_master(masters.endpoints, 2, eventually)
+    after = client.launch("here", answer.wanted, [], known_version=answer.version, wait_s=0.0)
+    assert set(after.wanted) == set(answer.wanted)
+    with pytest.raises(InvalidRequest):
+        client.scale(4)
+    client.stop("enough", keep_state=False)
+    assert client.launch("here", after.wanted, [], wait_s=0.0).ended.state == "stopped"
+    assert masters.processes[-1].wait(LIMIT_S) == 0
+    assert list_jobs(masters.endpoints, config=CLIENT) == ()
+    with pytest.raises(UnknownJob, match="it has: none"):
+        client.status()
+    client.close()
+
+
+def test_another_spec_is_refused_and_a_job_with_a_master_is_not_forgotten(
+    masters: Masters, eventually: Eventually, tmp_path: Path
+) -> None:
+    masters.start(counting_spec(tmp_path))
+    wait_for_master(masters.endpoints, 1, eventually)
+    with pytest.raises(JobRefused, match="has a master"):
+        forget_job(masters.endpoints, JOB, config=CLIENT)
+    other = masters.replace(counting_spec(tmp_path, records_per_task=8))
+    assert other.wait(LIMIT_S) == 1
+    assert "records_per_task is 8, was 4" in masters.log()
+
+
+def test_the_token_is_asked_for(tmp_path: Path, plain_environment: dict[str, str]) -> None:
+    token = "a-secret-of-the-cluster"
+    settings: Mapping[str, object] = {"token": token}
+    with LocalCluster(servers=1, settings=settings) as cluster:
+        environment = plain_environment | {"BACKSTAY_TOKEN": token}
+        masters = Masters(cluster.endpoints, tmp_path, environment)
+        masters.start(counting_spec(tmp_path))
+        config = ClientConfig(token=token, deadline_ms=20_000)
+        try:
+            directory = Directory(cluster.endpoints, config)
+            key = JobKeys(JOB).master
+            deadline_s = time.monotonic() + LIMIT_S
+            while not (found := read_keys(directory, key, single=True)):
+                assert time.monotonic() < deadline_s
+            directory.close()
+            address = MasterRecord.from_json(found[key]).address
+            link = MasterLink(cluster.endpoints, JOB, "w1", config=config)
+            link.join()
+            link.close()
+            with (
+                rpc.open_channel(address, SecurityConfig()) as channel,
+                pytest.raises(Unauthenticated, match="no token"),
+                rpc.mapped_errors(address),
+            ):
+                job_pb2_grpc.JobServiceStub(channel).GetJob(job_pb2.GetJobRequest(), timeout=10)
+        finally:
+            masters.end()
+
+
+@pytest.mark.slow
+def test_workers_go_on_while_the_store_is_away(
+    tmp_path: Path, plain_environment: dict[str, str]
+) -> None:
+    etcd = EtcdCluster(tmp_path / "etcd")
+    etcd.start()
+    settings = {"store": "etcd", "store_endpoints": ",".join(etcd.endpoints)}
+    try:
+        with LocalCluster(servers=2, settings=settings) as cluster:
+            masters = Masters(cluster.endpoints, tmp_path, plain_environment)
+            masters.start(counting_spec(tmp_path, hold_ttl_ms=1000), "--lease-ttl-ms", "2000")
+            workers = [Worker(cluster.endpoints, f"w{number}") for number in range(2)]
+            away, back = threading.Event(), threading.Event()
+
+            def work(task: Task) -> None:
+                if task.number == TASKS // 2 and not away.is_set():
+                    away.set()
+                    assert back.wait(LIMIT_S)
+
+            try:
+                with pytest.raises(ServerUnavailable):
+                    MasterLink(
+                        cluster.endpoints, "other", "w", config=ClientConfig(deadline_ms=1)
+                    ).join()
+                for worker in workers:
+                    worker.work = work
+                    deadline_s = time.monotonic() + LIMIT_S
+                    while not list_jobs(cluster.endpoints, config=CLIENT):
+                        assert time.monotonic() < deadline_s
+                    worker.start()
+                assert away.wait(LIMIT_S)
+                etcd.kill()
+                # Longer than the lease and many times the life of a hold.
+                time.sleep(4.0)
+                etcd.start()
+                back.set()
+                for worker in workers:
+                    worker.finish()
+                told = sum((one.first for one in workers), Counter[tuple[str, int, int]]())
+                assert told == all_tasks(passes=1)
+                # The same master all along.
+                assert masters.processes[0].wait(LIMIT_S) == 0
+            finally:
+                back.set()
+                masters.end()
+    finally:
+        etcd.stop()
