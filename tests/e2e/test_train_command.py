@@ -1,0 +1,312 @@
+"""``backstay train`` and ``jobs`` as users run them, while parts of it, or all of it, are killed.
+
+The model file waits at gates (files that the test makes), so that a fault comes at a known place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstay.pserver.local_cluster import LocalCluster
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+WAIT_S = 90.0
+RECORDS = 400
+BACKSTAY = [sys.executable, "-m", "backstay.cli"]
+
+MODEL = '''
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(50, 4, sparse=True)
+        self.top = torch.nn.Linear(5, 1)
+
+    def forward(self, ids, x):
+        return self.top(torch.cat([self.rows(ids), x], dim=1))[:, 0]
+
+
+def custom_model():
+    torch.manual_seed(1)
+    return Net()
+
+
+def loss(labels, predictions):
+    return torch.nn.functional.binary_cross_entropy_with_logits(predictions, labels)
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def wait_for(gate):
+    """Stand still at a closed gate until the test opens it."""
+    while (HERE / f"{gate}.closed").exists():
+        time.sleep(0.01)
+
+
+def feed(records, mode, metadata):
+    numbers = records.column("n").astype(np.int64)
+    if mode == "training" and numbers.max() >= 200:
+        wait_for("training")
+    if mode == "evaluation":
+        wait_for("evaluation")
+    if mode == "training" and (HERE / "broken").exists() and 7 in numbers:
+        raise ValueError("record 7 is not to my taste")
+    x = (numbers % 2).astype(np.float32)
+    return (torch.from_numpy(numbers % 50), torch.from_numpy(x[:, None])), torch.from_numpy(x)
+
+
+def eval_metrics():
+    return {"auc": "auc"}
+'''
+
+JOB = """\
+name: tiny
+model: model.py
+training: train.csv
+validation: train.csv
+prediction: train.csv
+batch_size: 20
+records_per_task: 40
+shuffle: none
+epochs: 2
+audit: true
+hold_ttl_ms: 1000
+max_task_retries: 1
+workers: 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model.py").write_text(MODEL)
+    rows = "".join(f"{number}\n" for number in range(RECORDS))
+    (tmp_path / "train.csv").write_text("n\n" + rows)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path
+
+
+def close(folder: Path, gate: str) -> None:
+    (folder / f"{gate}.closed").touch()
+
+
+def open_gate(folder: Path, gate: str) -> None:
+    (folder / f"{gate}.closed").unlink()
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """Look until it is so, and return what it said."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        threading.Event().wait(0.05)
+    return found
+
+
+@contextmanager
+def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    with (folder / "stderr").open("a") as log:
+        process = subprocess.Popen(
+            [*BACKSTAY, *words], cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def result_of(folder: Path, process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert output, (folder / "stderr").read_text()
+    document: dict[str, Any] = json.loads(output)
+    assert document.get("exit_code") == process.returncode, document
+    return document
+
+
+def run(folder: Path, *words: str) -> dict[str, Any]:
+    with started(folder, *words) as process:
+        return result_of(folder, process)
+
+
+def jobs(
+    folder: Path, *words: str, endpoint: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    endpoint = endpoint or endpoint_of(folder)
+    return subprocess.run(
+        [*BACKSTAY, "jobs", "--endpoint", endpoint, *words],
+        capture_output=True, text=True, timeout=WAIT_S,
+    )  # fmt: skip
+
+
+def endpoint_of(folder: Path) -> str:
+    """What the newest run said about its servers."""
+    said = [
+        line for line in (folder / "stderr").read_text().splitlines() if "export BACKSTAY" in line
+    ]
+    return said[-1].rpartition("=")[2] if said else ""
+
+
+def shown(folder: Path, endpoint: str | None = None) -> dict[str, Any]:
+    """What ``jobs show`` says now; empty while there is nobody to ask."""
+    endpoint = endpoint or endpoint_of(folder)
+    if not endpoint:
+        return {}
+    done = jobs(folder, "show", "tiny", "--json", endpoint=endpoint)
+    document: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return document.get("status") or {}
+
+
+def children(pid: int) -> dict[int, str]:
+    """The command lines of the processes below one."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            line = (path.parent / "cmdline").read_text().replace("\0", " ")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            found[int(path.parent.name)] = line
+    return found
+
+
+def child(pid: int, words: str) -> int:
+    return next((one for one, line in children(pid).items() if words in line), 0)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:4]
+    except FileNotFoundError:
+        return True
+
+
+def test_each_record_counts_once_when_a_worker_and_the_master_are_killed(folder: Path) -> None:
+    close(folder, "training")
+    with started(folder, "train", "job.yaml", "--servers", "1", "--json") as process:
+        # Both workers stand at the gate, each in the middle of its work.
+        wait_until(lambda: shown(folder).get("tasks", {}).get("doing") == "2")
+        os.kill(child(process.pid, "--worker-id w-0"), signal.SIGKILL)
+        os.kill(child(process.pid, "master.serve_cli"), signal.SIGKILL)
+        wait_until(lambda: child(process.pid, "--worker-id w-2"))
+        done = jobs(folder, "scale", "tiny", "3")
+        assert done.stdout == "tiny: 3 workers wanted, 2 before\n", done.stderr
+        wait_until(lambda: child(process.pid, "--worker-id w-3"))
+        open_gate(folder, "training")
+        result = result_of(folder, process)
+    assert (result["state"], result["exit_code"]) == ("done", 0)
+    assert result["records_counted_once"]
+    assert result["audit"]["records"] == RECORDS
+    assert result["audit"]["passes"] == 2
+    assert result["master_starts"] == 2
+    assert [one["round"] for one in result["evaluations"]] == [1, 2]
+    assert result["evaluations"][-1]["metrics"]["auc"] > 0.9
+    log_dir = folder / "backstay-jobs" / "tiny"
+    lines = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
+    assert sum("metrics" in line for line in lines) == 2
+    assert {path.name for path in (log_dir / "workers").iterdir()} >= {"w-0.log", "w-1.log"}
+
+
+def test_ctrl_c_and_the_same_command_goes_on_from_the_checkpoint(folder: Path) -> None:
+    close(folder, "evaluation")
+    command = ("train", "job.yaml", "--servers", "1", "--json")
+    with started(folder, *command) as process:
+        wait_until(lambda: shown(folder).get("checkpoint"))
+        below = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        result = result_of(folder, process)
+    assert (result["state"], result["reason"], process.returncode) == ("stopped", "Ctrl-C", 130)
+    assert all(is_gone(pid) for pid in below)
+    open_gate(folder, "evaluation")
+    result = run(folder, *command)
+    assert (result["state"], result["records_counted_once"]) == ("done", True)
+    assert result["audit"]["passes"] == 2
+    # The second run trained the second pass only.
+    lines = (folder / "backstay-jobs/tiny/metrics.jsonl").read_text().splitlines()
+    assert "stopped" in {json.loads(line).get("state") for line in lines}
+    # All is done: the same command again has nothing to do, and says the same.
+    again = run(folder, *command)
+    assert (again["state"], again["steps"]) == ("done", result["steps"])
+    # The model is judged and used by jobs of their own.
+    judged = run(folder, "evaluate", "job.yaml", "--servers", "1", "--json")
+    assert judged["evaluations"][0]["metrics"] == result["evaluations"][-1]["metrics"]
+    predicted = run(folder, "predict", "job.yaml", "--servers", "1", "--output", "out", "--json")
+    assert predicted["state"] == "done"
+    assert any((folder / "out").iterdir())
+
+
+def test_nothing_outlives_a_command_that_is_killed(folder: Path) -> None:
+    close(folder, "training")
+    with started(folder, "train", "job.yaml", "--servers", "1") as process:
+        wait_until(lambda: shown(folder).get("tasks", {}).get("doing") == "2")
+        below = children(process.pid)
+        assert len(below) == 4, below
+        process.kill()
+    wait_until(lambda: all(is_gone(pid) for pid in below))
+
+
+def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(folder: Path) -> None:
+    (folder / "broken").touch()
+    with LocalCluster(1) as cluster:
+        endpoint = cluster.endpoints[0]
+        command = ("train", "job.yaml", "--endpoint", endpoint, "--epochs", "1", "--json")
+        # Another job on the same cluster does not mind.
+        (folder / "other.yaml").write_text(JOB.replace("name: tiny", "name: other"))
+        other = ("train", "other.yaml", "--endpoint", endpoint, "--set", "training=part.csv")
+        (folder / "part.csv").write_text("n\n" + "".join(f"{number}\n" for number in range(50, 90)))
+        with started(folder, *other, "--epochs", "1", "--json") as process:
+            result = run(folder, *command)
+            beside = result_of(folder, process)
+        assert (result["state"], result["exit_code"], result["parked"]) == ("done", 3, 1)
+        assert (beside["exit_code"], beside["records_counted_once"]) == (0, True)
+        text = jobs(folder, "show", "tiny", endpoint=endpoint).stdout
+        assert "parked: training 1, task 0: records 0 to 39" in text
+        assert "ValueError: record 7 is not to my taste" in text
+        listed = json.loads(jobs(folder, "list", "--json", endpoint=endpoint).stdout)["jobs"]
+        assert [(one["job"], one["state"]) for one in listed] == [
+            ("other", "done"), ("tiny", "done"),
+        ]  # fmt: skip
+        scaled = jobs(folder, "scale", "tiny", "3", endpoint=endpoint)
+        assert scaled.returncode == 1
+        assert "it has no master any more" in scaled.stderr
+        logs = jobs(folder, "logs", "tiny", endpoint=endpoint)
+        assert "w-0 " in logs.stdout, logs.stderr
+        assert jobs(folder, "audit", "tiny", endpoint=endpoint).returncode == 1
+        (folder / "broken").unlink()
+        result = run(folder, *command)
+        assert (result["exit_code"], result["records_counted_once"]) == (0, True)
+        assert jobs(folder, "audit", "tiny", endpoint=endpoint).returncode == 0
+        # Another job under the same name is refused, with what differs.
+        (folder / "job.yaml").write_text(JOB.replace("batch_size: 20", "batch_size: 10"))
+        refused = subprocess.run(
+            [*BACKSTAY, *command], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
+        )
+        assert refused.returncode == 1
+        assert "batch_size is 10, was 20" in refused.stderr
+        anew = run(folder, *command, "--fresh", "--set", "audit=false")
+        assert (anew["state"], anew["steps"]) == ("done", 40)
