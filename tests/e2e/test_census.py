@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("paddle")
@@ -20,11 +21,11 @@ pytest.importorskip("paddle")
 pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).resolve().parents[2]
 # As many as the demo: everything that happens in it takes its time on a busy machine.
-PASSES = 16
+PASSES = 8
 # The sampling error of one AUC here is 0.003; this is the project's own promise.
 AUC_TOLERANCE = 0.003
 # A second where the cores are free (docs/benchmarks.md); machines of tests are shared.
-FAILOVER_MS_MAX = 15_000
+RECOVERY_MS_MAX = 15_000
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -39,40 +40,45 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_demo_outlives_a_pserver_and_is_as_good_as_plain_paddle() -> None:
-    passes = f"--passes={PASSES}"
-    alone = run("-m", "examples.census.train", "--local", passes)
+@pytest.mark.timeout(400)
+def test_the_demo_outlives_everything_and_is_as_good_as_one_machine(tmp_path: Path) -> None:
+    alone = run(
+        *("-m", "backstay.cli", "train", "examples/census/job.yaml", "--local", "--json"),
+        *(f"--epochs={PASSES}", f"--log-dir={tmp_path}"),
+    )
     assert alone.returncode == 0, alone.stderr
-    demo = run("examples/census/demo.py", passes)
+    plain_auc = json.loads(alone.stdout)["evaluations"][-1]["metrics"]["auc"]
+    demo = run("examples/census/demo.py", f"--passes={PASSES}")
     assert demo.returncode == 0, demo.stderr
     last = demo.stdout.splitlines()[-1]
     assert last.startswith("DEMO ")
     figures: dict[str, Any] = json.loads(last[len("DEMO ") :])
-    assert figures["auc"] > float(alone.stdout.split()[2].rstrip(",")) - AUC_TOLERANCE
-    assert figures["examples"] == PASSES * 29_304
-    assert (figures["servers"], figures["trainers"], figures["replicas"]) == (3, 2, 2)
+    assert figures["auc"] > plain_auc - AUC_TOLERANCE
+    assert figures["records_counted_once"] is True
+    assert (figures["records"], figures["passes"]) == (32_561, PASSES)
+    assert (figures["servers"], figures["workers"], figures["replicas"]) == (3, 2, 2)
+    assert figures["worker_killed"].startswith("w-")
+    assert figures["workers_added"] == 1
     assert figures["killed"] == "ps-1"
-    assert 0 < figures["failover_ms"] < FAILOVER_MS_MAX
-    assert (figures["pushes_lost"], figures["pushes_duplicated"]) == (0, 0)
-    # Batches of 256; each is a push to two sparse tables, a dense one and the counters.
-    assert figures["pushes_counted"] >= figures["examples"] // 256
-    assert figures["pushes_acknowledged"] >= 4 * figures["examples"] // 256
-    for name in ("logloss", "seconds", "examples_per_s"):
-        assert figures[name] > 0
+    assert figures["master_starts"] == 2
+    for name in ("worker_recovery_ms", "failover_ms", "master_recovery_ms"):
+        assert 0 < figures[name] < RECOVERY_MS_MAX, name
     assert figures["resized"] == [4, 3]
     # A quarter of the copies goes to the new pserver, and comes back from it.
     assert 900 <= figures["moved_slots"] <= 1_150
-    assert figures["checkpoints"] == PASSES + 1
+    assert figures["checkpoints"] >= 2
     assert figures["restore_auc_equal"] is True
     # What people see of it, in this order.
     moments = (
         "resize: from 3 to 4 pservers",
         "4 pservers now",
+        "is killed (SIGKILL); its task is another one's",
+        "3 workers now",
         "ps-1 is killed (SIGKILL): master of ",
         "backups are masters of its slots now (ps-0 +",
         "a new ps-1 is started in its place",
         "each of 1,024 slots has 2 copies in sync again",
+        "the job's master is killed (SIGKILL)",
         "resize: from 4 to 3 pservers",
         "ps-3 held nothing any more and has ended",
         "restored into 2 fresh pservers",
@@ -81,8 +87,6 @@ def test_the_demo_outlives_a_pserver_and_is_as_good_as_plain_paddle() -> None:
     places = [demo.stdout.find(moment) for moment in moments]
     assert -1 not in places, demo.stdout
     assert places == sorted(places)
-    for trainer in (0, 1):
-        assert f"trainer {trainer}: pushes to all slots are acknowledged again" in demo.stdout
 
 
 @pytest.mark.slow
@@ -90,8 +94,7 @@ def test_the_demo_outlives_a_pserver_and_is_as_good_as_plain_paddle() -> None:
 def test_with_one_copy_the_demo_says_that_rows_are_lost() -> None:
     demo = run("examples/census/demo.py", f"--passes={PASSES}", "--replicas=1")
     assert demo.returncode == 1
-    assert "The demo failed: " in demo.stderr
-    assert "StateLost" in demo.stderr
+    assert "The demo failed: the cluster lost its rows of some slots" in demo.stderr
     assert "DEMO" not in demo.stdout
 
 
@@ -101,20 +104,18 @@ def test_a_node_that_is_not_there_cannot_be_killed() -> None:
     assert "choose one of ps-0, ps-1, ps-2, or none" in demo.stderr
 
 
-def children_of(pid: int) -> dict[int, str]:
-    """The command line of each child process."""
-    commands = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        try:
-            commands[int(child)] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
-        except FileNotFoundError:  # it ended meanwhile
-            continue
-    return commands
+def processes_below(pid: int) -> dict[int, str]:
+    """The command line of each process that it has started, or that one of those has."""
+    lines = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            lines[process.pid] = " ".join(process.cmdline())
+    return lines
 
 
 @contextmanager
-def running_demo() -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
-    """Yield a demo that would run for long, and the ids of its servers and trainers."""
+def running_demo() -> Iterator[tuple[subprocess.Popen[str], dict[str, list[int]]]]:
+    """Yield a demo that would run for long, and the ids of its processes by what they are."""
     demo = subprocess.Popen(
         [sys.executable, "examples/census/demo.py", "--passes=100000"],
         cwd=ROOT,
@@ -122,44 +123,38 @@ def running_demo() -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]
         stderr=subprocess.PIPE,
         text=True,
     )
+    signs = {"server": "pserver.serve_cli", "worker": "worker_cli", "master": "master.serve_cli"}
+    found: dict[str, list[int]] = {}
     with demo:
         try:
             deadline = time.monotonic() + 60
-            trainers: list[int] = []
-            while len(trainers) < 2:
+            while [len(found.get(kind, ())) for kind in signs] != [3, 2, 1]:
                 assert demo.poll() is None, "the demo ended early"
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-                commands = children_of(demo.pid)
-                trainers = [pid for pid, line in commands.items() if "census.train" in line]
-            servers = [pid for pid, line in commands.items() if "pserver" in line]
-            assert len(servers) == 3
-            yield demo, servers, trainers
+                below = processes_below(demo.pid)
+                found = {
+                    kind: [pid for pid, line in below.items() if sign in line]
+                    for kind, sign in signs.items()
+                }
+            yield demo, found
         finally:
             demo.kill()
 
 
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="finds processes in /proc, which is not here"
-)
-
-
-@needs_proc
-@pytest.mark.parametrize(
-    ("victim", "message"),
-    [("server", "has died"), ("trainer", "killed by signal 9"), ("demo", "")],
-)
+@pytest.mark.parametrize(("victim", "message"), [("server", "has died"), ("demo", "")])
 def test_a_death_ends_the_demo_and_all_its_processes(victim: str, message: str) -> None:
-    with running_demo() as (demo, servers, trainers):
+    with running_demo() as (demo, found):
         if victim == "demo":
             demo.send_signal(signal.SIGTERM)
         else:
-            os.kill(servers[1] if victim == "server" else trainers[1], signal.SIGKILL)
+            os.kill(found["server"][1], signal.SIGKILL)
         _, errors = demo.communicate(timeout=60)
         assert demo.returncode not in (0, None)
         assert message in errors
-        for pid in servers + trainers:
-            assert not Path(f"/proc/{pid}").exists()
+        for pids in found.values():
+            for pid in pids:
+                assert not psutil.pid_exists(pid)
 
 
 def test_reader() -> None:
