@@ -3,8 +3,8 @@
 The job is simulated: time is a number, workers take about ``--task-s`` for a task and renew their
 holds every quarter of two seconds, one in a hundred is four times slower, and one task in a
 thousand ends with its worker's death. Only the ledger's own time is counted: giving out, taking
-back, renewing, and what the journal is told (not written). ``busy`` is that time over the
-simulated time: how much of one core the ledger would take in such a job.
+back, renewing, and what the journal is told (not written); in processor time, so that other
+programs do not count. ``busy`` is that time over the simulated time: how much of one core the ledger would take in such a job.
 
 ``simulate`` takes anything with the ledger's calls, so that it can be pointed at a service.
 
@@ -48,14 +48,14 @@ class TaskMaster(Protocol):
 
 
 class Stopwatch:
-    """Seconds and calls by name."""
+    """Processor seconds and calls by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.calls: dict[str, int] = {}
 
     def add(self, name: str, begun: float, calls: int = 1) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - begun
         self.calls[name] = self.calls.get(name, 0) + calls
 
 
@@ -81,20 +81,20 @@ class Simulation:
         if attempt and grant is not None:
             if self.draw.random() < 0.001:
                 self.deaths += 1
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 self.master.drop_worker(worker, now_s)
                 self.watch.add("drop", begun)
                 worker, self.next_name = f"w-{self.next_name}", self.next_name + 1
             else:
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 first = self.master.complete(worker, grant.task, grant.attempt, now_s, BATCHES)
                 self.watch.add("complete", begun)
                 if first:
                     self.done += 1
-                    begun = time.perf_counter()
+                    begun = time.thread_time()
                     self.master.closed([grant.task])
                     self.watch.add("close", begun)
-        begun = time.perf_counter()
+        begun = time.thread_time()
         grant = self.master.assign(worker, now_s)
         self.watch.add("assign", begun)
         if grant is None:
@@ -112,7 +112,7 @@ class Simulation:
             (worker, [HeldTask(grant.task, grant.attempt, 1)])
             for worker, grant in self.doing.items()
         ]
-        begun = time.perf_counter()
+        begun = time.thread_time()
         revoked = [worker for worker, held in reports if self.master.renew(worker, held, now_s)]
         self.watch.add("renew", begun, len(reports))
         for worker in revoked:  # its twin was faster: it asks at once
@@ -120,7 +120,7 @@ class Simulation:
             heapq.heappush(self.events, (now_s, worker, 0))
 
     def upkeep(self, now_s: float) -> None:
-        begun = time.perf_counter()
+        begun = time.thread_time()
         self.master.expire(now_s)
         self.master.take_changes()
         self.watch.add("journal", begun)

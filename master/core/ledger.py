@@ -470,6 +470,9 @@ class TaskLedger:
         if self._state[task] == _HELD:
             self._state[task] = _TODO
             self._doing -= 1
+        lapsed = len(self._book.of_task(task))
+        if self._trouble.is_last_chance_over(task, lapsed):
+            self._end_lapsed(task)
         if not self._park_if_spent(task):
             self._todo.put(task, to_front and self._trouble.comes_first(task))
 
@@ -487,13 +490,11 @@ class TaskLedger:
         return True
 
     def _next_todo(self) -> int | None:
-        """Take the next task to do; those that turn out to be spent are parked instead."""
+        """Take the next task to do out of the queue; what lapsed of its holds is over for good."""
         if not self.counts.todo:
             return None
         while (task := self._todo.take()) is not None:
-            if self._state[task] != _TODO:
-                continue
-            self._end_lapsed(task)
-            if not self._park_if_spent(task):
+            if self._state[task] == _TODO:
+                self._end_lapsed(task)
                 return task
         return None

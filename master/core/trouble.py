@@ -53,6 +53,11 @@ class Trouble:
         """Return whether a task that came back may be tried before all others."""
         return task not in self._fruitless or self._fruitless[task][0] <= _FRUITLESS_AT_FRONT
 
+    def is_last_chance_over(self, task: int, lapsed: int) -> bool:
+        """Return whether a task is to be tried no more if its lapsed holds were in vain, too."""
+        fruitless = self._fruitless[task][0] if task in self._fruitless else 0
+        return lapsed > 0 and fruitless + lapsed > self._limits.max_fruitless
+
     def verdict(self, task: int) -> tuple[int, Failure] | None:
         """Return the number of failures and the reason to park a task; None if it may be tried."""
         if task not in self._failures and task not in self._fruitless:

@@ -95,6 +95,17 @@ def test_a_task_that_kills_its_workers_lets_the_others_go_first_and_is_parked() 
     assert book.parked[0].failures == 0
 
 
+def test_a_task_whose_workers_hang_is_parked_when_the_last_hold_runs_out() -> None:
+    book = ledger(1)
+    for number in range(5):
+        assert not book.is_over
+        given(book, f"w-{number}", 10.0 * number)
+        assert book.expire(10.0 * number + 2.0) == [0]
+    assert "5 attempts in a row" in book.parked[0].failure.error
+    assert book.is_over
+    assert book.take_changes().parked.keys() == {0}
+
+
 def test_a_task_that_gets_on_is_not_parked_however_often_its_worker_dies() -> None:
     book = ledger(1)
     for number in range(20):
