@@ -4,7 +4,8 @@ The job is simulated: time is a number, workers take about ``--task-s`` for a ta
 holds every quarter of two seconds, one in a hundred is four times slower, and one task in a
 thousand ends with its worker's death. Only the ledger's own time is counted: giving out, taking
 back, renewing, and what the journal is told (not written); in processor time, so that other
-programs do not count. ``busy`` is that time over the simulated time: how much of one core the ledger would take in such a job.
+programs do not count. ``busy`` is that time over the simulated time: how much of one core the
+ledger would take in such a job.
 
 ``simulate`` takes anything with the ledger's calls, so that it can be pointed at a service.
 
