@@ -33,7 +33,7 @@ def recorded_parked(keys: JobKeys, records: Mapping[str, str]) -> tuple[job_pb2.
     for key in sorted(records):
         if not key.startswith(keys.all_parked):
             continue
-        round_id = RoundId.parse(key.removeprefix(keys.all_parked).rpartition("-")[0])
+        round_id = RoundId.parse(key.removeprefix(keys.all_parked).rpartition("/")[0])
         data = data_of(round_id.kind)
         if data not in tables:
             prefix = f"{keys.all_shards}{data}/"
