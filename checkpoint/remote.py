@@ -93,7 +93,7 @@ class RestoreState:
     state: str
     slots_left: int
     trouble: str
-    version: int
+    version: int = 0
 
 
 def save(
