@@ -1,0 +1,130 @@
+"""A job of the tests: servers, its master and its workers, all of them real processes.
+
+The worker under test may also run in this process (``Worker`` in a thread or the main one).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from backstay._proto.v1 import job_pb2
+from backstay.errors import BackstayError
+from backstay.job_spec import JobSpec
+from backstay.master.job_client import JobClient
+from backstay.pserver.local_cluster import LocalCluster
+
+__all__ = ["JobProcesses"]
+
+WAIT_LIMIT_S = 90.0
+PAUSE_S = 0.05
+OVER = ("done", "stopped", "failed")
+
+
+class JobProcesses:
+    """A job's master beside a cluster, and workers as they are asked for. A context manager.
+
+    Attributes:
+        spec: The job.
+        client: For its status and orders.
+    """
+
+    def __init__(self, cluster: LocalCluster, spec: JobSpec, folder: Path) -> None:
+        self.spec = spec
+        self._cluster = cluster
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("BACKSTAY_")},
+            **cluster.environment(),
+            "BACKSTAY_ENDPOINT": ",".join(cluster.endpoints),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.client = JobClient(cluster.endpoints, spec.name, config=cluster.client_config())
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of the servers."""
+        return self._cluster.endpoints
+
+    def __enter__(self) -> JobProcesses:
+        spec_file = self._folder / "job.json"
+        spec_file.write_text(self.spec.to_json(), encoding="utf-8")
+        self.start("master", "-m", "backstay.cli", "master", str(spec_file))
+        self._first_status()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        if error is not None:
+            for name in self._processes:
+                print(f"---- {name}\n{self.log(name)}")  # noqa: T201 (pytest shows it)
+
+    def start(self, name: str, *arguments: str, **variables: str) -> None:
+        """Start a Python program; its output goes to a log of that name."""
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**self._environment, **variables},
+                stdout=log,
+                stderr=log,
+            )
+
+    def start_worker(self, worker_id: str, **variables: str) -> None:
+        """Start a worker process."""
+        module = ["-m", "backstay.trainer.worker_cli"]
+        self.start(
+            worker_id, *module, "--job", self.spec.name, "--worker-id", worker_id, **variables
+        )
+
+    def log(self, name: str) -> str:
+        """Return what a process wrote."""
+        return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def code(self, name: str) -> int:
+        """Wait for the end of a process; return its exit code."""
+        return self._processes[name].wait(WAIT_LIMIT_S)
+
+    def kill(self, name: str) -> None:
+        """End a process by SIGKILL."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def _first_status(self) -> None:
+        """Wait for the master."""
+        until = time.monotonic() + WAIT_LIMIT_S
+        while True:
+            try:
+                self.client.status()
+            except BackstayError:
+                assert self._processes["master"].poll() is None, self.log("master")
+                assert time.monotonic() < until, self.log("master")
+                time.sleep(PAUSE_S)
+            else:
+                return
+
+    def over(self) -> job_pb2.JobStatus:
+        """Wait for the end of the job; return its status."""
+        until = time.monotonic() + WAIT_LIMIT_S
+        while True:
+            try:
+                status = self.client.status()
+            except BackstayError:
+                assert time.monotonic() < until
+                continue
+            if status.state in OVER:
+                return status
+            assert time.monotonic() < until, f"the job is not over in time: {status}"
+            time.sleep(PAUSE_S)

@@ -1,0 +1,171 @@
+"""Workers against real servers and a real master: whatever they do, each record counts once.
+
+The workers that die do so in the middle of a task, by SIGKILL, at a batch that the test chooses:
+a callback of the model file does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstay.job_spec import DataSpec, JobSpec, ModeSpec
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.trainer import Client
+from backstay.trainer.audit import RecordsAudit, audit_records
+from backstay.trainer.readers import open_reader
+from tests.integration.job_processes import JobProcesses
+from tests.integration.tiny_jobs import write_clicks, write_model
+
+RECORDS = 4000
+BATCH = 50
+TASK = 500
+
+# Sends this process a signal before its batch number AT_BATCH.
+SIGNAL_AT_BATCH = """
+
+import os
+import signal
+from backstay.trainer.callbacks import Callback
+
+
+class SignalAtBatch(Callback):
+    batches = 0
+
+    def on_batch_begin(self, step):
+        self.batches += 1
+        if self.batches == int(os.environ.get("AT_BATCH", "0")):
+            os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+
+
+def callbacks():
+    return [SignalAtBatch()]
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(servers=2, settings={"slot_count": 16}) as running:
+        yield running
+
+
+def job(folder: Path, name: str, framework: str, extra: str, **changes: Any) -> JobSpec:
+    """Return an audited job of two passes over the clicks."""
+    pytest.importorskip(framework)
+    training = DataSpec(paths=(str(write_clicks(folder / "train.csv", RECORDS)),))
+    validation = DataSpec(paths=(str(write_clicks(folder / "test.csv", 1000, seed=2)),))
+    fields: dict[str, Any] = {
+        "name": name,
+        "model": str(write_model(folder, framework, extra)),
+        "training": training,
+        "validation": validation,
+        "epochs": 2,
+        "batch_size": BATCH,
+        "records_per_task": TASK,
+        "hold_ttl_ms": 1000,
+        "audit": True,
+        "mode": ModeSpec(steps_in_flight=4),
+    }
+    return JobSpec(**{**fields, **changes})
+
+
+def audit(cluster: LocalCluster, spec: JobSpec, passes: int = 2) -> RecordsAudit:
+    """Count the records of a job that is over."""
+    assert spec.training is not None
+    shards = list(open_reader(spec.training, module=None).shards())
+    with Client(cluster.endpoints, config=cluster.client_config()) as client:
+        return audit_records(client, spec.name, shards, passes)
+
+
+@pytest.mark.parametrize("framework", ["paddle", "torch"])
+def test_a_worker_killed_in_a_task(cluster: LocalCluster, tmp_path: Path, framework: str) -> None:
+    spec = job(tmp_path, f"killed-{framework}", framework, SIGNAL_AT_BATCH)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        # The fifth batch of its second task.
+        processes.start_worker("w-0", SIGNAL="SIGKILL", AT_BATCH="15")
+        assert processes.code("w-0") == -9
+        processes.start_worker("w-1")
+        processes.start_worker("w-2")
+        status = processes.over()
+        assert status.state == "done", status.reason
+        assert processes.code("w-1") == processes.code("w-2") == 0
+    told = audit(cluster, spec)
+    assert told.records_counted_once, told
+    assert told.right == RECORDS
+    assert len(status.evaluations) == 2
+    assert status.evaluations[-1].metrics["auc"] > 0.7
+    assert set(status.evaluations[-1].metrics) == {"auc", "logloss", "positives"}
+
+
+def test_sigterm_gives_the_task_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    spec = job(tmp_path, "told-to-end", "torch", SIGNAL_AT_BATCH, epochs=1, hold_ttl_ms=60_000)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0", SIGNAL="SIGTERM", AT_BATCH="14")
+        assert processes.code("w-0") == 0
+        assert "it was told to end (SIGTERM)" in processes.log("w-0")
+        # With a hold of a minute the job would be late if the task were not given back.
+        processes.start_worker("w-1")
+        status = processes.over()
+        assert status.state == "done", status.reason
+        # What was settled is not done again: the other worker has the rest.
+        assert status.steps == RECORDS // BATCH
+    told = audit(cluster, spec, passes=1)
+    assert told.records_counted_once, told
+
+
+BAD_FEED = """
+
+plain_feed = feed
+
+
+def feed(records, mode, metadata):
+    if mode == "training" and 777 in records.column("user").astype(int):
+        raise ValueError("user 777 is not welcome")
+    return plain_feed(records, mode, metadata)
+"""
+
+
+def test_a_feed_that_fails_parks_its_task(cluster: LocalCluster, tmp_path: Path) -> None:
+    spec = job(tmp_path, "bad-feed", "torch", BAD_FEED, epochs=1, max_task_retries=1)
+    path = Path(spec.training.paths[0] if spec.training else "")
+    lines = path.read_text().splitlines()
+    # Only one task has that user: the record 1234.
+    lines = [line.replace("777,", "778,", 1) if line.startswith("777,") else line for line in lines]
+    lines[1 + 1234] = "777,1,1"
+    path.write_text("\n".join(lines) + "\n")
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        status = processes.over()
+        parked = processes.client.parked()
+        assert processes.code("w-0") == 0
+    assert [task.number for task in parked] == [1234 // TASK]
+    assert "user 777 is not welcome" in parked[0].error
+    assert "plain_feed" not in parked[0].error.splitlines()[-1]
+    assert 1234 - 1000 in parked[0].records
+    assert status.parked == 1
+    told = audit(cluster, spec, passes=1)
+    # The batches of the failing task before the bad one count, the others not, none twice.
+    assert told.doubled == 0
+    assert 0 < told.missing <= TASK
+
+
+def test_predictions_of_two_workers(cluster: LocalCluster, tmp_path: Path) -> None:
+    spec = job(tmp_path, "predicted", "torch", "", epochs=1)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        assert processes.over().state == "done"
+    prediction = DataSpec(paths=(str(tmp_path / "test.csv"),))
+    out = tmp_path / "out"
+    spec = job(
+        tmp_path, "predicting", "torch", "", training=None, validation=None, audit=False,
+        prediction=prediction, output=str(out), records_per_task=100,
+    )  # fmt: skip
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        processes.start_worker("w-1")
+        assert processes.over().state == "done"
+    assert len(list(out.glob("part-*.csv"))) == 10
+    assert sorted(path.suffix for path in out.iterdir()) == [".csv"] * 10
