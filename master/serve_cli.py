@@ -83,7 +83,7 @@ def main(
     log_format: str,
     supervisor_fd: int | None,
 ) -> None:
-    """Run the master of the job in SPEC_FILE (JSON, as `backstay train --dry-run` prints it).
+    """Run the master of the job in SPEC_FILE (JSON, as backstay.job_spec writes it).
 
     `backstay train` starts it for you. Token and TLS come from BACKSTAY_TOKEN and the like, or the
     file that BACKSTAY_CONFIG names. The same job again goes on where it was.
