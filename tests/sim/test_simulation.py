@@ -17,12 +17,14 @@ from backstay.consensus.store import Put, Txn
 from tests.sim.cluster import Cluster, simulate
 from tests.sim.events import MS, S
 from tests.sim.plans import PLAN, plan_of
+from tests.sim.tasks import TABLES, TaskTrainer
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 # Others than those that are looked at by hand from 0 on.
 FIRST_SEED = 1_000_000
 SEEDS = 1_000
 RESTORED_SEEDS = 100
+TASK_SEEDS = 100
 
 
 def _run(seeds: list[int]) -> list[str]:
@@ -170,6 +172,26 @@ def test_clusters_that_are_restored_at_any_moment_keep_every_rule() -> None:
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts["checkpoints"], counts["restores"], counts["slots_loaded"]) > RESTORED_SEEDS
+
+
+@pytest.mark.timeout(600)
+def test_batches_of_tasks_count_once_whoever_dies_and_whoever_comes_late() -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        with_tasks = partial(simulate, tasks=True)
+        outcomes = list(pool.map(with_tasks, range(TASK_SEEDS), chunksize=5))
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    counts = sum((one.counts for one in outcomes), Counter())
+    happened = ("tasks_done", "twins", "worker_deaths", "revoked", "replays")
+    assert min(counts[name] for name in happened) > TASK_SEEDS
+    assert counts["replays"] == counts["tasks_done"]
+
+
+def test_a_floor_that_passes_what_is_under_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_high(self: TaskTrainer) -> int:
+        return (self._batch - 1) * TABLES
+
+    monkeypatch.setattr(TaskTrainer, "floor", property(too_high))
+    assert any(simulate(seed, tasks=True).failure for seed in range(25))
 
 
 @pytest.mark.timeout(600)

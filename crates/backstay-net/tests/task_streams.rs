@@ -134,11 +134,14 @@ fn a_push_with_a_lower_floor_than_the_slot_knows_is_harmless() {
     assert_eq!(two.expect_push_reply(7).skipped_slots, 1);
 }
 
+/// Sequence and floor of each push that came.
+type Noted = Arc<Mutex<Vec<(u64, u64)>>>;
+
 /// A peer that writes down the pushes it gets: (sequence, floor), and does what `act` says.
 fn noting(
     act: impl Fn(usize, &Asked) -> Act + Send + Sync + 'static,
-) -> (ServerAddress, Arc<Mutex<Vec<(u64, u64)>>>) {
-    let noted = Arc::new(Mutex::new(Vec::new()));
+) -> (ServerAddress, Noted) {
+    let noted = Noted::default();
     let notes = Arc::clone(&noted);
     let peer = peer_that(1, move |n, asked| {
         if asked.header.opcode == Opcode::Push {
