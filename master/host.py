@@ -34,7 +34,7 @@ from backstay.master.journal import Journal
 from backstay.master.launching import Launching
 from backstay.master.office import Office
 from backstay.master.opening import open_records
-from backstay.master.saving import Saving, restore_version
+from backstay.master.saving import Saving, restore_version, restored_uid
 from backstay.master.service import JobService
 from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
@@ -188,6 +188,7 @@ class MasterHost:
             fresh=self._config.fresh,
             clock=self._clock,
             restore_version=lambda: restore_version(checkpoints),
+            restored_uid=lambda: restored_uid(checkpoints, self._spec.name),
         )
         job = Job(records, self._keys, self._journal, self._clock)
         job.stage_state()

@@ -458,7 +458,7 @@ class Job:
         if outcome == "finished_with_parked":
             parked = sum(self.course.parked.values())
             reason = (
-                f"{parked} tasks failed for good; `backstay jobs parked` shows why, and the same "
+                f"{parked} tasks failed for good; `backstay jobs show` tells why, and the same "
                 "command tries them again"
             )
             self.end("failed", reason)
@@ -497,4 +497,3 @@ class Job:
             self.tasks_since_checkpoint = 0
             self.checkpoint_due = True
             self.notify()
-

@@ -43,6 +43,7 @@ class JobEntry:
         master_address: Of the process that is its master now; empty: none is.
         progress: One line for people, such as ``pass 2 of 10``.
         passes_over: Whole passes over the training data.
+        is_finished: Whether nothing is left to do but tasks that failed for good.
     """
 
     job: str
@@ -54,6 +55,7 @@ class JobEntry:
     master_address: str
     progress: str
     passes_over: int
+    is_finished: bool
 
 
 COMMAND_DEADLINE_MS = 10_000
@@ -136,6 +138,7 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
         master_address=MasterRecord.from_json(master_text).address if master_text else "",
         progress=_progress(spec, course),
         passes_over=0 if course is None else course.passes_over,
+        is_finished=course is not None and course.outcome in ("finished", "finished_with_parked"),
     )
 
 

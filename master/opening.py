@@ -77,6 +77,7 @@ async def open_records(
     fresh: bool,
     clock: Callable[[], float],
     restore_version: Callable[[], int],
+    restored_uid: Callable[[], str],
 ) -> Records:
     """Make a job, or take over what is recorded of it.
 
@@ -90,6 +91,7 @@ async def open_records(
         fresh: Begin anew, whatever is recorded.
         clock: Monotonic seconds.
         restore_version: Asks which restore of the cluster was the last; blocks.
+        restored_uid: Asks whose progress came with it: the uid, or empty; blocks.
 
     Raises:
         JobRefused: The job exists with another spec; the message names the fields.
@@ -98,16 +100,18 @@ async def open_records(
     """
     found = _Found((await store.range(keys.root)).values(), keys)
     text = found.text(keys.spec)
+    known_uid = ""
     if text is None or fresh:
         await _remove_all(found, keys, journal)
-        identity = JobSpecRecord(uid, now_ms, spec.to_json())
+        known_uid = "" if fresh else await asyncio.to_thread(restored_uid)
+        identity = JobSpecRecord(known_uid or uid, now_ms, spec.to_json())
         found = _Found({}, keys)
     else:
         identity = JobSpecRecord.from_json(text)
         _check_same(spec, JobSpec.from_json(identity.spec), keys.job)
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
-    state = await _state(found, keys, restore_version)
+    state = await _state(found, keys, restore_version, goes_on=bool(known_uid))
     course = (
         Course.from_json(course_plan(spec), state.course)
         if state.course
@@ -173,11 +177,14 @@ async def _tables(
 
 
 async def _state(
-    found: _Found, keys: JobKeys, restore_version: Callable[[], int]
+    found: _Found, keys: JobKeys, restore_version: Callable[[], int], *, goes_on: bool
 ) -> JobStateRecord:
     text = found.text(keys.state)
     if text is not None:
         return JobStateRecord.from_json(text)
+    if goes_on:
+        # Its progress came with a restore that it has not taken note of yet.
+        return JobStateRecord("running", restore_version=0)
     # What the cluster was restored from before the job began is where it begins.
     version = await asyncio.to_thread(restore_version)
     return JobStateRecord("running", restore_version=version)

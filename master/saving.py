@@ -21,9 +21,9 @@ from backstay.errors import (
 )
 from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job
-from backstay.trainer.checkpoints import Checkpoints
+from backstay.trainer.checkpoints import Checkpoints, Restored
 
-__all__ = ["Saving", "restore_version"]
+__all__ = ["Saving", "restore_version", "restored_uid"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
@@ -36,6 +36,26 @@ log = logging.getLogger(__name__)
 def restore_version(checkpoints: Checkpoints) -> int:
     """Return which restore of the cluster was the last that changed anything; 0: none. Blocks."""
     return checkpoints.restore_state().version
+
+
+def restored_uid(checkpoints: Checkpoints, job: str) -> str:
+    """Return the uid of the job whose progress came with the last restore; empty: none. Blocks.
+
+    A cluster that begins with a checkpoint has no records of the job, but its streams and tables.
+    Under the same uid the job goes on, and what the servers remember is not counted again.
+    """
+    try:
+        progress = _progress_in(checkpoints.restored(), job)
+    except CheckpointNotFound as error:
+        log.error("%s", error)
+        return ""
+    return "" if progress is None else progress.job_uid
+
+
+def _progress_in(restored: Restored | None, job: str) -> JobProgress | None:
+    jobs: Any = None if restored is None else restored.progress.get(PROGRESS)
+    text = jobs.get(job) if isinstance(jobs, dict) else None
+    return JobProgress.from_json(text) if isinstance(text, str) else None
 
 
 class Saving:
@@ -168,10 +188,8 @@ class Saving:
             return restore_version(self._checkpoints), None
         if restored is None:
             return 0, None
-        jobs: Any = restored.progress.get(PROGRESS)
-        text = jobs.get(self._name) if isinstance(jobs, dict) else None
-        if not isinstance(text, str):
-            return restored.version, None
-        progress = JobProgress.from_json(text)
+        progress = _progress_in(restored, self._name)
+        if progress is None or progress.job_uid == self._job.identity.uid:
+            return restored.version, progress
         # Of a job of the same name that was begun anew since.
-        return restored.version, progress if progress.job_uid == self._job.identity.uid else None
+        return restored.version, None

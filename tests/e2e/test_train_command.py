@@ -282,14 +282,14 @@ def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(fo
         with started(folder, *other, "--epochs", "1", "--json") as process:
             result = run(folder, *command)
             beside = result_of(folder, process)
-        assert (result["state"], result["exit_code"], result["parked"]) == ("done", 3, 1)
+        assert (result["state"], result["exit_code"], result["parked"]) == ("failed", 3, 1)
         assert (beside["exit_code"], beside["records_counted_once"]) == (0, True)
         text = jobs(folder, "show", "tiny", endpoint=endpoint).stdout
         assert "parked: training 1, task 0: records 0 to 39" in text
         assert "ValueError: record 7 is not to my taste" in text
         listed = json.loads(jobs(folder, "list", "--json", endpoint=endpoint).stdout)["jobs"]
         assert [(one["job"], one["state"]) for one in listed] == [
-            ("other", "done"), ("tiny", "done"),
+            ("other", "done"), ("tiny", "failed"),
         ]  # fmt: skip
         scaled = jobs(folder, "scale", "tiny", "3", endpoint=endpoint)
         assert scaled.returncode == 1

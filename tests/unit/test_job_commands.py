@@ -191,13 +191,14 @@ def test_what_a_status_says_in_words() -> None:
 
 def test_exit_codes_of_outcomes() -> None:
     parked = status_of(parked=1)
-    for state, status, code in [
-        ("done", status_of(), 0),
-        ("done", parked, 3),
-        ("stopped", parked, 130),
-        ("failed", None, 1),
+    for state, status, is_finished, code in [
+        ("done", status_of(), True, 0),
+        ("failed", parked, True, 3),
+        ("failed", parked, False, 1),
+        ("stopped", parked, False, 130),
+        ("failed", None, False, 1),
     ]:
-        outcome = Outcome(status, state, "", 1.0)
+        outcome = Outcome(status, state, "", 1.0, None, is_finished)
         assert outcome.exit_code == code
         document = outcome.to_mapping(spec_with(ServersSpec()))
         assert (document["state"], document["exit_code"]) == (state, code)

@@ -6,15 +6,18 @@ A model with layers of backstay gets one server of its own, started when the fir
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from backstay._proto.v1 import job_pb2
+from backstay.cli.hooks import run_hooks
 from backstay.cli.metrics_log import MetricsLog
 from backstay.cli.progress import Servers, Show
 from backstay.cli.stop_signals import StopSignals
 from backstay.cli.supervisor import Outcome
+from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import model_definition
@@ -35,7 +38,7 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
 
     Raises:
         ConfigError: The model file or a field of the job is wrong.
-        BackstayError: Data cannot be read, the loss is not finite, or the server failed.
+        BackstayError: Data cannot be read, the loss is not finite, or the server or a hook failed.
     """
     definition = model_definition.load(
         spec.model, model_params=spec.model_params, callback_params=spec.callback_params
@@ -49,10 +52,28 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
             session_factory=partial(_session, spec, stack, told),
             report=told.report,
         )
-        stack.enter_context(StopSignals(run.stop))
+        stops = stack.enter_context(StopSignals(run.stop))
         stack.enter_context(show)
-        result = run.run()
-        return told.outcome(result)
+        with _between_hooks(spec, stops, told):
+            result = run.run()
+            return told.outcome(result)
+
+
+@contextmanager
+def _between_hooks(spec: JobSpec, stops: StopSignals, told: _Told) -> Iterator[None]:
+    """Run the job's commands around the body, as they run around a job with workers."""
+    env, limit_s = {"BACKSTAY_JOB": spec.name}, spec.hooks.timeout_s
+    result = {"BACKSTAY_JOB_RESULT": "failed", "BACKSTAY_JOB_REASON": ""}
+    try:
+        run_hooks(spec.hooks.before, env, timeout_s=limit_s, stopped=lambda: stops.asked)
+        yield
+        result["BACKSTAY_JOB_RESULT"] = told.status.state
+        result["BACKSTAY_JOB_REASON"] = told.status.reason
+    except BackstayError as error:
+        result["BACKSTAY_JOB_REASON"] = str(error)
+        raise
+    finally:
+        run_hooks(spec.hooks.after, env | result, timeout_s=limit_s, stopped=lambda: False)
 
 
 def _session(spec: JobSpec, stack: ExitStack, told: _Told) -> Session:

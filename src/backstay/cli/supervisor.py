@@ -64,6 +64,7 @@ class Outcome:
         reason: Why, if it is not done.
         duration_s: From the first server's start to now.
         audit: What the counters of records say, if the job has ``audit``.
+        is_finished: Nothing is left to do, but for tasks that failed too often.
     """
 
     status: job_pb2.JobStatus | None
@@ -71,12 +72,15 @@ class Outcome:
     reason: str
     duration_s: float
     audit: RecordsAudit | None = None
+    is_finished: bool = False
 
     @property
     def exit_code(self) -> int:
         """The command's exit code."""
         if self.state == "done":
-            return EXIT_PARKED if self.status is not None and self.status.parked else 0
+            return 0
+        if self.is_finished and self.status is not None and self.status.parked:
+            return EXIT_PARKED
         return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
 
     def to_mapping(self, spec: JobSpec) -> dict[str, Any]:
@@ -143,18 +147,21 @@ class Supervisor:
             stack.enter_context(self._show)
             env = self._environment(servers)
             self._show.say(f"export {ENDPOINT_VARIABLE}={env[ENDPOINT_VARIABLE]}")
-            state, reason, audit = "failed", "", None
+            state, reason, audit, is_finished = "failed", "", None, False
             try:
                 self._hooks(self._spec.hooks.before, env, stops)
                 state, reason = self._run_job(servers, env, stops)
-                audit = self._audit(servers, state)
+                if state != "stopped":
+                    audit, is_finished = self._judge(servers)
             except BackstayError as error:
                 state, reason = ("stopped", stops.reason) if stops.asked else ("failed", str(error))
-                raise
+                if not stops.asked:
+                    raise
             finally:
                 result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}
                 self._hooks(self._spec.hooks.after, {**env, **result}, None)
-        return Outcome(self._status, state, reason, time.monotonic() - begun_s, audit)
+        seconds = time.monotonic() - begun_s
+        return Outcome(self._status, state, reason, seconds, audit, is_finished)
 
     def _environment(self, servers: JobServers) -> dict[str, str]:
         env = {ENDPOINT_VARIABLE: ",".join(servers.endpoints)}
@@ -286,16 +293,23 @@ class Supervisor:
         self._status = status
         metrics.write(status)
 
-    def _audit(self, servers: JobServers, state: str) -> RecordsAudit | None:
-        """Return what the counters of records say, once all workers have ended."""
+    def _judge(self, servers: JobServers) -> tuple[RecordsAudit | None, bool]:
+        """Return what the counters of records say, and whether there is nothing left to do.
+
+        All workers have ended.
+        """
         spec, status = self._spec, self._status
-        # A last pass that was cut short by max_steps has counted some records.
-        if not spec.audit or spec.max_steps or state != "done" or status is None:
-            return None
         entries = list_jobs(servers.endpoints, config=servers.config)
-        passes = next(one.passes_over for one in entries if one.job == spec.name)
+        entry = next((one for one in entries if one.job == spec.name), None)
+        if entry is None or not entry.is_finished or status is None:
+            return None, False
+        # A last pass that was cut short by max_steps has counted some records.
+        if not spec.audit or spec.max_steps:
+            return None, True
+        passes = entry.passes_over
         damaged = status.bad_records // max(1, passes)
-        return audit_job(spec, servers.endpoints, servers.config, passes=passes, damaged=damaged)
+        audit = audit_job(spec, servers.endpoints, servers.config, passes=passes, damaged=damaged)
+        return audit, True
 
 
 class _Port:
