@@ -138,6 +138,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             stop_reason=job.state.reason or job.state.state if job.is_over else "",
             hold_ttl_ms=job.spec.hold_ttl_ms,
             job_steps=job.course.steps,
+            training=_training_instances(job),
         )
 
     async def Complete(  # noqa: N802
@@ -312,6 +313,21 @@ def _hold(message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
         raise InvalidRequest(f"hold: no round of kind {message.kind}, number {message.round}")
     held = HeldTask(message.number, message.attempt, message.settled_batches)
     return RoundId(kind, message.round), held
+
+
+def _training_instances(job: Job) -> list[int]:
+    """Return the instances of the workers that hold a training task, where the mode needs them."""
+    if job.spec.mode.kind != "bounded":
+        return []
+    holders = {
+        name
+        for opened in job.rounds.values()
+        if opened.id.kind is RoundKind.TRAINING
+        for name in opened.ledger.workers
+        if opened.ledger.record_of(name).held
+    }
+    found = (job.known.get(name) for name in sorted(holders))
+    return [known.instance for known in found if known is not None]
 
 
 def _hold_message(round_id: RoundId, held: HeldTask) -> job_pb2.Hold:

@@ -17,6 +17,7 @@ from backstay.trainer.audit import RecordCounter
 from backstay.trainer.client import Client
 from backstay.trainer.frameworks import Program, adapter
 from backstay.trainer.model_definition import ModelDefinition
+from backstay.trainer.pace import Pace
 from backstay.trainer.session import Session, init
 from backstay.trainer.table import Table
 
@@ -30,21 +31,18 @@ class Engine:
     """A program on a connection.
 
     Attributes:
-        session: The open session.
+        session: The open session; a mode may stand before its client.
+        client: The connection itself.
         program: The user's model on it.
         counter: Counts records, where the job has an audit.
         tables: All tables that batches push to, in their order.
     """
 
     session: Session
+    client: Client
     program: Program
     counter: RecordCounter | None
     tables: tuple[Table, ...]
-
-    @property
-    def client(self) -> Client:
-        """The connection."""
-        return self.session.client
 
     def close(self) -> None:
         """Disconnect; what nobody waited for is lost, and only logged."""
@@ -59,6 +57,7 @@ def open_engine(
     definition: ModelDefinition,
     endpoints: str | Sequence[str],
     config: ClientConfig | None,
+    pace: Pace,
 ) -> Engine:
     """Connect, make the program, and create its tables or find those of other workers.
 
@@ -76,9 +75,11 @@ def open_engine(
     with contextlib.ExitStack() as undo:
         undo.callback(session.close)
         client = session.client
-        program = framework.build(definition, client, spec)
+        # It has the methods that adapters use; the session is the one place that is told.
+        session.client = pace.stand_before(client)
+        program = framework.build(definition, session.client, spec)
         counter = RecordCounter(client, spec.name) if spec.audit else None
         names = [*program.tables(), *([counter.table_name] if counter else [])]
         tables = tuple(client.table(name) for name in names)
         undo.pop_all()
-    return Engine(session, program, counter, tables)
+    return Engine(session, client, program, counter, tables)

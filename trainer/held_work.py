@@ -22,12 +22,14 @@ class HeldWork:
     Attributes:
         task: What the master said.
         feed: Its batches; None for a task without records.
+        batches_per_push: Batches of the task that are one of its stream: see ``Pace``.
         examples: Records that this attempt has trained on.
         batches: Batches that this attempt has trained on.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, batches_per_push: int = 1) -> None:
         self.task = task
+        self.batches_per_push = batches_per_push
         self.feed: TaskFeed | None = None
         self.examples = 0
         self.batches = 0
@@ -71,7 +73,11 @@ class HeldWork:
     def settled(self) -> int:
         """Batches of the task that are acknowledged everywhere."""
         stream = self._stream
-        return self.task.first_batch if stream is None else stream.settled
+        if stream is None:
+            return self.task.first_batch
+        settled = stream.settled * self.batches_per_push
+        # The last push of a task may be of fewer batches.
+        return settled if self.feed is None else min(settled, self.feed.batches)
 
     def check(self) -> None:
         """Go on only with a hold.

@@ -115,6 +115,7 @@ class MasterLink:
         self._ttl_s = 0.0
         self._stop_reason: str | None = None
         self._job_steps = 0
+        self._training: frozenset[int] = frozenset()
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -330,6 +331,16 @@ class MasterLink:
         """Steps of the job, all workers together, as of the last sign of life."""
         return self._job_steps
 
+    @property
+    def instance(self) -> int:
+        """What tells this process from others that had its name."""
+        return self._who.instance
+
+    @property
+    def training_instances(self) -> frozenset[int]:
+        """In bounded mode: workers that hold a training task, as of the last sign of life."""
+        return self._training
+
     def leave(self, reason: str = "") -> None:
         """Say that this worker ends in good order; what it holds goes back.
 
@@ -405,6 +416,7 @@ class MasterLink:
         answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=self._ttl_s)
         self._ttl_s = answer.hold_ttl_ms / 1000
         self._job_steps = answer.job_steps
+        self._training = frozenset(answer.training)
         revoked = {key_of_message(one) for one in answer.revoked}
         for key, one in held.items():
             if one.held is None or one.ending:

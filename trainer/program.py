@@ -15,11 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
+from backstay.job_spec import ModeSpec
 from backstay.trainer.frameworks import arguments_of, checked_loss, plain_array
 from backstay.trainer.model_definition import ModelDefinition
 from backstay.trainer.prefetch import PrefetchPlan
 
-__all__ = ["BaseProgram", "Updates"]
+__all__ = ["BaseProgram", "Updates", "steps_in_flight"]
+
+
+def steps_in_flight(mode: ModeSpec) -> int:
+    """Return how many steps the optimizer keeps under way; only async mode has any."""
+    return mode.steps_in_flight if mode.kind == "async" else 0
 
 
 class Updates(Protocol):
@@ -109,7 +115,7 @@ class BaseProgram(ABC):
         if self._updates is not None:
             self._updates.synchronize()
 
-    def abandon(self) -> int:
+    def abandon(self) -> None:
         """See ``frameworks.Program``."""
         if self._updates is None:
             self._forget_gradients()

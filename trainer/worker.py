@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
@@ -42,6 +45,7 @@ from backstay.trainer.master_link import (
 )
 from backstay.trainer.model_definition import ModelDefinition, load, user_traceback
 from backstay.trainer.other_tasks import OtherTasks
+from backstay.trainer.pace import Pace, pace_of
 from backstay.trainer.readers import Reader, open_reader
 from backstay.trainer.task_feed import Fed, FeedFailed, TaskFeed, TaskRange
 from backstay.trainer.task_stream import TaskStream
@@ -109,6 +113,7 @@ class Worker:
         self._spec: JobSpec
         self._definition: ModelDefinition
         self._callbacks: Callbacks
+        self._pace: Pace
         self._engine: Engine | None = None
         self._others: OtherTasks
 
@@ -136,6 +141,7 @@ class Worker:
                 model_params=self._spec.model_params,
                 callback_params=self._spec.callback_params,
             )
+            self._pace = pace_of(self._spec, self._link)
             self._others = OtherTasks(self._definition, self._spec, self._id)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(),
@@ -186,7 +192,7 @@ class Worker:
             return answer
         if not isinstance(answer, Task):
             return answer.wait_s
-        work = HeldWork(answer)
+        work = HeldWork(answer, self._pace.batches_per_push)
         self._link.hold(answer, work)
         if answer.kind != "train_end":
             work.feed = self._feed(answer)
@@ -253,21 +259,16 @@ class Worker:
             task.round,
             task.number,
             engine.tables,
-            first_batch=task.first_batch,
+            # Rounded up: a task that was settled to its end has no batch left.
+            first_batch=-(-task.first_batch // work.batches_per_push),
         )
         work.attach(stream)
-        losses = 0.0
-        try:
-            with stream:
-                for fed, following in _with_following(iter(feed)):
-                    losses += self._train_batch(work, engine, stream, fed, following)
-                    self._ask_ahead(feed)
-                    self._check_stop()
-        except Stopped:
-            # What is on its way counts, if it arrives.
-            stream.settle()
-            raise
+        self._pace.begin_task(work)
+        losses = self._train_batches(work, engine, stream, feed)
         stream.settle()
+        # What was on its way when this worker was told to end counts as settled.
+        if task.first_batch + work.batches < feed.batches:
+            raise Stopped
         loss = losses / work.batches if work.batches else None
         self._callbacks.task_ended(
             TaskReport(task.round, task.number, work.examples, work.batches, loss)
@@ -333,10 +334,40 @@ class Worker:
                 _LOG.warning("the master does not answer: %s", error)
                 self._stop.wait(self._pause_s)
 
-    def _train_batch(
-        self, work: HeldWork, engine: Engine, stream: TaskStream, fed: Fed, following: Fed | None
+    def _train_batches(
+        self, work: HeldWork, engine: Engine, stream: TaskStream, feed: TaskFeed
     ) -> float:
-        stream.begin_batch(fed.number)
+        """Train to the end, or until told to stop; return the sum of the losses.
+
+        Where several batches are sent together, a part of them is never sent: it would count for
+        all of them, and the rest would be skipped when the task is tried again.
+        """
+        losses = 0.0
+        together = work.batches_per_push
+        unsent: list[NDArray[np.int64]] = []
+        with stream:
+            for fed, following in _with_following(iter(feed)):
+                if fed.number % together == 0:
+                    stream.begin_batch(fed.number // together)
+                losses += self._train_batch(work, engine, fed, following)
+                unsent.append(fed.places)
+                if (fed.number + 1) % together == 0 or fed.number + 1 == feed.batches:
+                    self._pace.send()
+                    if engine.counter is not None:
+                        task, places = work.task, np.concatenate(unsent)
+                        engine.counter.count(task.shard, task.start, places)
+                    unsent = []
+                self._ask_ahead(feed)
+                if self._told_to_stop():
+                    if unsent:  # leaving by an error, these do not count as ended
+                        raise Stopped
+                    break
+        return losses
+
+    def _train_batch(
+        self, work: HeldWork, engine: Engine, fed: Fed, following: Fed | None
+    ) -> float:
+        self._pace.begin_batch()
         self._callbacks.batch_begins(self._job_steps())
         if following is not None:
             engine.program.prefetch(following.features)
@@ -348,8 +379,6 @@ class Worker:
             # For the report: with steps in flight, a failed push may be of a batch before.
             error.backstay_places = fed.places  # type: ignore[attr-defined]
             raise
-        if engine.counter is not None:
-            engine.counter.count(work.task.shard, work.task.start, fed.places)
         work.batches += 1
         work.examples += len(fed.places)
         self._steps += 1
@@ -444,7 +473,9 @@ class Worker:
     def _ready(self) -> Engine:
         """Return the program on its connection; made anew after a loss."""
         if self._engine is None:
-            engine = open_engine(self._spec, self._definition, self._endpoints, self._config)
+            engine = open_engine(
+                self._spec, self._definition, self._endpoints, self._config, self._pace
+            )
             self._engine = engine
             self._link.declare_tables([table.name for table in engine.tables])
         return self._engine
@@ -453,6 +484,7 @@ class Worker:
         """Let the program begin anew with the next batch."""
         if self._engine is not None:
             self._engine.program.abandon()
+            self._pace.abandon()
 
     def _forget_engine(self) -> None:
         engine, self._engine = self._engine, None

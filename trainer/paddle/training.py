@@ -23,7 +23,7 @@ from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
 from backstay.trainer.paddle.optimizer import DistributedOptimizer
 from backstay.trainer.paddle.swap import swap_embeddings
 from backstay.trainer.prefetch import PrefetchPlan
-from backstay.trainer.program import BaseProgram
+from backstay.trainer.program import BaseProgram, steps_in_flight
 from backstay.trainer.session import current_session, set_session_factory
 
 __all__ = ["PaddleProgram", "build"]
@@ -140,6 +140,8 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
                 f"custom_model in {definition.path} returned a {type(model).__name__}; it must "
                 "return a paddle.nn.Layer"
             )
+        # In one process the numbers are those of the framework alone: each step waits for its push.
+        steps = steps_in_flight(spec.mode) if client is not None else 0
         client = client or _opened_meanwhile()
         if client is not None:
             swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
@@ -150,7 +152,6 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
                 "return one of paddle.optimizer"
             )
         updates = None
-        steps = spec.mode.steps_in_flight
         if client is not None:
             updates = DistributedOptimizer(optimizer, client, steps_in_flight=steps)
     prefetching = updates is not None and steps > 0

@@ -19,7 +19,7 @@ from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
 from backstay.trainer.model_definition import ModelDefinition
 from backstay.trainer.prefetch import PrefetchPlan
-from backstay.trainer.program import BaseProgram
+from backstay.trainer.program import BaseProgram, steps_in_flight
 from backstay.trainer.session import current_session, set_session_factory
 from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
 from backstay.trainer.torch.optimizer import DistributedOptimizer
@@ -107,6 +107,8 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
             f"custom_model in {definition.path} returned a {type(model).__name__}; it must return "
             "a torch.nn.Module"
         )
+    # In one process the numbers are those of the framework alone: each step waits for its push.
+    steps = steps_in_flight(spec.mode) if client is not None else 0
     client = client or _opened_meanwhile()
     if client is not None:
         swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
@@ -118,7 +120,6 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
             "one of torch.optim"
         )
     updates = None
-    steps = spec.mode.steps_in_flight
     if client is not None:
         updates = DistributedOptimizer(optimizer, client, steps_in_flight=steps)
     prefetching = updates is not None and steps > 0

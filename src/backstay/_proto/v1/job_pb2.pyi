@@ -415,6 +415,7 @@ class KeepHoldsResponse(_message.Message):
     STOP_REASON_FIELD_NUMBER: _builtins.int
     HOLD_TTL_MS_FIELD_NUMBER: _builtins.int
     JOB_STEPS_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """Leave: give everything back and end."""
     stop_reason: _builtins.str
@@ -425,6 +426,10 @@ class KeepHoldsResponse(_message.Message):
     def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hold]:
         """No longer this worker's; the others are good for hold_ttl_ms from before the call."""
 
+    @_builtins.property
+    def training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In bounded mode: instances of the workers that hold a training task."""
+
     def __init__(
         self,
         *,
@@ -433,10 +438,11 @@ class KeepHoldsResponse(_message.Message):
         stop_reason: _builtins.str = ...,
         hold_ttl_ms: _builtins.int = ...,
         job_steps: _builtins.int = ...,
+        training: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "job_steps", b"job_steps", "revoked", b"revoked", "stop", b"stop", "stop_reason", b"stop_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "job_steps", b"job_steps", "revoked", b"revoked", "stop", b"stop", "stop_reason", b"stop_reason", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
