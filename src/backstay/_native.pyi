@@ -19,6 +19,7 @@ __all__ = [
     "KeyPlan",
     "PendingPull",
     "PendingPush",
+    "PushStream",
     "SimMessage",
     "SimNode",
     "SimSlot",
@@ -337,10 +338,9 @@ class DataClient:
         stream: PushStream | None = None,
         ordinal: int = 0,
     ) -> PendingPush:
-        """Send a push of ``kind`` "update", "assign" or "assign_if_absent".
+        """Send a push of ``kind`` "update", "assign" or "assign_if_absent"; it settles by itself.
 
-        It settles in the background, sent again if needed, whether or not anybody waits. With a
-        ``stream`` it is that of the table with this ``ordinal`` in the stream's batch.
+        With a ``stream`` it is that of the table with this ``ordinal`` in the stream's batch.
         """
     def push(
         self,
@@ -398,7 +398,6 @@ class SimNode:
     Whoever drives it delivers the messages, does the work and tells the time: microseconds on
     the node's own clock, from any origin. Nodes are named by their instance.
     """
-
     def __new__(
         cls,
         instance: int,
@@ -413,28 +412,20 @@ class SimNode:
     ) -> SimNode: ...
     def create_table(self, spec_json: str) -> None:
         """Create a table, or do nothing if it exists with the same settings."""
-
     def set_routing_json(self, now: int, routing_json: str) -> None:
         """Go by a routing record; one that is not newer changes nothing."""
-
     def set_lease(self, until: int) -> None:
         """Tell until when this node's lease in the coordination store is alive; 0: it is lost."""
-
     def link_up(self, now: int, peer: int) -> None:
         """Note that a connection to a backup was opened."""
-
     def link_down(self, now: int, peer: int, refused: bool) -> None:
         """Note that it broke or could not be opened; ``refused``: its port refuses."""
-
     def master_connected(self, peer: int) -> None:
         """Note that a master opened a connection to this node."""
-
     def tick(self, now: int) -> None:
         """Let time pass."""
-
     def receive(self, now: int, sender: int, message: SimMessage) -> None:
         """Take a message."""
-
     def take_outcome(
         self,
     ) -> tuple[list[tuple[int, bool, SimMessage]], list[int], list[int], int]:
@@ -445,7 +436,6 @@ class SimNode:
             opened to the peer as its backup, message. The lanes with work. The nodes to keep a
             connection to. The number of the report, which grows when the report changes.
         """
-
     def work(self, now: int, lane: int) -> tuple[str, int, int, str] | None:
         """Do the next piece of work of a lane, if there is one.
 
@@ -453,7 +443,6 @@ class SimNode:
             Its kind (``commit``, ``answer`` or ``settled``); for an answer also the token, the
             refusal's code (0: done) and its text.
         """
-
     def push(
         self,
         now: int,
@@ -472,63 +461,38 @@ class SimNode:
             A refusal's code and text; 0: every slot has had it before; -1: the answer with this
             token follows as work.
         """
-
-    def close_stream(
-        self, now: int, token: int, stream: tuple[int, int, int]
-    ) -> tuple[int, str]:
+    def close_stream(self, now: int, token: int, stream: tuple[int, int, int]) -> tuple[int, str]:
         """Close a stream in every slot that is served here; the answer as of ``push``."""
-
     def read(self, now: int, table: int, keys: Sequence[int]) -> tuple[int, list[float]]:
         """Return a refusal's code (0: none) and the rows, as a client would get them."""
-
     def peek(self, table: int, keys: Sequence[int]) -> list[float]:
         """Return the rows as they are, whoever is their master."""
-
     def holds(self, stream: tuple[int, int, int], sequence: int, slot: int) -> bool:
         """Return whether a push is applied or staged in a slot."""
-
     def save_slot(self, now: int, slot: int, base: tuple[int, int] | None) -> SimSlot | None:
         """Copy a slot as a checkpoint does; None if this node is not surely its master now.
 
-        Args:
-            now: Microseconds.
-            slot: Which.
-            base: (position, birth) of the copy to add to; None: all of it.
+        ``base`` is (position, birth) of the copy to add to; None: all of it.
         """
-
     def to_load(self) -> list[tuple[int, int]]:
         """Return the slots that are to be loaded from a checkpoint, each with its birth."""
-
     def load_slot(self, now: int, slot: int, birth: int, chain: Sequence[SimSlot]) -> bool:
-        """Load a slot from copies, oldest first, the first one whole.
-
-        Returns:
-            False if that is not asked of this node (any more); nothing is changed then.
-        """
-
+        """Load a slot from copies, oldest first, the first one whole; False if not asked for."""
     def report_json(self) -> str:
         """Return what this node wants of the controller."""
-
     def place(self, slot: int) -> tuple[int, int]:
         """Return the position of a slot, and the position with what is staged."""
-
     def digest(self, slot: int) -> int:
         """Return a hash of a slot's rows and streams."""
-
     def standing(self, slot: int) -> str:
         """Return ``elsewhere``, ``waiting`` or ``serving``."""
-
     def slot_state(self, slot: int) -> tuple[int, int, int, bool]:
         """Return term, birth, source, and whether a copy of the slot is under way to here."""
-
     def routing_version(self) -> int:
         """Return the routing version this node goes by."""
-
     def serving_until(self) -> int:
         """Return until when this node may answer reads of the slots it serves."""
-
     def pending(self) -> int:
         """Return how many transactions wait for backups."""
-
     def counters(self) -> dict[str, int]:
         """Return what was done so far, by name."""

@@ -138,9 +138,7 @@ fn a_push_with_a_lower_floor_than_the_slot_knows_is_harmless() {
 type Noted = Arc<Mutex<Vec<(u64, u64)>>>;
 
 /// A peer that writes down the pushes it gets: (sequence, floor), and does what `act` says.
-fn noting(
-    act: impl Fn(usize, &Asked) -> Act + Send + Sync + 'static,
-) -> (ServerAddress, Noted) {
+fn noting(act: impl Fn(usize, &Asked) -> Act + Send + Sync + 'static) -> (ServerAddress, Noted) {
     let noted = Noted::default();
     let notes = Arc::clone(&noted);
     let peer = peer_that(1, move |n, asked| {
