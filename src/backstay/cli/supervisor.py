@@ -13,7 +13,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,6 +49,8 @@ LAST_LOOK_S = 5.0
 # How long workers may take to leave when the job is over.
 LEAVE_LIMIT_S = 5.0
 FORGET_LIMIT_S = 8.0
+# More of them say nothing new; all are in the logs.
+FAILURES_SHOWN_MAX = 20
 OVER = ("done", "stopped", "failed")
 
 log = logging.getLogger(__name__)
@@ -201,7 +203,9 @@ class Supervisor:
                 self._worker_command, self._log_dir / "workers", env={**env, **spec.workers.env}
             )
             follower = stack.enter_context(
-                LaunchFollower(launcher, _Port(launch_client), on_trouble=_log_trouble)
+                LaunchFollower(
+                    launcher, _Port(launch_client, self._show.say), on_trouble=_log_trouble
+                )
             )
             end = self._watch(client, servers, master, metrics, stops)
             follower.let_leave(LEAVE_LIMIT_S)
@@ -313,10 +317,12 @@ class Supervisor:
 
 
 class _Port:
-    """The master as the launcher's follower needs it."""
+    """The master as the launcher's follower needs it; shows workers that failed."""
 
-    def __init__(self, client: JobClient) -> None:
+    def __init__(self, client: JobClient, say: Callable[[str], None]) -> None:
         self._client = client
+        self._say = say
+        self._said: set[str] = set()
         self._name = f"{socket.gethostname()}-{os.getpid()}"
 
     def __call__(
@@ -328,6 +334,8 @@ class _Port:
         wait_ms: int,
     ) -> Launch:
         """Tell the master what runs and has ended; return what should run."""
+        for one in exits:
+            self._show_failure(one)
         told = [
             job_pb2.WorkerExit(worker_id=one.worker_id, code=one.code, last_words=one.last_words)
             for one in exits
@@ -337,6 +345,14 @@ class _Port:
         )
         ended = (answer.ended.state, answer.ended.reason) if answer.HasField("ended") else None
         return Launch(answer.version, tuple(answer.wanted), tuple(answer.acknowledged), ended)
+
+    def _show_failure(self, one: WorkerExit) -> None:
+        if one.code == 0 or one.worker_id in self._said or len(self._said) >= FAILURES_SHOWN_MAX:
+            return
+        self._said.add(one.worker_id)
+        how = f"exit code {one.code}" if one.code > 0 else f"signal {-one.code}"
+        last = one.last_words.rpartition("\n")[2] if one.code > 0 else ""
+        self._say(f"worker {one.worker_id} ended by {how}{f': {last}' if last else ''}")
 
 
 def _forget(servers: JobServers, job: str, stops: StopSignals) -> None:
