@@ -171,6 +171,8 @@ class JobStateRecord:
         course: Which rounds it is at, as ``master.core.course`` writes it; empty: not begun.
         workers: Which workers are wanted, as ``master.core.worker_set`` writes it.
         tables: Names of the job's tables, in order; empty: not declared yet.
+        data: Digest of the tasks of ``training``, ``validation``, ...: task numbers mean nothing
+            for other data.
         restore_version: Which restore of the cluster the progress goes with; 0: none.
         checkpoint: The newest checkpoint of the job; empty: none.
         figures: Sums for people: ``examples``, ``steps``, ``bad_records``, ...
@@ -184,6 +186,7 @@ class JobStateRecord:
     course: str = ""
     workers: str = ""
     tables: tuple[str, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
     restore_version: int = 0
     checkpoint: str = ""
     figures: Mapping[str, int] = field(default_factory=dict)
@@ -204,6 +207,7 @@ class JobStateRecord:
                 "course": self.course,
                 "workers": self.workers,
                 "tables": list(self.tables),
+                "data": dict(self.data),
                 "restore_version": self.restore_version,
                 "checkpoint": self.checkpoint,
                 "figures": dict(self.figures),
@@ -234,6 +238,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "course": str,
     "workers": str,
     "tables": list,
+    "data": dict,
     "restore_version": int,
     "checkpoint": str,
     "figures": dict,

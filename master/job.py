@@ -21,14 +21,14 @@ from backstay.job_spec import JobSpec
 from backstay.master.core.course import Course
 from backstay.master.core.evaluation import TaskOutputs
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
-from backstay.master.core.progress import JobProgress, RoundProgress
+from backstay.master.core.progress import JobProgress
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
-from backstay.master.open_round import OpenRound, course_plan, data_of, open_round
+from backstay.master.open_round import OpenRound, course_plan, open_round, worker_policy
 from backstay.trainer.metrics import METRICS
 
 __all__ = ["Given", "Job", "Records"]
@@ -92,7 +92,8 @@ class Job:
         self.worker_set = records.workers
         self.rounds: dict[RoundId, OpenRound] = dict(records.rounds)
         self.known = KnownWorkers()
-        self.state = records.state
+        digests = {name: table.digest() for name, table in records.tables.items()}
+        self.state = replace(records.state, data=digests)
         self.figures = Counter(records.state.figures)
         self.keys = keys
         self.journal = journal
@@ -360,36 +361,16 @@ class Job:
 
     # Checkpoints.
 
-    def progress(self) -> JobProgress:
-        """Return how far the job is, to be saved with a checkpoint that begins afterwards."""
-        rounds = {
-            opened.id: RoundProgress(
-                size=len(opened.table),
-                table_digest=opened.table.digest(),
-                done=opened.ledger.done.chunks(),
-                parked=tuple(opened.ledger.parked.values()),
-            )
-            for opened in self.rounds.values()
-            if not opened.is_evaluation
-        }
-        return JobProgress(self.identity.uid, self.course.to_json(), rounds)
-
     def go_back(self, progress: JobProgress | None) -> None:
         """Take progress that was restored with the model; None: begin anew.
 
         All holds are void from now on. The caller waits for the journal, and only then takes note
-        of the restore with :meth:`note_restore`.
-
-        Raises:
-            InvalidRequest: The progress is not of this job's data.
+        of the restore with :meth:`note_restore`. A job that had ended goes on, unless the progress
+        says that it had ended then, too.
         """
         plan = course_plan(self.spec)
         course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
         kept = {} if progress is None else progress.rounds
-        for round_id, one in kept.items():
-            table = self.tables[data_of(round_id.kind)]
-            if round_id.kind is not RoundKind.TRAIN_END and table.digest() != one.table_digest:
-                raise InvalidRequest(f"{round_id}: the checkpoint's progress is of other data")
         self.state = replace(self.state, starts=self.state.starts + 1)
         rounds = {
             round_id: self._open(round_id, course.steps, done=one.done_bits(), parked=one.parked)
@@ -400,6 +381,9 @@ class Job:
         for opened in rounds.values():
             opened.stage_all(self.journal, self.keys)
         self.course, self.rounds = course, rounds
+        if course.outcome is None and self.is_over:
+            self.state = replace(self.state, state="running", reason="")
+            self.worker_set = WorkerSet(worker_policy(self.spec))
         for known in self.known:
             known.answer = None
 

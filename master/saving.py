@@ -1,17 +1,21 @@
 """Checkpoints of a job, and its way back: model and progress are saved and restored together.
 
-Progress is taken before a checkpoint begins, so what it calls done is in the model. Whether the
-cluster was restored since is asked every second: every restore has a version of its own. Calls to
-the cluster block and are made in threads.
+The node that writes a checkpoint, whoever asked for it, keeps the records of all jobs with it, read
+before it begins: what they call done is in the model. Whether the cluster was restored since is
+asked every second: every restore has a version of its own. Calls to the cluster block and are made
+in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
+from backstay.consensus.json_fields import fields_of
 from backstay.errors import (
     BackstayError,
     CheckpointNotFound,
@@ -19,16 +23,20 @@ from backstay.errors import (
     InvalidRequest,
     StoreUnavailable,
 )
-from backstay.master.core.progress import JobProgress
+from backstay.master.core.holds import ParkedTask
+from backstay.master.core.progress import JobProgress, RoundProgress
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_table import TaskTable
 from backstay.master.job import Job
-from backstay.trainer.checkpoints import Checkpoints, Restored
+from backstay.master.open_round import data_of
+from backstay.trainer.checkpoints import Checkpoints
 
-__all__ = ["Saving", "restore_version", "restored_uid"]
+__all__ = ["JobRecords", "Saving", "records_of", "restore_version", "restored_uid"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
-# Below it, in what a checkpoint keeps of the trainers' progress: job -> its progress.
-PROGRESS = "jobs"
+# Below it a checkpoint keeps the records of jobs.
+PROGRESS = "backstay_jobs"
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +53,12 @@ def restored_uid(checkpoints: Checkpoints, job: str) -> str:
     Under the same uid the job goes on, and what the servers remember is not counted again.
     """
     try:
-        progress = _progress_in(checkpoints.restored(), job)
+        restored = checkpoints.restored()
     except CheckpointNotFound as error:
         log.error("%s", error)
         return ""
-    return "" if progress is None else progress.job_uid
-
-
-def _progress_in(restored: Restored | None, job: str) -> JobProgress | None:
-    jobs: Any = None if restored is None else restored.progress.get(PROGRESS)
-    text = jobs.get(job) if isinstance(jobs, dict) else None
-    return JobProgress.from_json(text) if isinstance(text, str) else None
+    records = None if restored is None else records_of(restored.progress.get(PROGRESS), job)
+    return "" if records is None else records.uid
 
 
 class Saving:
@@ -115,19 +118,19 @@ class Saving:
         if not await self._was_restored():
             return False
         # It may have been restored once more in between: what is read now counts.
-        version, progress = await asyncio.to_thread(self._restored)
+        try:
+            version, progress = await asyncio.to_thread(self._restored)
+        except (InvalidRequest, CheckpointNotFound) as error:
+            reason = f"its progress cannot follow the restore of the cluster: {error}"
+            job.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
+            return True
         log.warning(
             "the cluster was restored: %s",
             "the job goes on from the progress that was saved with the checkpoint"
             if progress is not None
-            else "the checkpoint has no progress of this job, so it begins anew; batches that the "
-            "servers remember are not counted again",
+            else "the checkpoint is from before the job, so the job begins anew",
         )
-        try:
-            job.go_back(progress)
-        except InvalidRequest as error:
-            job.end("failed", f"it cannot go on after the restore: {error}; begin with --fresh")
-            return True
+        job.go_back(progress)
         await job.journal.durable(WRITE_LIMIT_S)
         job.note_restore(version)
         await job.journal.durable(WRITE_LIMIT_S)
@@ -164,11 +167,7 @@ class Saving:
             if await self._was_restored():
                 # What is in memory is not what the model is; ``look`` puts that right.
                 return
-            progress = job.progress()
-            document = {PROGRESS: {self._name: progress.to_json()}}
-            info = await asyncio.to_thread(
-                lambda: self._checkpoints.save(tags=tags, progress=document)
-            )
+            info = await asyncio.to_thread(lambda: self._checkpoints.save(tags=tags))
         except BackstayError as error:
             level = logging.WARNING if isinstance(error, CheckpointRefused) else logging.ERROR
             log.log(level, "no checkpoint was written: %s", error)
@@ -180,16 +179,99 @@ class Saving:
         job.stage_state()
 
     def _restored(self) -> tuple[int, JobProgress | None]:
-        """Return the version of the last restore, and this job's progress in it. Blocks."""
-        try:
-            restored = self._checkpoints.restored()
-        except CheckpointNotFound as error:
-            log.error("%s", error)
-            return restore_version(self._checkpoints), None
+        """Return the version of the last restore, and this job's progress in it. Blocks.
+
+        Raises:
+            InvalidRequest: The progress is not that of the model.
+            CheckpointNotFound: The checkpoint is gone.
+        """
+        restored = self._checkpoints.restored()
         if restored is None:
             return 0, None
-        progress = _progress_in(restored, self._name)
-        if progress is None or progress.job_uid == self._job.identity.uid:
-            return restored.version, progress
-        # Of a job of the same name that was begun anew since.
-        return restored.version, None
+        records = records_of(restored.progress.get(PROGRESS), self._name)
+        if records is None or records.uid != self._job.identity.uid:
+            # It had not begun, or it is a job of the same name that was begun anew since.
+            return restored.version, None
+        return restored.version, records.progress(self._job.tables)
+
+
+class JobRecords(NamedTuple):
+    """What a checkpoint keeps of a job.
+
+    Attributes:
+        uid: Which job.
+        state: Where it stood.
+        done: Its bitmaps, by round and chunk.
+        parked: Its parked tasks, by round and task.
+        is_current: Whether it had followed the cluster's last restore when they were read.
+    """
+
+    uid: str
+    state: JobStateRecord
+    done: Mapping[str, str]
+    parked: Mapping[str, str]
+    is_current: bool
+
+    def progress(self, tables: Mapping[str, TaskTable]) -> JobProgress:
+        """Return how far the job was.
+
+        Raises:
+            InvalidRequest: It is not the progress of the model, or not of this data.
+        """
+        if not self.is_current:
+            raise InvalidRequest("the checkpoint was written before the job had followed a restore")
+        for name, table in tables.items():
+            if self.state.data.get(name) != table.digest():
+                raise InvalidRequest(f"the {name} data are not those that the progress is of")
+        names = {key.partition("/")[0] for key in (*self.done, *self.parked)}
+        rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
+        return JobProgress(self.uid, self.state.course, rounds)
+
+    def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
+        kind = RoundId.parse(name).kind
+        table = tables[data_of(kind)]
+        if kind is RoundKind.TRAIN_END:
+            table = table.first_task_only()
+        return RoundProgress(
+            size=len(table),
+            table_digest=table.digest(),
+            done={int(key): value for key, value in _below(self.done, name)},
+            parked=tuple(ParkedTask.from_json(value) for _, value in _below(self.parked, name)),
+        )
+
+
+def _below(records: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+    prefix = f"{name}/"
+    return [
+        (key.removeprefix(prefix), value)
+        for key, value in records.items()
+        if key.startswith(prefix)
+    ]
+
+
+def records_of(kept: object, job: str) -> JobRecords | None:
+    """Return what a checkpoint keeps of a job, None if there was none of that name.
+
+    Args:
+        kept: As ``pserver.checkpoints.jobs`` reads it; None: there was no job at all.
+        job: Its name.
+
+    Raises:
+        InvalidRequest: It is not of that form.
+    """
+    if kept is None:
+        return None
+    what = "progress of jobs"
+    fields = fields_of(what, kept, {"restore_version": int, "jobs": dict})
+    document = fields["jobs"].get(job)
+    if document is None:
+        return None
+    records = fields_of(what, document, {"spec": str, "state": str, "done": dict, "parked": dict})
+    state = JobStateRecord.from_json(records["state"])
+    return JobRecords(
+        uid=JobSpecRecord.from_json(records["spec"]).uid,
+        state=state,
+        done=records["done"],
+        parked=records["parked"],
+        is_current=state.restore_version == fields["restore_version"],
+    )

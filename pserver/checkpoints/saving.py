@@ -138,7 +138,7 @@ class Saver:
         Args:
             kind: ``auto``: full every so often, as the settings say.
             tags: What the caller wants to note.
-            progress: The trainers' progress, of now.
+            progress: The trainers' progress, of now; that of jobs is added.
             tell: Called with slots written, slots in all, and bytes, as it goes.
 
         Raises:
@@ -159,6 +159,7 @@ class Saver:
         checkpoint_id, turn = await self._begin(storage)
         begun_s = asyncio.get_running_loop().time()
         try:
+            progress = {**progress, **await self.turns.jobs()}
             manifest = await self._save(
                 storage, checkpoint_id, kind, snapshot, tags, progress, tell
             )

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from backstay.checkpoint.manifest import Manifest, number_of
 from backstay.consensus import ClusterView, NodeRecord
@@ -33,6 +34,7 @@ from backstay.errors import (
     StoreError,
     StoreUnavailable,
 )
+from backstay.pserver.checkpoints.jobs import progress_of_jobs
 from backstay.pserver.departures import now_text
 
 __all__ = ["Turns"]
@@ -189,6 +191,16 @@ class Turns:
             return Put(self._keys.checkpoint, _record(url, newest).to_json())
 
         await self._change_newest(change)
+
+    async def jobs(self) -> dict[str, Any]:
+        """Return how far the jobs are, to be kept with a checkpoint that is begun now.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        found = await self._store.get(self._keys.restore)
+        version = RestorePlan.from_json(found.value).version if found is not None else 0
+        return await progress_of_jobs(self._store, version)
 
     async def restoring(self) -> str:
         """Return the id of the checkpoint that is being restored, as the store has it; or none."""

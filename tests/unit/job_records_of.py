@@ -62,6 +62,7 @@ class Master:
             fresh=fresh,
             clock=lambda: self.now_s,
             restore_version=lambda: 0,
+            restored_uid=lambda: "",
         )
         job = Job(records, KEYS, self.journal, lambda: self.now_s)
         job.stage_state()

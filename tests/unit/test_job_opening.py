@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,12 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import ConfigError, InvalidRequest, JobRefused, NotJobMaster, StoreUnavailable
 from backstay.master.core.holds import Failure, HeldTask
+from backstay.master.core.progress import JobProgress
 from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_table import TaskTable
 from backstay.master.job import Job
+from backstay.master.saving import records_of
+from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -251,22 +256,32 @@ def test_an_end_leaves_no_records_of_rounds_behind(tmp_path: Path) -> None:
     run(scenario)
 
 
+async def do_one(job: Job) -> int:
+    given = job.assign("w1")
+    assert given is not None
+    job.complete("w1", given.round.id, given.hold, 4, 0)
+    await job.journal.durable(DURABLE_S)
+    job.closed([(given.round.id.number, given.hold.task)])
+    return given.hold.task
+
+
+async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0) -> JobProgress:
+    """What a checkpoint that is written now keeps of the job."""
+    kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version)))
+    records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+    assert records is not None
+    assert records.uid == job.identity.uid
+    return records.progress(job.tables)
+
+
 def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_again(
     tmp_path: Path,
 ) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
-
-        async def do_one(job: Job) -> int:
-            given = job.assign("w1")
-            assert given is not None
-            job.complete("w1", given.round.id, given.hold, 4, 0)
-            job.closed([(given.round.id.number, given.hold.task)])
-            return given.hold.task
-
         async with master_of(store, spec, 1) as (_, job):
             saved = {await do_one(job) for _ in range(3)}
-            progress = job.progress()
+            progress = await saved_progress(store, job)
             since = {await do_one(job) for _ in range(4)}
             held = job.assign("w1")
             assert held is not None
@@ -286,15 +301,38 @@ def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_agai
     run(scenario)
 
 
-def test_progress_of_other_data_is_refused(tmp_path: Path) -> None:
+def test_a_job_that_was_done_goes_on_when_the_model_goes_back(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
         async with master_of(store, spec, 1) as (_, job):
-            progress = job.progress()
-            (one,) = progress.rounds.values()
-            other = replace(one, table_digest="0" * 32)
-            with pytest.raises(InvalidRequest, match="other data"):
-                job.go_back(replace(progress, rounds={RoundId(RoundKind.TRAINING, 1): other}))
+            saved = {await do_one(job) for _ in range(6)}
+            progress = await saved_progress(store, job)
+            await Worker().work(job)
+            assert job.is_over
+            job.go_back(progress)
+            assert not job.is_over
+            worker = Worker()
+            await worker.work(job)
+            assert {task for _, task in worker.told} == set(range(TASKS)) - saved
+            assert job.state.state == "done"
+
+    run(scenario)
+
+
+def test_progress_that_is_not_of_the_model_or_of_the_data_is_refused(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        assert await progress_of_jobs(store, 0) == {}
+        async with master_of(store, spec, 1) as (_, job):
+            await do_one(job)
+            # The cluster has been restored, and the job has not followed yet.
+            with pytest.raises(InvalidRequest, match="before the job had followed"):
+                await saved_progress(store, job, restore_version=5)
+            records = records_of((await progress_of_jobs(store, 0))[JOBS_PROGRESS], KEYS.job)
+            assert records is not None
+            other = TaskTable(["data.csv"], [40], 4)
+            with pytest.raises(InvalidRequest, match="training data are not those"):
+                records.progress({"training": other})
 
     run(scenario)
 
