@@ -1,8 +1,8 @@
 """``backstay master``: runs the master of one job until the job is over.
 
 The only module of the master that reads arguments and prints. Exit codes: 0 the job is done or was
-stopped, 1 this process cannot go on, 2 a setting is wrong, 3 it cannot listen, 4 another process is
-the master now, 5 the job failed.
+stopped, 1 this process cannot go on, 2 a setting, the job or its data is wrong, 3 it cannot listen,
+4 another process is the master now, 5 the job failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from backstay import lifeline
 from backstay.addresses import parse_endpoints
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.consensus.job_records import MasterRecord, RunState
-from backstay.errors import BackstayError, ConfigError, ListenError, NotJobMaster, StoreAuthError
+from backstay.errors import (
+    BackstayError,
+    ConfigError,
+    DataError,
+    InvalidRequest,
+    JobRefused,
+    ListenError,
+    NotJobMaster,
+    StoreAuthError,
+)
 from backstay.job_spec import JobSpec
 from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
@@ -106,7 +115,8 @@ def main(
         state = asyncio.run(_run(config, spec, instance, supervisor_fd))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
-    except (ConfigError, StoreAuthError) as error:
+    except (ConfigError, StoreAuthError, JobRefused, DataError, InvalidRequest) as error:
+        # Another process would fare alike.
         _fail(error, EXIT_WRONG_SETTING)
     except NotJobMaster as error:
         _fail(error, EXIT_REPLACED)

@@ -307,7 +307,7 @@ def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(fo
         refused = subprocess.run(
             [*BACKSTAY, *command], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
         )
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert "batch_size is 10, was 20" in refused.stderr
         anew = run(folder, *command, "--fresh", "--set", "audit=false")
         assert (anew["state"], anew["steps"]) == ("done", 40)

@@ -29,7 +29,7 @@ from backstay.cli.progress import Show
 from backstay.cli.servers import JobServers, job_servers
 from backstay.cli.stop_signals import StopSignals
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
-from backstay.errors import BackstayError, JobError, JobRefused
+from backstay.errors import BackstayError, ConfigError, JobError, JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
@@ -279,10 +279,7 @@ class Supervisor:
                 stops.wait(LOOK_PAUSE_S)
         if stops.asked:
             return "stopped", stops.reason
-        raise JobError(
-            f"the job's master has ended with exit code {master.exit_code}; its log ends with:\n"
-            f"{master.last_words()}"
-        )
+        raise _master_error(master)
 
     def _take(self, status: job_pb2.JobStatus, metrics: MetricsLog) -> None:
         """Keep and log a status; records without a master lack what was seen before."""
@@ -314,6 +311,19 @@ class Supervisor:
         damaged = status.bad_records // max(1, passes)
         audit = audit_job(spec, servers.endpoints, servers.config, passes=passes, damaged=damaged)
         return audit, True
+
+
+def _master_error(master: MasterProcess) -> BackstayError:
+    """Return why the master has ended for good: its own sentence, or the end of its log."""
+    words = master.last_words()
+    _, sign, sentence = words.rpartition("Error: ")
+    if sign and master.exit_code == EXIT_WRONG_SETTING:
+        return ConfigError(sentence)
+    if sign and master.exit_code == EXIT_REPLACED:
+        return JobError(f"another process runs this job: {sentence}")
+    return JobError(
+        f"the job's master has ended with exit code {master.exit_code}; its log ends with:\n{words}"
+    )
 
 
 class _Port:
