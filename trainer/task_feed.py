@@ -21,7 +21,7 @@ from backstay.trainer.frameworks import split_feed
 from backstay.trainer.model_definition import Mode, ModelDefinition
 from backstay.trainer.readers import BadRecords, Metadata, Reader, read_batch
 
-__all__ = ["Fed", "FeedFailed", "TaskFeed", "TaskRange", "record_order"]
+__all__ = ["Fed", "FeedFailed", "TaskFeed", "TaskRange", "record_order", "with_following"]
 
 # Batches that are ready before their turn.
 BATCHES_AHEAD_MAX = 4
@@ -217,3 +217,24 @@ class TaskFeed:
                 self._ready.get_nowait()
         except queue.Empty:
             return
+
+
+def with_following(feed: TaskFeed) -> Iterator[tuple[Fed, Fed | None]]:
+    """Yield each batch and, if there is one, the batch after it.
+
+    Raises:
+        FeedFailed: A batch could not be made; after the batches before it.
+    """
+    batches = iter(feed)
+    current = next(batches, None)
+    while current is not None:
+        following: Fed | None = None
+        failed: FeedFailed | None = None
+        try:
+            following = next(batches, None)
+        except FeedFailed as error:
+            failed = error
+        yield current, following
+        if failed is not None:
+            raise failed
+        current = following

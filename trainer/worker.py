@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -47,7 +47,8 @@ from backstay.trainer.model_definition import ModelDefinition, load, user_traceb
 from backstay.trainer.other_tasks import OtherTasks
 from backstay.trainer.pace import Pace, pace_of
 from backstay.trainer.readers import Reader, open_reader
-from backstay.trainer.task_feed import Fed, FeedFailed, TaskFeed, TaskRange
+from backstay.trainer.stream_closing import StreamCloser
+from backstay.trainer.task_feed import Fed, FeedFailed, TaskFeed, TaskRange, with_following
 from backstay.trainer.task_stream import TaskStream
 
 __all__ = ["Worker"]
@@ -58,8 +59,6 @@ _LOG = logging.getLogger(__name__)
 PASSING = (TransportError, Stopping, NotMaster)
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
-# Streams of done tasks that may wait to be closed before the worker waits for them.
-CLOSING_MAX = 16
 RECORDS_NAMED_MAX = 100
 BAD_RECORDS_NAMED_MAX = 100
 LOSSES_KEPT = 50
@@ -102,8 +101,7 @@ class Worker:
         self._stop_reason = ""
         self._ahead = ThreadPoolExecutor(1, "backstay-ask")
         self._asked: Future[HeldWork | Ended | float] | None = None
-        self._closers = ThreadPoolExecutor(1, "backstay-close")
-        self._closing: deque[Future[None]] = deque()
+        self._closer = StreamCloser(self._link)
         self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._examples = self._steps = 0
         self._told_steps = self._steps_when_told = 0
@@ -175,7 +173,7 @@ class Worker:
             reason = self._told_to_stop()
             if reason:
                 return Ended("left", reason)
-            self._close_for_others()
+            self._closer.close_for_others(lambda: self._ready().client, self._terms.stream_job)
             asked, self._asked = self._asked, None
             # An answer "wait" that was asked for during the last task is old news.
             answer = asked.result() if asked is not None else None
@@ -274,7 +272,7 @@ class Worker:
             TaskReport(task.round, task.number, work.examples, work.batches, loss)
         )
         if self._complete(work, loss=loss):
-            self._close_later(engine, stream, task)
+            self._closer.close_later(stream, task)
 
     def _do_other(self, work: HeldWork, engine: Engine) -> None:
         """Evaluate, predict, or end the training."""
@@ -346,7 +344,7 @@ class Worker:
         together = work.batches_per_push
         unsent: list[NDArray[np.int64]] = []
         with stream:
-            for fed, following in _with_following(iter(feed)):
+            for fed, following in with_following(feed):
                 if fed.number % together == 0:
                     stream.begin_batch(fed.number // together)
                 losses += self._train_batch(work, engine, fed, following)
@@ -442,32 +440,6 @@ class Worker:
             )
         )
 
-    def _close_later(self, engine: Engine, stream: TaskStream, task: Task) -> None:
-        """Close the stream of a task that is recorded as done, meanwhile."""
-
-        def close() -> None:
-            try:
-                stream.close_on_servers()
-            except BackstayError as error:
-                # Slots forget it by themselves, later.
-                _LOG.warning("stream %d-%d stays open: %s", task.round, task.number, error)
-                return
-            self._link.stream_closed(task.round, task.number)
-
-        self._closing.append(self._closers.submit(close))
-        while len(self._closing) > CLOSING_MAX:
-            self._closing.popleft().result()
-
-    def _close_for_others(self) -> None:
-        for pass_number, task in self._link.streams_to_close():
-            try:
-                client = self._ready().client
-                client.close_task_stream(self._terms.stream_job, pass_number, task)
-            except PASSING as error:
-                _LOG.warning("stream %d-%d stays open: %s", pass_number, task, error)
-                continue
-            self._link.stream_closed(pass_number, task)
-
     # -- the program ----------------------------------------------------------------------
 
     def _ready(self) -> Engine:
@@ -488,8 +460,7 @@ class Worker:
 
     def _forget_engine(self) -> None:
         engine, self._engine = self._engine, None
-        while self._closing:
-            self._closing.popleft().result()
+        self._closer.wait()
         if engine is not None:
             engine.close()
 
@@ -506,7 +477,7 @@ class Worker:
             self._link.leave(reason)
         self._link.close()
         self._ahead.shutdown()
-        self._closers.shutdown()
+        self._closer.shutdown()
 
     def _check_stop(self) -> None:
         if self._told_to_stop():
@@ -524,19 +495,3 @@ def bad_records_of(feed: TaskFeed) -> list[tuple[str, int, str]]:
     """Return the first damaged records as the master is told of them."""
     reports = feed.bad.reports[:BAD_RECORDS_NAMED_MAX]
     return [(report.file, report.offset, report.reason) for report in reports]
-
-
-def _with_following(batches: Iterator[Fed]) -> Iterator[tuple[Fed, Fed | None]]:
-    """Yield each batch and, if it is there, the one after it."""
-    current = next(batches, None)
-    while current is not None:
-        following: Fed | None = None
-        failed: FeedFailed | None = None
-        try:
-            following = next(batches, None)
-        except FeedFailed as error:
-            failed = error  # after the batch that is whole
-        yield current, following
-        if failed is not None:
-            raise failed
-        current = following

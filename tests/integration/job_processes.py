@@ -121,8 +121,8 @@ class JobProcesses:
         while True:
             try:
                 status = self.client.status()
-            except BackstayError:
-                assert time.monotonic() < until
+            except BackstayError as error:
+                assert time.monotonic() < until, f"no status: {error!r}"
                 continue
             if status.state in OVER:
                 return status
