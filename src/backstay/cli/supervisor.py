@@ -259,6 +259,8 @@ class Supervisor:
                 trouble = str(error)
             else:
                 # What records say of a job without a master is the past until ours has ended.
+                if master.exit_code in (EXIT_WRONG_SETTING, EXIT_REPLACED):
+                    raise _master_error(master)
                 if status.master_instance or master.exit_code is not None:
                     self._take(status, metrics)
                     if status.state in OVER:
