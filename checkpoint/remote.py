@@ -85,7 +85,8 @@ class RestoreState:
     """How the last restore goes; ``id`` is empty if there never was one.
 
     ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
-    is 0 while the restore is requested and has changed nothing yet.
+    is 0 while the restore is requested and has changed nothing yet. ``generation`` grows with each
+    restore, and whenever slots lost all their copies and began anew.
     """
 
     id: str
@@ -94,6 +95,7 @@ class RestoreState:
     slots_left: int
     trouble: str
     version: int = 0
+    generation: int = 0
 
 
 def save(
@@ -232,6 +234,7 @@ def restore_state(channel: grpc.Channel, *, timeout_s: float) -> RestoreState:
         slots_left=answer.slots_left,
         trouble=answer.trouble,
         version=answer.version,
+        generation=answer.generation,
     )
 
 

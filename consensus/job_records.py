@@ -174,6 +174,7 @@ class JobStateRecord:
         data: Digest of the tasks of ``training``, ``validation``, ...: task numbers mean nothing
             for other data.
         restore_version: Which restore of the cluster the progress goes with; 0: none.
+        generation: Of the cluster's rows that it goes with: it grows when some are lost.
         checkpoint: The newest checkpoint of the job; empty: none.
         figures: Sums for people: ``examples``, ``steps``, ``bad_records``, ...
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
@@ -188,6 +189,7 @@ class JobStateRecord:
     tables: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     restore_version: int = 0
+    generation: int = 0
     checkpoint: str = ""
     figures: Mapping[str, int] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()
@@ -209,6 +211,7 @@ class JobStateRecord:
                 "tables": list(self.tables),
                 "data": dict(self.data),
                 "restore_version": self.restore_version,
+                "generation": self.generation,
                 "checkpoint": self.checkpoint,
                 "figures": dict(self.figures),
                 "evaluations": [dict(each) for each in self.evaluations],
@@ -240,6 +243,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "tables": list,
     "data": dict,
     "restore_version": int,
+    "generation": int,
     "checkpoint": str,
     "figures": dict,
     "evaluations": list,

@@ -34,7 +34,7 @@ from backstay.master.journal import Journal
 from backstay.master.launching import Launching
 from backstay.master.office import Office
 from backstay.master.opening import open_records
-from backstay.master.saving import Saving, restore_version, restored_uid
+from backstay.master.saving import Saving, restored_uid, rows_of
 from backstay.master.service import JobService
 from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
@@ -187,7 +187,7 @@ class MasterHost:
             now_ms=time.time_ns() // 1_000_000,
             fresh=self._config.fresh,
             clock=self._clock,
-            restore_version=lambda: restore_version(checkpoints),
+            rows=lambda: rows_of(checkpoints),
             restored_uid=lambda: restored_uid(checkpoints, self._spec.name),
         )
         job = Job(records, self._keys, self._journal, self._clock)

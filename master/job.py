@@ -31,7 +31,7 @@ from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import OpenRound, course_plan, open_round, worker_policy
 from backstay.trainer.metrics import METRICS
 
-__all__ = ["Given", "Job", "Records"]
+__all__ = ["Given", "Job", "Records", "RowsIdentity"]
 
 EVALUATIONS_MAX = 100
 
@@ -48,6 +48,18 @@ class Given(NamedTuple):
 
     round: OpenRound
     hold: HeldTask
+
+
+class RowsIdentity(NamedTuple):
+    """Which rows a cluster has: another identity, and what was pushed may be gone.
+
+    Attributes:
+        restore_version: Which restore was the last; 0: none.
+        generation: Grows with each restore, and when slots lose all their copies.
+    """
+
+    restore_version: int
+    generation: int
 
 
 class Records(NamedTuple):
@@ -365,7 +377,7 @@ class Job:
         """Take progress that was restored with the model; None: begin anew.
 
         All holds are void from now on. The caller waits for the journal, and only then takes note
-        of the restore with :meth:`note_restore`. A job that had ended goes on, unless the progress
+        of the restore with :meth:`note_rows`. A job that had ended goes on, unless the progress
         says that it had ended then, too.
         """
         plan = course_plan(self.spec)
@@ -387,9 +399,9 @@ class Job:
         for known in self.known:
             known.answer = None
 
-    def note_restore(self, version: int) -> None:
-        """Take note of the restore that the progress goes with."""
-        self.state = replace(self.state, restore_version=version)
+    def note_rows(self, rows: RowsIdentity) -> None:
+        """Take note of the rows that the progress goes with."""
+        self.state = replace(self.state, **rows._asdict())
         self.stage_state()
         self.notify()
 

@@ -25,7 +25,7 @@ from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import data_specs, scan
-from backstay.master.job import Records
+from backstay.master.job import Records, RowsIdentity
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, course_plan, data_of, open_round, worker_policy
 
@@ -76,7 +76,7 @@ async def open_records(
     now_ms: int,
     fresh: bool,
     clock: Callable[[], float],
-    restore_version: Callable[[], int],
+    rows: Callable[[], RowsIdentity],
     restored_uid: Callable[[], str],
 ) -> Records:
     """Make a job, or take over what is recorded of it.
@@ -90,7 +90,7 @@ async def open_records(
         now_ms: Unix time, for a new job.
         fresh: Begin anew, whatever is recorded.
         clock: Monotonic seconds.
-        restore_version: Asks which restore of the cluster was the last; blocks.
+        rows: Asks which rows the cluster has now; blocks.
         restored_uid: Asks whose progress came with it: the uid, or empty; blocks.
 
     Raises:
@@ -111,7 +111,7 @@ async def open_records(
         _check_same(spec, JobSpec.from_json(identity.spec), keys.job)
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
-    state = await _state(found, keys, restore_version, goes_on=bool(known_uid))
+    state = await _state(found, keys, rows, goes_on=bool(known_uid))
     course = (
         Course.from_json(course_plan(spec), state.course)
         if state.course
@@ -177,17 +177,17 @@ async def _tables(
 
 
 async def _state(
-    found: _Found, keys: JobKeys, restore_version: Callable[[], int], *, goes_on: bool
+    found: _Found, keys: JobKeys, rows: Callable[[], RowsIdentity], *, goes_on: bool
 ) -> JobStateRecord:
     text = found.text(keys.state)
     if text is not None:
         return JobStateRecord.from_json(text)
     if goes_on:
         # Its progress came with a restore that it has not taken note of yet.
-        return JobStateRecord("running", restore_version=0)
+        return JobStateRecord("running")
     # What the cluster was restored from before the job began is where it begins.
-    version = await asyncio.to_thread(restore_version)
-    return JobStateRecord("running", restore_version=version)
+    now = await asyncio.to_thread(rows)
+    return JobStateRecord("running", **now._asdict())
 
 
 def _rounds(

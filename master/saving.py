@@ -27,11 +27,11 @@ from backstay.master.core.holds import ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_table import TaskTable
-from backstay.master.job import Job
+from backstay.master.job import Job, RowsIdentity
 from backstay.master.open_round import data_of
-from backstay.trainer.checkpoints import Checkpoints
+from backstay.trainer.checkpoints import Checkpoints, RestoreState
 
-__all__ = ["JobRecords", "Saving", "records_of", "restore_version", "restored_uid"]
+__all__ = ["JobRecords", "Saving", "records_of", "restored_uid", "rows_of"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
@@ -41,9 +41,10 @@ PROGRESS = "backstay_jobs"
 log = logging.getLogger(__name__)
 
 
-def restore_version(checkpoints: Checkpoints) -> int:
-    """Return which restore of the cluster was the last that changed anything; 0: none. Blocks."""
-    return checkpoints.restore_state().version
+def rows_of(checkpoints: Checkpoints) -> RowsIdentity:
+    """Return which rows the cluster has now. Blocks."""
+    restore = checkpoints.restore_state()
+    return RowsIdentity(restore.version, restore.generation)
 
 
 def restored_uid(checkpoints: Checkpoints, job: str) -> str:
@@ -115,11 +116,20 @@ class Saving:
             BackstayError: No node answers, or the store does not.
         """
         job = self._job
-        if not await self._was_restored():
+        restore = await asyncio.to_thread(self._checkpoints.restore_state)
+        if not self._is_news(restore):
             return False
-        # It may have been restored once more in between: what is read now counts.
+        if restore.version == job.state.restore_version and restore.state != "loading":
+            newest = job.state.checkpoint or "a checkpoint"
+            job.end(
+                "failed",
+                "slots lost all their copies and began anew, so what was trained on is not in the "
+                f"model any more. Restore {newest} (pserverctl checkpoint restore) and start the "
+                "job again: it goes on from there. Or begin with --fresh",
+            )
+            return True
         try:
-            version, progress = await asyncio.to_thread(self._restored)
+            progress = await asyncio.to_thread(self._restored)
         except (InvalidRequest, CheckpointNotFound) as error:
             reason = f"its progress cannot follow the restore of the cluster: {error}"
             job.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
@@ -132,7 +142,9 @@ class Saving:
         )
         job.go_back(progress)
         await job.journal.durable(WRITE_LIMIT_S)
-        job.note_restore(version)
+        # If it was restored once more in between, this is of the earlier one, and the next look
+        # goes back once more.
+        job.note_rows(RowsIdentity(restore.version, restore.generation))
         await job.journal.durable(WRITE_LIMIT_S)
         return True
 
@@ -149,11 +161,15 @@ class Saving:
             else:
                 self._job.trouble.pop("restore", None)
 
-    async def _was_restored(self) -> bool:
-        """Ask whether the progress in memory is that of a model which is no more."""
-        restore = await asyncio.to_thread(self._checkpoints.restore_state)
-        # One that is only requested has changed nothing yet, and has no version.
-        return restore.state != "requested" and restore.version != self._job.state.restore_version
+    def _is_news(self, restore: RestoreState) -> bool:
+        """Whether the progress in memory is that of rows which are no more."""
+        state = self._job.state
+        noted = state.restore_version, state.generation
+        # One that is only requested has changed nothing yet, and has no version. A node that lags
+        # behind may tell of what was before.
+        is_old = restore.version < noted[0] or restore.generation < noted[1]
+        is_known = (restore.version, restore.generation) == noted
+        return not (restore.state == "requested" or is_old or is_known)
 
     async def _save(self) -> None:
         """Save once; a checkpoint that fails is one less, not the end of the job."""
@@ -164,7 +180,7 @@ class Saving:
             "passes": job.course.passes_over,
         }
         try:
-            if await self._was_restored():
+            if self._is_news(await asyncio.to_thread(self._checkpoints.restore_state)):
                 # What is in memory is not what the model is; ``look`` puts that right.
                 return
             info = await asyncio.to_thread(lambda: self._checkpoints.save(tags=tags))
@@ -178,8 +194,8 @@ class Saving:
         job.state = replace(job.state, checkpoint=info.id)
         job.stage_state()
 
-    def _restored(self) -> tuple[int, JobProgress | None]:
-        """Return the version of the last restore, and this job's progress in it. Blocks.
+    def _restored(self) -> JobProgress | None:
+        """Return this job's progress in what the cluster was restored from last. Blocks.
 
         Raises:
             InvalidRequest: The progress is not that of the model.
@@ -187,12 +203,12 @@ class Saving:
         """
         restored = self._checkpoints.restored()
         if restored is None:
-            return 0, None
+            return None
         records = records_of(restored.progress.get(PROGRESS), self._name)
         if records is None or records.uid != self._job.identity.uid:
             # It had not begun, or it is a job of the same name that was begun anew since.
-            return restored.version, None
-        return restored.version, records.progress(self._job.tables)
+            return None
+        return records.progress(self._job.tables)
 
 
 class JobRecords(NamedTuple):
@@ -219,7 +235,9 @@ class JobRecords(NamedTuple):
             InvalidRequest: It is not the progress of the model, or not of this data.
         """
         if not self.is_current:
-            raise InvalidRequest("the checkpoint was written before the job had followed a restore")
+            raise InvalidRequest(
+                "the checkpoint was written before the job had followed a restore or a loss of rows"
+            )
         for name, table in tables.items():
             if self.state.data.get(name) != table.digest():
                 raise InvalidRequest(f"the {name} data are not those that the progress is of")
@@ -262,7 +280,7 @@ def records_of(kept: object, job: str) -> JobRecords | None:
     if kept is None:
         return None
     what = "progress of jobs"
-    fields = fields_of(what, kept, {"restore_version": int, "jobs": dict})
+    fields = fields_of(what, kept, {"restore_version": int, "generation": int, "jobs": dict})
     document = fields["jobs"].get(job)
     if document is None:
         return None
@@ -273,5 +291,6 @@ def records_of(kept: object, job: str) -> JobRecords | None:
         state=state,
         done=records["done"],
         parked=records["parked"],
-        is_current=state.restore_version == fields["restore_version"],
+        is_current=(state.restore_version, state.generation)
+        == (fields["restore_version"], fields["generation"]),
     )

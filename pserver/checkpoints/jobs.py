@@ -18,13 +18,16 @@ __all__ = ["JOBS_PROGRESS", "progress_of_jobs"]
 JOBS_PROGRESS = "backstay_jobs"
 
 
-async def progress_of_jobs(store: CoordinationStore, restore_version: int) -> dict[str, Any]:
+async def progress_of_jobs(
+    store: CoordinationStore, restore_version: int, generation: int
+) -> dict[str, Any]:
     """Return how far each job is, as one object; empty if there is none.
 
     Args:
         store: The coordination store.
         restore_version: Which restore of the cluster was the last: progress that goes with
             another one is not that of the model.
+        generation: Of the cluster's rows; likewise.
 
     Raises:
         StoreUnavailable: The store does not answer.
@@ -49,4 +52,10 @@ async def progress_of_jobs(store: CoordinationStore, restore_version: int) -> di
             }
     if not jobs:
         return {}
-    return {JOBS_PROGRESS: {"restore_version": restore_version, "jobs": jobs}}
+    return {
+        JOBS_PROGRESS: {
+            "restore_version": restore_version,
+            "generation": generation,
+            "jobs": jobs,
+        }
+    }

@@ -200,7 +200,9 @@ class Turns:
         """
         found = await self._store.get(self._keys.restore)
         version = RestorePlan.from_json(found.value).version if found is not None else 0
-        return await progress_of_jobs(self._store, version)
+        routing = self._view.snapshot().routing
+        generation = routing.generation if routing is not None else 0
+        return await progress_of_jobs(self._store, version, generation)
 
     async def restoring(self) -> str:
         """Return the id of the checkpoint that is being restored, as the store has it; or none."""

@@ -227,8 +227,9 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         """Tell how the last restore goes."""
         snapshot = self._joined().view.snapshot()
         plan, routing = snapshot.restore, snapshot.routing
+        generation = routing.generation if routing is not None else 0
         if plan is None:
-            return checkpoint_pb2.GetRestoreResponse()
+            return checkpoint_pb2.GetRestoreResponse(generation=generation)
         left = len(routing.restoring.slots) if routing is not None else 0
         trouble = sorted({one.load_trouble for one in snapshot.reports.values()} - {""})
         return checkpoint_pb2.GetRestoreResponse(
@@ -238,6 +239,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             slots_left=left,
             trouble="; ".join(trouble),
             version=plan.version,
+            generation=generation,
         )
 
     def _joined(self) -> CheckpointParts:

@@ -108,7 +108,7 @@ class Worker(threading.Thread):
     """Counts the tasks that it is told to be first at."""
 
     def __init__(self, endpoints: list[str], worker: str) -> None:
-        super().__init__(name=worker)
+        super().__init__(name=worker, daemon=True)
         self.link = MasterLink(endpoints, JOB, worker, config=CLIENT)
         self.first: Counter[tuple[str, int, int]] = Counter()
         self.work: Callable[[Task], None] = lambda _task: None

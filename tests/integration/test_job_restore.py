@@ -45,7 +45,7 @@ class CountingWorker(threading.Thread):
     """Counts each record of its tasks on the servers; a new client whenever the old one fails."""
 
     def __init__(self, endpoints: list[str]) -> None:
-        super().__init__(name="counting")
+        super().__init__(name="counting", daemon=True)
         self._endpoints = endpoints
         self._link = MasterLink(endpoints, JOB, "w1", config=CLIENT)
         self._condition = threading.Condition()
@@ -184,3 +184,53 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
         worker.allow(1000)
         client.close()
         masters.end()
+
+
+def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
+    tmp_path: Path, plain_environment: dict[str, str], eventually: Eventually
+) -> None:
+    settings = {
+        "slot_count": 16,
+        "replicas": 1,
+        "return_grace_ms": 0,
+        "lease_ttl_ms": 1500,
+        "checkpoint_url": str(tmp_path / "checkpoints"),
+    }
+    with LocalCluster(servers=3, settings=settings) as cluster:
+        masters = Masters(cluster.endpoints, tmp_path, plain_environment)
+        spec = counting_spec(tmp_path, checkpoint=CheckpointSpec(every="none", every_tasks=10))
+        masters.start(spec)
+        wait_for_master(cluster.endpoints, 1, eventually)
+        client = JobClient(cluster.endpoints, JOB, config=CLIENT)
+        worker = CountingWorker(cluster.endpoints)
+        again = CountingWorker(cluster.endpoints)
+        try:
+            worker.start()
+            worker.allow(14)
+            eventually(lambda: client.status().checkpoint != "" and worker.finished == 14)
+            checkpoint = client.status().checkpoint
+            cluster.kill(2)
+            eventually(lambda: client.status().state == "failed")
+            assert f"Restore {checkpoint}" in client.status().reason
+            worker.allow(1000)
+            worker.join(LIMIT_S)
+            # The same command does not go on with a model that lacks what is done.
+            assert masters.processes[-1].wait(LIMIT_S) == 5
+            assert masters.start(spec).wait(LIMIT_S) == 5
+            restore(cluster, checkpoint, eventually)
+            masters.start(spec)
+            wait_for_master(cluster.endpoints, masters.instance, eventually)
+            again.allow(1000)
+            again.start()
+            again.join(LIMIT_S)
+            assert again.failure is None
+            assert client.status().state == "done"
+            with Client(cluster.endpoints) as reader:
+                shards = [Shard(str(tmp_path / "data.csv"), 4 * TASKS)]
+                audit = audit_records(reader, JOB, shards, passes=1)
+            assert audit.records_counted_once, audit
+        finally:
+            for one in (worker, again):
+                one.allow(1000)
+            client.close()
+            masters.end()

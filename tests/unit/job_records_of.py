@@ -11,7 +11,7 @@ from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.job import Job
+from backstay.master.job import Job, RowsIdentity
 from backstay.master.journal import Journal
 from backstay.master.office import Office
 from backstay.master.opening import open_records
@@ -61,7 +61,7 @@ class Master:
             now_ms=1,
             fresh=fresh,
             clock=lambda: self.now_s,
-            restore_version=lambda: 0,
+            rows=lambda: RowsIdentity(0, 0),
             restored_uid=lambda: "",
         )
         job = Job(records, KEYS, self.journal, lambda: self.now_s)

@@ -17,7 +17,7 @@ from backstay.master.core.holds import Failure, HeldTask
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_table import TaskTable
-from backstay.master.job import Job
+from backstay.master.job import Job, RowsIdentity
 from backstay.master.saving import records_of
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
@@ -267,7 +267,7 @@ async def do_one(job: Job) -> int:
 
 async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0) -> JobProgress:
     """What a checkpoint that is written now keeps of the job."""
-    kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version)))
+    kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version, 0)))
     records = records_of(kept[JOBS_PROGRESS], KEYS.job)
     assert records is not None
     assert records.uid == job.identity.uid
@@ -287,11 +287,11 @@ def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_agai
             assert held is not None
             job.go_back(progress)
             await job.journal.durable(DURABLE_S)
-            job.note_restore(9)
+            job.note_rows(RowsIdentity(9, 4))
             await job.journal.durable(DURABLE_S)
             assert job.renew("w1", [(held.round.id, held.hold)]) == [(held.round.id, held.hold)]
         async with master_of(store, spec, 2, replaces=1) as (_, job):
-            assert job.state.restore_version == 9
+            assert (job.state.restore_version, job.state.generation) == (9, 4)
             worker = Worker()
             await worker.work(job)
             done = {task for _, task in worker.told}
@@ -322,13 +322,13 @@ def test_a_job_that_was_done_goes_on_when_the_model_goes_back(tmp_path: Path) ->
 def test_progress_that_is_not_of_the_model_or_of_the_data_is_refused(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
-        assert await progress_of_jobs(store, 0) == {}
+        assert await progress_of_jobs(store, 0, 0) == {}
         async with master_of(store, spec, 1) as (_, job):
             await do_one(job)
             # The cluster has been restored, and the job has not followed yet.
             with pytest.raises(InvalidRequest, match="before the job had followed"):
                 await saved_progress(store, job, restore_version=5)
-            records = records_of((await progress_of_jobs(store, 0))[JOBS_PROGRESS], KEYS.job)
+            records = records_of((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             other = TaskTable(["data.csv"], [40], 4)
             with pytest.raises(InvalidRequest, match="training data are not those"):

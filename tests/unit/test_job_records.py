@@ -38,6 +38,7 @@ RECORDS: list[Record] = [
         tables=("wide", "deep"),
         data={"training": "0" * 32},
         restore_version=9,
+        generation=2,
         checkpoint="ckpt-000007-3fa9c1",
         figures={"examples": 2**40},
         evaluations=({"round": 1, "steps": 2, "records": 3, "metrics": {"auc": "nan"}},),

@@ -437,8 +437,9 @@ class GetRestoreResponse(_message.Message):
     SLOTS_LEFT_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Empty: nothing was ever restored."""
+    """Empty: nothing was ever restored; the generation is told nevertheless."""
     url: _builtins.str
     state: _builtins.str
     """requested, loading, done"""
@@ -449,6 +450,8 @@ class GetRestoreResponse(_message.Message):
     """Tells this restore from every other one, also from one of the same checkpoint, and grows from
     each to the next; 0 while it is requested only: nothing has been changed by it then.
     """
+    generation: _builtins.int
+    """Grows with each restore, and whenever slots lost all their copies and began anew."""
     def __init__(
         self,
         *,
@@ -458,10 +461,11 @@ class GetRestoreResponse(_message.Message):
         slots_left: _builtins.int = ...,
         trouble: _builtins.str = ...,
         version: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
