@@ -169,3 +169,31 @@ def test_predictions_of_two_workers(cluster: LocalCluster, tmp_path: Path) -> No
         assert processes.over().state == "done"
     assert len(list(out.glob("part-*.csv"))) == 10
     assert sorted(path.suffix for path in out.iterdir()) == [".csv"] * 10
+
+
+SGD = """
+
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [ModeSpec(kind="bounded", staleness=2), ModeSpec(kind="geo", local_steps=3)],
+    ids=lambda mode: mode.kind,
+)
+def test_other_modes_count_once_too(cluster: LocalCluster, tmp_path: Path, mode: ModeSpec) -> None:
+    spec = job(tmp_path, f"mode-{mode.kind}", "torch", SGD + SIGNAL_AT_BATCH, mode=mode)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        # In geo mode: one batch after an exchange, with a step that was not sent.
+        processes.start_worker("w-0", SIGNAL="SIGKILL", AT_BATCH="15")
+        assert processes.code("w-0") == -9
+        processes.start_worker("w-1")
+        processes.start_worker("w-2", SIGNAL="SIGTERM", AT_BATCH="8")
+        assert processes.code("w-2") == 0
+        status = processes.over()
+        assert status.state == "done", status.reason
+    told = audit(cluster, spec)
+    assert told.records_counted_once, told
