@@ -272,7 +272,7 @@ def test_another_spec_is_refused_and_a_job_with_a_master_is_not_forgotten(
     with pytest.raises(JobRefused, match="has a master"):
         forget_job(masters.endpoints, JOB, config=CLIENT)
     other = masters.replace(counting_spec(tmp_path, records_per_task=8))
-    assert other.wait(LIMIT_S) == 1
+    assert other.wait(LIMIT_S) == 2
     assert "records_per_task is 8, was 4" in masters.log()
 
 
