@@ -200,7 +200,9 @@ class Supervisor:
             launch_client = self._client(servers, CALL_LIMIT_MS)
             stack.callback(launch_client.close)
             launcher = LocalLauncher(
-                self._worker_command, self._log_dir / "workers", env={**env, **spec.workers.env}
+                self._worker_command,
+                self._log_dir / "workers",
+                env={**env, **_threads(spec), **spec.workers.env},
             )
             follower = stack.enter_context(
                 LaunchFollower(
@@ -378,6 +380,14 @@ def _forget(servers: JobServers, job: str, stops: StopSignals) -> None:
                 raise
         else:
             return
+
+
+def _threads(spec: JobSpec) -> dict[str, str]:
+    """Return the variable that keeps workers from using all cores each, unless it is set."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    cores = os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": str(max(1, cores // max(1, spec.workers.initial)))}
 
 
 def _log_trouble(trouble: str) -> None:
