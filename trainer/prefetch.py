@@ -59,6 +59,10 @@ class PrefetchPlan:
         """Whether a batch was watched."""
         return self._lookups is not None
 
+    def start(self) -> None:
+        """A batch to learn from begins; what was watched before, in an evaluation say, is none."""
+        self._seen = []
+
     def watch(self, layer: ServerLayer, inputs: Sequence[Any]) -> None:
         """Note that a layer is called; bags with offsets are not learned."""
         if self._lookups is None and len(inputs) == 1 and len(self._seen) < LOOKUPS_MAX:

@@ -79,6 +79,8 @@ class BaseProgram(ABC):
     def train_batch(self, features: Any, labels: Any) -> tuple[float, NDArray[Any] | None]:
         """See ``frameworks.Program``."""
         self.model.train()
+        if self._plan is not None and not self._plan.is_learned:
+            self._plan.start()
         predictions = self._forward(features)
         loss = self._definition.loss(self._tensors(labels), predictions)
         value = checked_loss(self._number(loss))
