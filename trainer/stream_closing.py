@@ -54,8 +54,9 @@ class StreamCloser:
             stream_job: Of the job.
         """
         for pass_number, number in self._link.streams_to_close():
-            close = partial(client().close_task_stream, stream_job, pass_number, number)
-            self._close(pass_number, number, close)
+            self._close(
+                pass_number, number, partial(_close_by, client, stream_job, pass_number, number)
+            )
 
     def wait(self) -> None:
         """Wait until all that was begun is done."""
@@ -73,3 +74,8 @@ class StreamCloser:
             _LOG.warning("the stream of task %d-%d stays open: %s", pass_number, number, error)
             return
         self._link.stream_closed(pass_number, number)
+
+
+def _close_by(client: Callable[[], Client], stream_job: int, pass_number: int, number: int) -> None:
+    # The connection may have to be made first, which may fail like the call itself.
+    client().close_task_stream(stream_job, pass_number, number)

@@ -31,7 +31,6 @@ def test_whole_features_columns_and_ranges_are_found() -> None:
     plan.watch(columns, [fields[:, 1:3]])
     plan.watch(computed, [users * 31])
     plan.watch(columns, [users, fields])  # with offsets: left out
-    assert not plan.is_learned
     plan.learn({"user": users, "fields": fields, "hour": np.ones(3, np.float32)})
     assert plan.is_learned
     next_users, next_fields = users + 100, fields + 100
@@ -45,6 +44,7 @@ def test_whole_features_columns_and_ranges_are_found() -> None:
 def test_what_the_model_changes_in_place_is_still_found() -> None:
     layer, users = Layer(), np.array([5, 6, 7])
     plan = PrefetchPlan(np.asarray)
+    assert not plan.is_learned
     given = users.copy()
     plan.watch(layer, [given])
     given += 1000
