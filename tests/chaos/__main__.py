@@ -8,10 +8,12 @@
     python -m tests.chaos failover --kills 50             # how long a killed node holds up trainers
     python -m tests.chaos failover --signal STOP          # a node that stands still
     python -m tests.chaos failover --partition            # a node that is cut off
+    python -m tests.chaos jobs --minutes 1                # jobs, and all that may happen to them
+    python -m tests.chaos jobs --faults restore,master_sigkill   # these, once each
     python -m tests.chaos clean                           # remove what killed runs left in /tmp
 
-The last line on standard output is ``CHAOS {json}`` or ``FAILOVER {json}``. Exit code 0 if the
-verdict is true, 1 if not.
+The last line on standard output is ``CHAOS {json}``, ``FAILOVER {json}`` or ``JOBS {json}``. Exit
+code 0 if the verdict is true, 1 if not.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from tests.chaos import sandbox
 from tests.chaos.cluster import Plan, StoreKind
 from tests.chaos.deck import BY_KIND
 from tests.chaos.faults import Fault, KillNode, PauseNode
+from tests.chaos.job_faults import JOB_FAULTS
+from tests.chaos.job_run import JobStage, run_jobs
 from tests.chaos.network_faults import Partition
 from tests.chaos.report import failover_figures, print_line, quantiles, throughput
 from tests.chaos.run import (
@@ -59,6 +63,8 @@ def main(arguments: list[str]) -> int:
         say(f"no namespaces, so no faults of the network: {reason}")
     # A run that is told to end removes its processes and folders first.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if options.command == "jobs":
+        return _jobs(options)
     return _failover(options) if options.command == "failover" else _chaos(options)
 
 
@@ -84,7 +90,10 @@ def _run(options: argparse.Namespace, stage: Stage, seconds: float) -> StageResu
 def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument(
-        "command", nargs="?", choices=("run", "restart", "failover", "clean"), default="run"
+        "command",
+        nargs="?",
+        choices=("run", "restart", "failover", "jobs", "clean"),
+        default="run",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)
@@ -95,21 +104,22 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--outage-s", type=float, help="how long the store stays away")
     parser.add_argument("--unclean", action="store_true", help="restart: SIGKILL, not SIGTERM")
     parser.add_argument("--replicas", type=int, choices=(2, 3))
-    parser.add_argument("--nodes", type=int, default=3, help="of failover")
+    parser.add_argument("--nodes", type=int, default=3, help="of failover and jobs")
     parser.add_argument("--kills", type=int, default=50, help="how often a node is hit")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--partition", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the logs also if it passes")
     parser.add_argument("--loopback", action="store_true", help="make no namespaces")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    known = JOB_FAULTS if options.command == "jobs" else BY_KIND
+    for kind in options.faults:
+        if kind not in known:
+            parser.error(f"--faults: {kind!r} is not one of {', '.join(known)}")
+    return options
 
 
 def _kinds(text: str) -> list[str]:
-    kinds = text.split(",")
-    for kind in kinds:
-        if kind not in BY_KIND:
-            raise argparse.ArgumentTypeError(f"{kind!r} is not one of {', '.join(BY_KIND)}")
-    return kinds
+    return text.split(",")
 
 
 def _chaos(options: argparse.Namespace) -> int:
@@ -187,6 +197,16 @@ def _failover(options: argparse.Namespace) -> int:
         "verdict": result.verdict.verdict,
     }
     print_line("FAILOVER", fields)
+    return 0 if result.passed else 1
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    plan = Plan(
+        options.store or "etcd", nodes=options.nodes, replicas=options.replicas or 2, slots=16
+    )
+    stage = JobStage(plan, options.seed, options.faults, keeps_logs=options.keep)
+    result = run_jobs(stage, options.minutes * 60)
+    print_line("JOBS", result.figures())
     return 0 if result.passed else 1
 
 
