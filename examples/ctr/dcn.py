@@ -24,8 +24,8 @@ class DCN(nn.Module):  # type: ignore[misc]
         super().__init__()
         # Layers with sparse=True move to the servers of a cluster, which draw the rows themselves.
         self.embedding = nn.Embedding(ROWS, DIM, sparse=True)
-        nn.init.normal_(self.embedding.weight, std=0.01)
-        self.embedding.server_initializer = Normal(0.0, 0.01)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.embedding.server_initializer = Normal(0.0, 0.1)
         width = fields * DIM
         self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(cross_layers))
         self.network = nn.Sequential(
@@ -52,7 +52,10 @@ def loss(labels: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(parameters, lr=0.05)
+    # Rows are met rarely and may take long steps; the network, which all workers change, may not.
+    # Parameters come in the order of __init__.
+    rows, *network = parameters
+    return torch.optim.Adagrad([{"params": [rows], "lr": 0.1}, {"params": network}], lr=0.03)
 
 
 def feed(records: Any, mode: str, metadata: Any) -> Any:

@@ -18,6 +18,8 @@ from paddle import nn
 from backstay.trainer.paddle import Embedding
 
 DIM = 8
+# Rows are met rarely and may take longer steps than the network, which all workers change at once.
+ROW_RATE = 5.0
 
 
 class InteractionNetwork(nn.Layer):  # type: ignore[misc]
@@ -43,10 +45,12 @@ class InteractionNetwork(nn.Layer):  # type: ignore[misc]
 class XDeepFM(nn.Layer):  # type: ignore[misc]
     def __init__(self, fields: int) -> None:
         super().__init__()
-        self.factors = Embedding(
-            None, DIM, weight_attr=nn.initializer.Normal(0.0, 0.01), name="factors"
+        factors = paddle.ParamAttr(
+            initializer=nn.initializer.Normal(0.0, 0.1), learning_rate=ROW_RATE
         )
-        self.linear = Embedding(None, 1, weight_attr=nn.initializer.Constant(0.0), name="linear")
+        linear = paddle.ParamAttr(initializer=nn.initializer.Constant(0.0), learning_rate=ROW_RATE)
+        self.factors = Embedding(None, DIM, weight_attr=factors, name="factors")
+        self.linear = Embedding(None, 1, weight_attr=linear, name="linear")
         self.interactions = InteractionNetwork(fields, (16, 16))
         self.network = nn.Sequential(
             nn.Linear(fields * DIM, 128), nn.ReLU(), nn.Dropout(0.2),
@@ -69,7 +73,7 @@ def loss(labels: paddle.Tensor, predictions: paddle.Tensor) -> paddle.Tensor:
 
 
 def optimizer(parameters: Iterable[paddle.Tensor]) -> paddle.optimizer.Optimizer:
-    return paddle.optimizer.Adagrad(0.05, parameters=parameters)
+    return paddle.optimizer.Adagrad(0.02, parameters=parameters)
 
 
 def feed(records: Any, mode: str, metadata: Any) -> Any:
