@@ -28,26 +28,15 @@ from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
-from backstay.master.open_round import OpenRound, course_plan, open_round, worker_policy
+from backstay.master.leading import is_led, led_by_other
+from backstay.master.open_round import Given, OpenRound, course_plan, open_round, worker_policy
 from backstay.trainer.metrics import METRICS
 
-__all__ = ["Given", "Job", "Records", "RowsIdentity"]
+__all__ = ["Job", "Records", "RowsIdentity"]
 
 EVALUATIONS_MAX = 100
 
 log = logging.getLogger(__name__)
-
-
-class Given(NamedTuple):
-    """A task given to a worker.
-
-    Attributes:
-        round: Of which round.
-        hold: Task, attempt, and the batches that are settled.
-    """
-
-    round: OpenRound
-    hold: HeldTask
 
 
 class RowsIdentity(NamedTuple):
@@ -163,6 +152,8 @@ class Job:
             return None
         for round_id in self.course.open_rounds:
             opened = self.rounds.get(round_id)
+            if opened is not None and self.spec.mode.kind == "sync" and is_led(opened):
+                return led_by_other(opened, self.known, worker)
             grant = None if opened is None else opened.ledger.assign(worker, self.now())
             if opened is not None and grant is not None:
                 if grant.twin:

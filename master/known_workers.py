@@ -37,6 +37,7 @@ class KnownWorker:
         request: Number of its last request for a task.
         answer: What it was answered; None: nothing.
         knows_end: It was told that the job is over.
+        sync_address: Where others can take part in its steps; empty: nowhere.
     """
 
     id: str
@@ -51,6 +52,7 @@ class KnownWorker:
     request: int = 0
     answer: Any = None
     knows_end: bool = False
+    sync_address: str = ""
     measured_s: float = 0.0
 
     def measure(self, examples: int, steps: int, loss: float | None, now_s: float) -> None:

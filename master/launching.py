@@ -15,6 +15,9 @@ from backstay.master.job import Job
 __all__ = ["Launching"]
 
 WAIT_MS_MAX = 30_000
+# A worker's exit code for what no other process would do better.
+WRONG_SETTING = 2
+LAST_WORDS_MAX = 1000
 # A worker that runs and was not heard of for so many times the life of a hold hangs.
 HANGS_AFTER_TTLS = 10
 HANGS_AFTER_MIN_S = 30.0
@@ -44,6 +47,10 @@ class Launching:
             how = f"signal {-one.code}" if one.code < 0 else f"exit code {one.code}"
             log.info("worker %s has ended (%s) %s", one.worker_id, how, one.last_words.strip())
             lost.append((one.worker_id, f"its process has ended ({how})"))
+            # Nobody has got the program running yet, so others would end in the same way.
+            if one.code == WRONG_SETTING and not job.state.tables:
+                said = one.last_words.strip().rpartition("\n")[2][-LAST_WORDS_MAX:]
+                job.end("failed", f"the model file or a setting is wrong: {said}")
         gone = job.worker_set.alive(request.alive, job.now())
         lost += [(worker, "its process is gone") for worker in gone]
         for worker, why in lost:

@@ -88,7 +88,8 @@ class LocalLauncher:
             self._end(worker_id)
         for worker_id in sorted(set(wanted) - self._running.keys()):
             if worker_id in self._ended:
-                self._exits[worker_id] = WorkerExit(worker_id, self._ended[worker_id])
+                # What is still to be told has its last words.
+                self._exits.setdefault(worker_id, WorkerExit(worker_id, self._ended[worker_id]))
             else:
                 self._start(worker_id)
 

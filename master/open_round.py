@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
 from backstay.job_spec import JobSpec
 from backstay.master.core.course import CoursePlan, EarlyStopRule
 from backstay.master.core.evaluation import EvaluationOutputs
-from backstay.master.core.holds import LedgerLimits, ParkedTask
+from backstay.master.core.holds import HeldTask, LedgerLimits, ParkedTask
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.seeds import order_seed, shuffle_seed
@@ -24,6 +25,7 @@ from backstay.master.journal import Journal
 from backstay.trainer.metrics import METRICS
 
 __all__ = [
+    "Given",
     "OpenRound",
     "course_plan",
     "data_of",
@@ -100,7 +102,7 @@ class OpenRound:
                 journal.stage_removal(keys.done(name, number))
         for task in self.ledger.parked:
             journal.stage_removal(keys.parked(name, task))
-        for worker in (NOBODY, *self.ledger.workers):
+        for worker in (NOBODY, *sorted(self.ledger.workers)):
             journal.stage_removal(keys.held(name, worker))
 
     def compute(self) -> dict[str, float]:
@@ -112,6 +114,20 @@ class OpenRound:
         if self.id.kind is not RoundKind.TRAINING or spec.shuffle != "tasks_and_records":
             return 0
         return shuffle_seed(spec.seed, self.id, task)
+
+
+class Given(NamedTuple):
+    """What a worker that asks for a task is given.
+
+    Attributes:
+        round: Of which round.
+        hold: Task, attempt, and the batches that are settled.
+        leader: Sync mode: the hold is another worker's, who is reached here. Empty: it is its own.
+    """
+
+    round: OpenRound
+    hold: HeldTask
+    leader: str = ""
 
 
 def _done(ledger: TaskLedger, chunk: int) -> str | None:

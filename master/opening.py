@@ -202,7 +202,7 @@ def _rounds(
 ) -> dict[RoundId, OpenRound]:
     """Return the rounds that there are records of, with what their workers held."""
     rounds: dict[RoundId, OpenRound] = {}
-    for round_id in found.rounds():
+    for round_id in sorted(found.rounds(), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
         name = str(round_id)

@@ -20,9 +20,10 @@ from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
 from backstay.master.core.evaluation import TaskOutputs
 from backstay.master.core.holds import Failure, HeldTask
 from backstay.master.core.rounds import RoundId, RoundKind
-from backstay.master.job import Given, Job
+from backstay.master.job import Job
 from backstay.master.known_workers import KnownWorker
 from backstay.master.launching import Launching
+from backstay.master.open_round import Given
 from backstay.master.status import (
     KIND_OF_MESSAGE,
     MESSAGE_OF_KIND,
@@ -109,7 +110,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 await asyncio.wait_for(changed.wait(), left_s)
             except asyncio.TimeoutError:
                 continue
-        known.request, known.answer = request.request, given
+        # Whom to follow is news each time.
+        known.request, known.answer = request.request, None if given and given.leader else given
         answer.streams_to_close.extend(_streams(job.streams_to_close(known.id)))
         await job.journal.durable(DURABLE_S)
         if given is not None:
@@ -290,7 +292,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return self.job
 
     def _heard(self, job: Job, who: job_pb2.Worker) -> KnownWorker:
-        return job.known.hear(who.id, who.instance, who.host, who.pid, job.now())
+        known = job.known.hear(who.id, who.instance, who.host, who.pid, job.now())
+        known.sync_address = who.sync_address
+        return known
 
     def _status(self, job: Job) -> job_pb2.JobStatus:
         return job_status(job, self._own, time.time_ns() // 1_000_000)
@@ -349,6 +353,7 @@ def _task_message(job: Job, given: Given) -> job_pb2.Task:
         count=records.count,
         first_batch=given.hold.settled,
         shuffle_seed=given.round.seed_of(job.spec, given.hold.task),
+        leader=given.leader,
     )
 
 

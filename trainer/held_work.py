@@ -77,7 +77,8 @@ class HeldWork:
             return self.task.first_batch
         settled = stream.settled * self.batches_per_push
         # The last push of a task may be of fewer batches.
-        return settled if self.feed is None else min(settled, self.feed.batches)
+        batches = None if self.feed is None else self.feed.known_batches
+        return settled if batches is None else min(settled, batches)
 
     def check(self) -> None:
         """Go on only with a hold.

@@ -72,6 +72,8 @@ class Task:
         first_batch: Begin with this batch; those before it are acknowledged everywhere.
         shuffle_seed: Of the order of the task's records; 0: as they are.
         held_until: ``time.monotonic()`` seconds until which the hold is surely alive.
+        leader: Sync mode: the hold is that of the worker at this address, and this one takes part
+            in its steps. Empty: the hold is this worker's.
     """
 
     kind: TaskKind
@@ -84,6 +86,7 @@ class Task:
     first_batch: int
     shuffle_seed: int
     held_until: float
+    leader: str = ""
 
 
 @dataclass(frozen=True)

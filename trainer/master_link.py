@@ -152,6 +152,12 @@ class MasterLink:
             restore_version=answer.restore_version,
         )
 
+    def lead_at(self, address: str) -> None:
+        """Tell with each call from now on where others can take part in this worker's steps."""
+        with self._lock:
+            self._who.sync_address = address
+            self._figures.worker.sync_address = address
+
     def declare_tables(self, names: Sequence[str]) -> None:
         """Tell the names of the job's tables, in the order in which the program made them.
 
@@ -208,6 +214,7 @@ class MasterLink:
             first_batch=answer.task.first_batch,
             shuffle_seed=answer.task.shuffle_seed,
             held_until=self._until(sent_s),
+            leader=answer.task.leader,
         )
 
     def streams_to_close(self) -> list[tuple[int, int]]:

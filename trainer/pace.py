@@ -1,24 +1,41 @@
 """What the mode of a job changes in a worker: when steps are sent, and who waits for whom.
 
 ``async`` changes nothing: the optimizer keeps its steps in flight. ``bounded`` waits before a batch
-for those that are behind; ``geo`` steps on copies and sends what changed every so many batches. May
-import the modes and the link; knows no framework.
+for those that are behind; ``geo`` steps on copies and sends what changed every so many batches;
+``sync`` is in ``sync_pace``. May import the modes and the feed; knows no framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from backstay.errors import ConfigError
-from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
+from backstay.trainer.frameworks import Program
 from backstay.trainer.held_work import HeldWork
-from backstay.trainer.master_link import MasterLink
+from backstay.trainer.job_tasks import Task
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
+from backstay.trainer.task_feed import Fed, TaskFeed
 
-__all__ = ["BoundedPace", "GeoPace", "Pace", "pace_of"]
+__all__ = ["BoundedPace", "Follower", "GeoPace", "Pace"]
+
+
+@dataclass(frozen=True)
+class Follower:
+    """What a worker that takes part in another one's task brings.
+
+    Attributes:
+        feed_from: Makes the batches of the task from a number on.
+        begins: Called before each batch.
+        is_unwanted: Whether this worker is to end; asked while it waits, too.
+    """
+
+    feed_from: Callable[[int], TaskFeed]
+    begins: Callable[[], None]
+    is_unwanted: Callable[[], bool]
 
 
 class Pace:
@@ -26,9 +43,11 @@ class Pace:
 
     Attributes:
         batches_per_push: Batches that are sent together, and counted as settled together.
+        asks_ahead: Whether the next task may be asked for before this one is done.
     """
 
     batches_per_push = 1
+    asks_ahead = True
 
     def stand_before(self, client: Client) -> Any:
         """Return what the program takes for its client, on a new connection."""
@@ -44,8 +63,26 @@ class Pace:
             HoldLost: The task was revoked while this worker waited.
         """
 
+    def step(self, program: Program, fed: Fed) -> float:
+        """Compute a batch and step; return its loss."""
+        return program.train_batch(fed.features, fed.labels)[0]
+
     def send(self) -> None:
         """Send what the batches since the last call have changed."""
+
+    def end_task(self) -> None:
+        """The training task has ended, in any way."""
+
+    def follow(self, task: Task, program: Program, ways: Follower) -> None:
+        """Take part in a task that another worker leads.
+
+        Raises:
+            ConfigError: In this mode nobody does.
+        """
+        raise ConfigError(f"task {task.round}-{task.number} has a leader, but the mode has none")
+
+    def close(self) -> None:
+        """This worker ends."""
 
     def abandon(self) -> None:
         """Forget what was not sent."""
@@ -120,21 +157,3 @@ class GeoPace(Pace):
         """Forget the copies, and the steps on them."""
         if self._front is not None:
             self._front.forget()
-
-
-def pace_of(spec: JobSpec, link: MasterLink) -> Pace:
-    """Return the pace of a job's mode.
-
-    Raises:
-        ConfigError: The mode is ``sync``, which workers do not have yet.
-    """
-    mode = spec.mode
-    if mode.kind == "async":
-        return Pace()
-    if mode.kind == "bounded":
-        return BoundedPace(
-            spec.name, link.instance, mode.staleness, lambda: link.training_instances
-        )
-    if mode.kind == "geo":
-        return GeoPace(mode.local_steps)
-    raise ConfigError(f"mode: workers cannot do {mode.kind!r} yet; use async, bounded or geo")

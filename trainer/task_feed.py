@@ -16,12 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer.batch import Batch
 from backstay.trainer.frameworks import split_feed
+from backstay.trainer.job_tasks import Task
 from backstay.trainer.model_definition import Mode, ModelDefinition
-from backstay.trainer.readers import BadRecords, Metadata, Reader, read_batch
+from backstay.trainer.readers import BadRecords, Metadata, Reader, open_reader, read_batch
 
-__all__ = ["Fed", "FeedFailed", "TaskFeed", "TaskRange", "record_order", "with_following"]
+__all__ = [
+    "Fed",
+    "FeedFailed",
+    "TaskFeed",
+    "TaskFeeds",
+    "TaskRange",
+    "record_order",
+    "with_following",
+]
 
 # Batches that are ready before their turn.
 BATCHES_AHEAD_MAX = 4
@@ -135,6 +145,11 @@ class TaskFeed:
         return self._batches
 
     @property
+    def known_batches(self) -> int | None:
+        """The same, None before it is known."""
+        return self._batches
+
+    @property
     def all_made(self) -> bool:
         """Whether all batches are ready or taken: a good moment to ask for the next task."""
         return self._all_made.is_set()
@@ -238,3 +253,41 @@ def with_following(feed: TaskFeed) -> Iterator[tuple[Fed, Fed | None]]:
         if failed is not None:
             raise failed
         current = following
+
+
+class TaskFeeds:
+    """Makes the feeds of a job's tasks; its readers are opened once."""
+
+    def __init__(self, spec: JobSpec, definition: ModelDefinition) -> None:
+        """Prepare.
+
+        Args:
+            spec: Of the job.
+            definition: The user's.
+        """
+        self._spec = spec
+        self._definition = definition
+        self._readers: dict[str, Reader] = {}
+
+    def of(self, task: Task, first_batch: int | None = None) -> TaskFeed:
+        """Return the batches of a task, from its own first one on or from another."""
+        spec = self._spec
+        data = {
+            "training": spec.training, "evaluation": spec.validation, "prediction": spec.prediction
+        }[task.kind]  # fmt: skip
+        assert task.kind != "train_end"
+        return TaskFeed(
+            lambda: self._reader(task.kind, data),
+            self._definition,
+            task.kind,
+            TaskRange(task.shard, task.start, task.count, task.shuffle_seed),
+            batch_size=spec.batch_size,
+            first_batch=task.first_batch if first_batch is None else first_batch,
+            bad_records_max=spec.max_bad_records,
+        )
+
+    def _reader(self, kind: str, data: DataSpec | None) -> Reader:
+        assert data is not None
+        if kind not in self._readers:
+            self._readers[kind] = open_reader(data, module=self._definition.module)
+        return self._readers[kind]

@@ -20,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
@@ -32,9 +33,10 @@ from backstay.errors import (
     Unauthenticated,
     WorkerReplaced,
 )
-from backstay.job_spec import DataSpec, JobSpec
+from backstay.job_spec import JobSpec
 from backstay.trainer.callbacks import Callbacks, TaskReport
 from backstay.trainer.engine import Engine, open_engine
+from backstay.trainer.failure_report import bad_records_of, failure_report
 from backstay.trainer.held_work import HeldWork
 from backstay.trainer.master_link import (
     Ended,
@@ -43,12 +45,12 @@ from backstay.trainer.master_link import (
     MasterLink,
     Task,
 )
-from backstay.trainer.model_definition import ModelDefinition, load, user_traceback
+from backstay.trainer.model_definition import ModelDefinition, load
 from backstay.trainer.other_tasks import OtherTasks
-from backstay.trainer.pace import Pace, pace_of
-from backstay.trainer.readers import Reader, open_reader
+from backstay.trainer.pace import Follower, Pace
 from backstay.trainer.stream_closing import StreamCloser
-from backstay.trainer.task_feed import Fed, FeedFailed, TaskFeed, TaskRange, with_following
+from backstay.trainer.sync_pace import pace_of
+from backstay.trainer.task_feed import Fed, TaskFeed, TaskFeeds, with_following
 from backstay.trainer.task_stream import TaskStream
 
 __all__ = ["Worker"]
@@ -59,8 +61,6 @@ _LOG = logging.getLogger(__name__)
 PASSING = (TransportError, Stopping, NotMaster)
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
-RECORDS_NAMED_MAX = 100
-BAD_RECORDS_NAMED_MAX = 100
 LOSSES_KEPT = 50
 # After an attempt that failed for passing reasons; doubled each time in a row, up to the last.
 FIRST_PAUSE_S = 0.1
@@ -93,25 +93,27 @@ class Worker:
         *,
         config: ClientConfig | None = None,
     ) -> None:
-        self._endpoints = endpoints
+        self._endpoints = parse_endpoints(
+            endpoints if isinstance(endpoints, str) else ",".join(endpoints)
+        )
         self._config = config
         self._id = worker_id
         self._link = MasterLink(endpoints, job, worker_id, config=config)
         self._stop = threading.Event()
         self._stop_reason = ""
         self._ahead = ThreadPoolExecutor(1, "backstay-ask")
-        self._asked: Future[HeldWork | Ended | float] | None = None
+        self._asked: Future[HeldWork | Task | Ended | float] | None = None
         self._closer = StreamCloser(self._link)
         self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
         self._examples = self._steps = 0
         self._told_steps = self._steps_when_told = 0
         self._pause_s = FIRST_PAUSE_S
-        self._readers: dict[str, Reader] = {}
         self._terms: JobTerms
         self._spec: JobSpec
         self._definition: ModelDefinition
         self._callbacks: Callbacks
-        self._pace: Pace
+        self._pace = Pace()
+        self._feeds: TaskFeeds
         self._engine: Engine | None = None
         self._others: OtherTasks
 
@@ -139,7 +141,10 @@ class Worker:
                 model_params=self._spec.model_params,
                 callback_params=self._spec.callback_params,
             )
-            self._pace = pace_of(self._spec, self._link)
+            self._pace = pace_of(
+                self._spec, self._link, self._endpoints, self._config or ClientConfig.load()
+            )
+            self._feeds = TaskFeeds(self._spec, self._definition)
             self._others = OtherTasks(self._definition, self._spec, self._id)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(),
@@ -161,13 +166,16 @@ class Worker:
             answer = self._next()
             if isinstance(answer, Ended):
                 return f"the job is {answer.state}: {answer.reason}"
+            if isinstance(answer, Task):
+                self._follow(answer)
+                continue
             with contextlib.closing(answer):
                 try:
                     self._attempt(answer)
                 except Stopped:
                     return self._told_to_stop() or "stopped"
 
-    def _next(self) -> HeldWork | Ended:
+    def _next(self) -> HeldWork | Task | Ended:
         """Return the next task once there is one."""
         while True:
             reason = self._told_to_stop()
@@ -183,22 +191,28 @@ class Worker:
                 return answer
             self._stop.wait(answer)
 
-    def _ask(self) -> HeldWork | Ended | float:
-        """Ask the master; a task's records are read from now on. A number: wait so many seconds."""
+    def _ask(self) -> HeldWork | Task | Ended | float:
+        """Ask the master; a task's records are read from now on.
+
+        A task itself is one that another worker leads. A number: wait so many seconds.
+        """
         answer = self._told(self._link.get_task)
         if isinstance(answer, Ended):
             return answer
         if not isinstance(answer, Task):
             return answer.wait_s
+        if answer.leader:
+            return answer
         work = HeldWork(answer, self._pace.batches_per_push)
         self._link.hold(answer, work)
         if answer.kind != "train_end":
-            work.feed = self._feed(answer)
+            work.feed = self._feeds.of(answer)
         return work
 
     def _ask_ahead(self, feed: TaskFeed) -> None:
         """Ask for the next task while the last batches of this one are computed."""
-        if self._asked is None and feed.all_made and not self._told_to_stop():
+        may_ask = self._pace.asks_ahead and self._asked is None
+        if may_ask and feed.all_made and not self._told_to_stop():
             self._asked = self._ahead.submit(self._ask)
 
     def _told_to_stop(self) -> str:
@@ -262,8 +276,11 @@ class Worker:
         )
         work.attach(stream)
         self._pace.begin_task(work)
-        losses = self._train_batches(work, engine, stream, feed)
-        stream.settle()
+        try:
+            losses = self._train_batches(work, engine, stream, feed)
+            stream.settle()
+        finally:
+            self._pace.end_task()
         # What was on its way when this worker was told to end counts as settled.
         if task.first_batch + work.batches < feed.batches:
             raise Stopped
@@ -273,6 +290,32 @@ class Worker:
         )
         if self._complete(work, loss=loss):
             self._closer.close_later(stream, task)
+
+    def _follow(self, task: Task) -> None:
+        """Take part in the steps of a task that another worker leads."""
+        ways = Follower(
+            lambda number: self._feeds.of(task, number),
+            lambda: self._callbacks.batch_begins(self._job_steps()),
+            lambda: bool(self._told_to_stop()),
+        )
+        try:
+            self._callbacks.pass_is(task.round)
+            engine = self._ready()
+            engine.program.pass_begins(task.round)
+            self._pace.follow(task, engine.program, ways)
+            self._pause_s = FIRST_PAUSE_S
+        except FATAL:
+            raise
+        except StateLost as error:
+            _LOG.warning("the servers have lost state or were restored: %s", error)
+            self._forget_engine()
+        except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
+            # The leader does the piece itself, and reports what is wrong with it.
+            _LOG.warning("a step of task %d-%d failed: %s", task.round, task.number, error)
+            self._stop.wait(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+        finally:
+            self._abandon()
 
     def _do_other(self, work: HeldWork, engine: Engine) -> None:
         """Evaluate, predict, or end the training."""
@@ -370,7 +413,7 @@ class Worker:
         if following is not None:
             engine.program.prefetch(following.features)
         try:
-            loss, _ = engine.program.train_batch(fed.features, fed.labels)
+            loss = self._pace.step(engine.program, fed)
         except HoldLost:
             raise
         except Exception as error:
@@ -386,28 +429,6 @@ class Worker:
         self._link.figures(examples=self._examples, steps=self._steps, loss=mean)
         return loss
 
-    def _feed(self, task: Task) -> TaskFeed:
-        spec = self._spec
-        data = {
-            "training": spec.training, "evaluation": spec.validation, "prediction": spec.prediction
-        }[task.kind]  # fmt: skip
-        assert task.kind != "train_end"
-        return TaskFeed(
-            lambda: self._reader(task.kind, data),
-            self._definition,
-            task.kind,
-            TaskRange(task.shard, task.start, task.count, task.shuffle_seed),
-            batch_size=spec.batch_size,
-            first_batch=task.first_batch,
-            bad_records_max=spec.max_bad_records,
-        )
-
-    def _reader(self, kind: str, data: DataSpec | None) -> Reader:
-        assert data is not None
-        if kind not in self._readers:
-            self._readers[kind] = open_reader(data, module=self._definition.module)
-        return self._readers[kind]
-
     # -- how a task ends ------------------------------------------------------------------
 
     def _give_back(self, work: HeldWork, reason: str) -> None:
@@ -415,28 +436,14 @@ class Worker:
         self._told(lambda: self._link.give_back(work.task, settled_batches=settled, reason=reason))
 
     def _fail(self, work: HeldWork, error: Exception) -> None:
-        places = getattr(error, "backstay_places", ())
-        cause = error
-        if isinstance(error, FeedFailed):
-            places = error.places
-            assert isinstance(error.__cause__, Exception)
-            cause = error.__cause__
-        if isinstance(cause, BackstayError):
-            text = f"{type(cause).__name__}: {cause}"
-        else:
-            text = user_traceback(cause, self._definition.path)
-        named = [int(place) for place in places[:RECORDS_NAMED_MAX]]
-        if named:
-            numbers = ", ".join(str(work.task.start + place) for place in named[:10])
-            more = ", ..." if len(places) > 10 else ""
-            text += f"\nrecords of {work.task.shard}: {numbers}{more}"
+        text, places = failure_report(work, error, self._definition)
         _LOG.error("%s failed: %s", work, text)
         # What was settled before stays settled: the next attempt skips it on the servers.
         bad = () if work.feed is None else bad_records_of(work.feed)
         settled = work.settled
         self._told(
             lambda: self._link.fail(
-                work.task, text, settled_batches=settled, records=named, bad_records=bad
+                work.task, text, settled_batches=settled, records=places, bad_records=bad
             )
         )
 
@@ -476,6 +483,7 @@ class Worker:
         with contextlib.suppress(BackstayError):
             self._link.leave(reason)
         self._link.close()
+        self._pace.close()
         self._ahead.shutdown()
         self._closer.shutdown()
 
@@ -489,9 +497,3 @@ class Worker:
         if told != self._told_steps:
             self._told_steps, self._steps_when_told = told, self._steps
         return told + self._steps - self._steps_when_told
-
-
-def bad_records_of(feed: TaskFeed) -> list[tuple[str, int, str]]:
-    """Return the first damaged records as the master is told of them."""
-    reports = feed.bad.reports[:BAD_RECORDS_NAMED_MAX]
-    return [(report.file, report.offset, report.reason) for report in reports]

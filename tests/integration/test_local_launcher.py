@@ -79,6 +79,10 @@ def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_pa
         assert {name: one.code for name, one in exits.items()} == {"good": 0, "bad": 1, "shot": -9}
         assert exits["bad"].last_words.endswith("this went wrong")
         assert len(exits["bad"].last_words) < 2100
+        # A master that has not heard of it yet wants it still.
+        launcher.reconcile(programs)
+        [bad] = [one for one in launcher.exits() if one.worker_id == "bad"]
+        assert bad.last_words.endswith("this went wrong")
         assert launcher.alive() == []
         launcher.acknowledge(["good", "bad"])
         assert [one.worker_id for one in launcher.exits()] == ["shot"]

@@ -197,3 +197,41 @@ def test_other_modes_count_once_too(cluster: LocalCluster, tmp_path: Path, mode:
         assert status.state == "done", status.reason
     told = audit(cluster, spec)
     assert told.records_counted_once, told
+
+
+SEEDED = """
+
+torch.manual_seed(1)
+"""
+
+
+def test_in_sync_mode_a_step_of_two_workers_is_one_big_batch(tmp_path: Path) -> None:
+    """With Adagrad, one update a step alone can give the numbers of one worker."""
+    results = {}
+    for name in ("alone", "together", "broken"):
+        folder = tmp_path / name
+        folder.mkdir()
+        mode = ModeSpec(kind="sync")
+        # The same name on a cluster of its own: first values go by the tables' names.
+        spec = job(folder, "sync", "torch", SEEDED + SIGNAL_AT_BATCH, epochs=1, mode=mode)
+        with (
+            LocalCluster(servers=1, settings={"slot_count": 16}) as cluster,
+            JobProcesses(cluster, spec, folder) as processes,
+        ):
+            processes.start_worker("w-0")
+            if name != "alone":
+                processes.start_worker("w-1")
+            if name == "broken":
+                # Whatever part it has at its tenth batch, leader or not.
+                processes.start_worker("w-2", SIGNAL="SIGKILL", AT_BATCH="10")
+                assert processes.code("w-2") == -9
+            status = processes.over()
+            assert status.state == "done", status.reason
+            assert status.steps == RECORDS // BATCH
+            told = audit(cluster, spec, passes=1)
+        assert told.records_counted_once, told
+        results[name] = status.evaluations[-1].metrics
+    # Sums of float32 in another order.
+    assert results["together"]["logloss"] == pytest.approx(results["alone"]["logloss"], abs=1e-6)
+    # It is killed before a batch: nothing of a step is half pushed.
+    assert results["broken"]["logloss"] == pytest.approx(results["alone"]["logloss"], abs=1e-6)

@@ -136,6 +136,10 @@ class ForwardingClient:
         """See ``Client.task_stream``."""
         return self.behind.task_stream(*name, **more)
 
+    def close_task_stream(self, job: int, pass_number: int, task: int) -> None:
+        """See ``Client.close_task_stream``."""
+        self.behind.close_task_stream(job, pass_number, task)
+
     def flush(self) -> None:
         """See ``Client.flush``."""
         self.behind.flush()

@@ -136,6 +136,12 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         for queue in queues:
             self._loop.call_soon_threadsafe(queue.put_nowait, None)
 
+    @property
+    def followers(self) -> Sequence[int]:
+        """Instances of those who take part now."""
+        with self._changed:
+            return self._book.followers
+
     def cut(self, batch: int, records: int) -> Piece:
         """Give each follower its piece of a batch; return the leader's own."""
         with self._changed:

@@ -61,12 +61,15 @@ class Worker(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    SYNC_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     instance: _builtins.int
     """Drawn at random by each process, never 0."""
     host: _builtins.str
     """For people."""
     pid: _builtins.int
+    sync_address: _builtins.str
+    """Sync mode: where its SyncService is."""
     def __init__(
         self,
         *,
@@ -74,10 +77,11 @@ class Worker(_message.Message):
         instance: _builtins.int = ...,
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
+        sync_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "id", b"id", "instance", b"instance", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "id", b"id", "instance", b"instance", "pid", b"pid", "sync_address", b"sync_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,6 +133,7 @@ class Task(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     FIRST_BATCH_FIELD_NUMBER: _builtins.int
     SHUFFLE_SEED_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     shard: _builtins.str
     """The part of the data; of TRAIN_END: empty."""
     start: _builtins.int
@@ -137,6 +142,10 @@ class Task(_message.Message):
     """Begin with this batch; those before it are acknowledged everywhere."""
     shuffle_seed: _builtins.int
     """Of the order of the task's records; 0: as they are."""
+    leader: _builtins.str
+    """Sync mode: the hold is that of the worker at this address; take part in its steps. Empty: the
+    hold is yours.
+    """
     @_builtins.property
     def hold(self) -> Global___Hold: ...
     def __init__(
@@ -148,10 +157,11 @@ class Task(_message.Message):
         count: _builtins.int = ...,
         first_batch: _builtins.int = ...,
         shuffle_seed: _builtins.int = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_batch", b"first_batch", "hold", b"hold", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_batch", b"first_batch", "hold", b"hold", "leader", b"leader", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,45 @@
+"""What the thread that renews holds may ask of the work at any time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+from backstay.trainer.held_work import HeldWork
+from backstay.trainer.job_tasks import Task
+from backstay.trainer.task_feed import TaskFeed
+
+
+class Stream:
+    settled = 3
+
+    def hold_until(self, monotonic_s: float) -> None:
+        """Nothing waits for it here."""
+
+
+class Feed:
+    """A feed whose reader has not found out yet how many batches there are."""
+
+    def __init__(self) -> None:
+        self.known_batches: int | None = None
+
+
+def work_of(batches_per_push: int) -> tuple[HeldWork, Feed]:
+    task = Task("training", 1, 0, 1, "shard", 0, 100, 2, 0, 0.0)
+    work = HeldWork(task, batches_per_push)
+    feed = Feed()
+    work.feed = cast(TaskFeed, feed)
+    return work, feed
+
+
+def test_settled_batches_are_told_before_the_data_is_read() -> None:
+    work, feed = work_of(4)
+    assert work.settled == 2, "before there is a stream: what the attempt began with"
+    work.attach(cast(Any, Stream()))
+    told: list[int] = []
+    thread = threading.Thread(target=lambda: told.append(work.settled))
+    thread.start()
+    thread.join()
+    assert told == [12]
+    feed.known_batches = 10
+    assert work.settled == 10, "the last push of a task may be of fewer batches"

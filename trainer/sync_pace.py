@@ -1,0 +1,209 @@
+"""The pace of sync mode: one step of all workers at a time, each batch cut for all of them.
+
+Who holds the task leads: it cuts the batch, computes a piece, puts all gradients together and
+pushes them once. The others follow: they read the same records and send the gradients of their
+pieces. May import the modes, the feed and the engine.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from backstay.addresses import split_address
+from backstay.config import SecurityConfig
+from backstay.errors import BackstayError, JobError, TransportError
+from backstay.job_spec import JobSpec
+from backstay.trainer.client import Client
+from backstay.trainer.frameworks import Program
+from backstay.trainer.held_work import HeldWork
+from backstay.trainer.job_tasks import Task
+from backstay.trainer.master_link import MasterLink
+from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, put_together
+from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
+from backstay.trainer.modes.pieces import piece_of
+from backstay.trainer.pace import BoundedPace, Follower, GeoPace, Pace
+from backstay.trainer.task_feed import Fed, TaskFeed
+
+__all__ = ["SyncPace", "pace_of"]
+
+# A follower that takes so many times as long as the leader loses its place, but not before ...
+PATIENCE_FACTOR = 5.0
+PATIENCE_MIN_S = 2.0
+# ... and the first step of a follower has its framework to warm up.
+FIRST_PATIENCE_S = 30.0
+# How often it is looked whether this worker is to end while it waits for a step.
+LOOK_S = 0.2
+CALL_DEADLINE_MS = 10_000
+
+
+class SyncPace(Pace):
+    """Leads the steps of the task that this worker holds, or follows those of another one's.
+
+    Args:
+        host: Where this worker's followers reach it; a port of the system's choice is taken.
+        instance: Of this worker.
+        security: Token and certificates.
+
+    Raises:
+        ListenError: The host cannot be listened on.
+    """
+
+    asks_ahead = False
+
+    def __init__(self, host: str, instance: int, security: SecurityConfig) -> None:
+        self._instance = instance
+        self._security = security
+        self._leader = StepLeader(host, security)
+        self._leader.__enter__()
+        self._seen: frozenset[int] = frozenset()
+        self._client: Client | None = None
+        self._gathering: GatheringClient | None = None
+
+    @property
+    def address(self) -> str:
+        """Where this worker can be followed."""
+        return self._leader.address
+
+    def stand_before(self, client: Client) -> Any:
+        """Keep what steps would push."""
+        self._client = client
+        self._gathering = GatheringClient(client)
+        return self._gathering
+
+    def begin_task(self, work: HeldWork) -> None:
+        """Lead."""
+        task = work.task
+        self._leader.begin_task(LedTask(task.round, task.number, task.attempt))
+
+    def end_task(self) -> None:
+        """Lead no more."""
+        self._leader.end_task()
+
+    def step(self, program: Program, fed: Fed) -> float:
+        """Have all workers compute the batch, and push its gradient once."""
+        assert self._client is not None
+        assert self._gathering is not None
+        # The step before must be in the values that this one computes on.
+        self._client.flush()
+        program.synchronize()
+        begun_s = time.monotonic()
+        parts = [self._piece(program, fed, self._leader.cut(fed.number, len(fed.places)))]
+        own_s = time.monotonic() - begun_s
+        whole, left = self._leader.gather(self._patience_s(own_s))
+        parts += [(one.piece.count, one.gradients, one.loss) for one in whole]
+        parts += [self._piece(program, fed, piece) for piece in left]
+        gradients = put_together([(count, gradients) for count, gradients, _ in parts])
+        self._gathering.push_all(gradients)
+        return sum(count * loss for count, _, loss in parts) / len(fed.places)
+
+    def follow(self, task: Task, program: Program, ways: Follower) -> None:
+        """Take part in a task until its leader ends it, drops this worker or is gone."""
+        led = LedTask(task.round, task.number, task.attempt)
+        followed = FollowedTask(task.leader, led, self._instance, self._security, CALL_DEADLINE_MS)
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(LOOK_S):
+                if ways.is_unwanted():
+                    followed.cancel()
+                    return
+
+        watcher = threading.Thread(target=watch, name="backstay-follow", daemon=True)
+        watcher.start()
+        feed: TaskFeed | None = None
+        try:
+            for number, piece in followed.steps():
+                feed = ways.feed_from(number) if feed is None else feed
+                ways.begins()
+                program.synchronize()
+                _, gradients, loss = self._piece(program, _batch(feed, number), piece)
+                if not followed.contribute(number, gradients, loss):
+                    return
+        except (TransportError, JobError):
+            # The leader is gone or leads no more: the master knows who does.
+            return
+        except BackstayError:
+            # Cancelled by the watcher.
+            if not ways.is_unwanted():
+                raise
+        finally:
+            ended.set()
+            watcher.join()
+            followed.close()
+            if feed is not None:
+                feed.close()
+
+    def abandon(self) -> None:
+        """Forget what was kept of a step that failed."""
+        if self._gathering is not None:
+            self._gathering.take()
+
+    def close(self) -> None:
+        """End the service."""
+        self._leader.__exit__(None, None, None)
+
+    def _piece(self, program: Program, fed: Fed, piece: Piece) -> tuple[int, list[Gradient], float]:
+        """Compute a piece; return its records, gradients (not pushed) and mean loss."""
+        assert self._gathering is not None
+        self._gathering.take()
+        features = piece_of(fed.features, piece, len(fed.places))
+        labels = piece_of(fed.labels, piece, len(fed.places))
+        loss, _ = program.train_batch(features, labels)
+        return piece.count, self._gathering.take(), loss
+
+    def _patience_s(self, own_s: float) -> float:
+        now = frozenset(self._leader.followers)
+        is_first = bool(now - self._seen)
+        self._seen = now
+        return FIRST_PATIENCE_S if is_first else max(PATIENCE_MIN_S, PATIENCE_FACTOR * own_s)
+
+
+def pace_of(
+    spec: JobSpec, link: MasterLink, endpoints: Sequence[str], security: SecurityConfig
+) -> Pace:
+    """Return the pace of a job's mode.
+
+    Args:
+        spec: Of the job.
+        link: Joined.
+        endpoints: Of the pservers; sync mode listens on the address that leads there.
+        security: Token and certificates.
+
+    Raises:
+        ListenError: Sync mode cannot listen.
+    """
+    mode = spec.mode
+    if spec.training is None or mode.kind == "async":
+        return Pace()
+    if mode.kind == "bounded":
+        return BoundedPace(
+            spec.name, link.instance, mode.staleness, lambda: link.training_instances
+        )
+    if mode.kind == "geo":
+        return GeoPace(mode.local_steps)
+    pace = SyncPace(own_host(endpoints[0]), link.instance, security)
+    link.lead_at(pace.address)
+    return pace
+
+
+def own_host(address: str) -> str:
+    """Return the address of this machine from which that one is reached."""
+    host, port = split_address("endpoint", address)
+    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        # Of a datagram socket this sends nothing: the system chooses the way.
+        probe.connect(place)
+        own: str = probe.getsockname()[0]
+    return f"[{own}]" if ":" in own else own
+
+
+def _batch(feed: TaskFeed, number: int) -> Fed:
+    """Take batches up to the one of this number, which must come."""
+    for fed in feed:
+        if fed.number == number:
+            return fed
+    raise JobError(f"the task has no batch {number} here: is the data the same as the leader's?")
