@@ -24,8 +24,8 @@ import numpy as np
 
 from backstay.job_spec import DataSpec
 from backstay.trainer.batch import Batch
-from backstay.trainer.frameworks import arguments_of
-from backstay.trainer.model_definition import TRAINING, ModelDefinition, load
+from backstay.trainer.model.frameworks import arguments_of
+from backstay.trainer.model.model_definition import TRAINING, ModelDefinition, load
 from backstay.trainer.readers import BadRecords, open_reader, read_batch
 from bench.jobs.local import print_result
 from examples.ctr.clicks import CRITEO_COLUMNS
@@ -73,7 +73,7 @@ def rate_of(lines: Sequence[dict[str, Any]], total: int) -> float:
         for line in lines
         if line.get("kind") == "training" and line["examples"] >= WARM_UP_SHARE * total
     ]
-    # The job's state stays for a while after the last example: only changes count.
+    # Examples are counted task by task: only lines on which they have grown count.
     points = [
         point
         for number, point in enumerate(points)

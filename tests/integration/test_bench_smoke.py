@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_quickly(file: Path, *groups: str) -> subprocess.CompletedProcess[str]:
+def run_quickly(
+    file: Path, *groups: str, timeout_s: float = 100.0
+) -> subprocess.CompletedProcess[str]:
     """Run some groups; their figures go to the file as well."""
     words = ["--quick", "--no-peers", "--json", str(file), "--only", *groups]
     return subprocess.run(
@@ -21,7 +23,7 @@ def run_quickly(file: Path, *groups: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -64,3 +66,15 @@ def test_a_quick_run_writes_and_restores_checkpoints_and_resizes(tmp_path: Path)
     (resize,) = rounds["resize"]["backstay"]
     assert 0.95 < resize["moved_over_fewest"] < 1.5
     assert resize["longest_push_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_quick_run_trains_beside_a_plain_process(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "figures.json"
+    done = run_quickly(file, "train", timeout_s=280.0)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())["figures"]
+    for name in ("train_1_over_plain", "train_2_over_1", "train_tasks_1000_over_20000"):
+        assert figures[name]["median"] > 0
