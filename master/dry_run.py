@@ -11,7 +11,7 @@ from typing import Any
 
 from backstay.job_spec import JobSpec
 from backstay.master.core.task_table import TaskTable
-from backstay.trainer import model_definition
+from backstay.trainer.model import model_definition
 from backstay.trainer.readers import open_reader
 
 __all__ = ["DataPlan", "DryRun", "dry_run"]

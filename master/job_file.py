@@ -214,7 +214,8 @@ def _long(kind: type, value: Any) -> Any:
 def _make_absolute(document: dict[str, Any], folder: Path) -> None:
     """Make the relative paths of a document absolute, as far as it is well formed.
 
-    Tables and queries of ``sql`` are left alone; so is what a custom reader takes, but for variables.
+    Tables and queries of ``sql`` are left alone; but for variables, so is what a
+    custom reader takes.
 
     Raises:
         ConfigError: A path names a variable that is not set.

@@ -123,7 +123,11 @@ def running_demo() -> Iterator[tuple[subprocess.Popen[str], dict[str, list[int]]
         stderr=subprocess.PIPE,
         text=True,
     )
-    signs = {"server": "pserver.serve_cli", "worker": "worker_cli", "master": "master.serve_cli"}
+    signs = {
+        "server": "pserver.serve_cli",
+        "worker": "trainer.worker.cli",
+        "master": "master.serve_cli",
+    }
     found: dict[str, list[int]] = {}
     with demo:
         try:

@@ -11,9 +11,9 @@ import pytest
 
 from backstay.master.job_file import load_job
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer import session
-from backstay.trainer.local_run import LocalRun
-from backstay.trainer.model_definition import load
+from backstay.trainer.adapter import session
+from backstay.trainer.model.model_definition import load
+from backstay.trainer.worker.local_run import LocalRun
 from examples.common.split import split
 from examples.ctr.generate import write_criteo
 from tests.e2e.zoo_data import write_digits, write_frappe, write_ratings

@@ -14,7 +14,7 @@ from backstay.config import ClientConfig
 from backstay.errors import UnknownJob
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.job_client import JobClient
-from backstay.trainer.master_link import Ended, MasterLink, Task, Wait
+from backstay.trainer.worker.master_link import Ended, MasterLink, Task, Wait
 
 JOB = "counting"
 TASKS = 40

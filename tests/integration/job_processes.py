@@ -84,7 +84,7 @@ class JobProcesses:
 
     def start_worker(self, worker_id: str, **variables: str) -> None:
         """Start a worker process."""
-        module = ["-m", "backstay.trainer.worker_cli"]
+        module = ["-m", "backstay.trainer.worker.cli"]
         self.start(
             worker_id, *module, "--job", self.spec.name, "--worker-id", worker_id, **variables
         )
@@ -122,7 +122,8 @@ class JobProcesses:
             try:
                 status = self.client.status()
             except BackstayError as error:
-                assert time.monotonic() < until, f"no status: {error!r}"
+                if time.monotonic() > until:
+                    raise AssertionError("no status came") from error
                 continue
             if status.state in OVER:
                 return status

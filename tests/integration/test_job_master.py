@@ -28,8 +28,8 @@ from backstay.job_spec import DataSpec, WorkersSpec
 from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.directory import Directory
-from backstay.trainer.job_calls import read_keys
-from backstay.trainer.master_link import Ended, EvaluationOutputs, MasterLink, Task, Wait
+from backstay.trainer.worker.job_calls import read_keys
+from backstay.trainer.worker.master_link import Ended, EvaluationOutputs, MasterLink, Task, Wait
 from tests.etcd import EtcdCluster
 from tests.integration.counting_jobs import (
     CLIENT,

@@ -19,9 +19,9 @@ from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
-from backstay.trainer.audit import RecordCounter, audit_records
-from backstay.trainer.master_link import Ended, MasterLink, Task, Wait
 from backstay.trainer.readers import Shard
+from backstay.trainer.worker.audit import RecordCounter, audit_records
+from backstay.trainer.worker.master_link import Ended, MasterLink, Task, Wait
 from tests.integration.counting_jobs import (
     CLIENT,
     JOB,

@@ -12,9 +12,9 @@ import pytest
 from backstay.errors import ConfigError, NonFiniteLoss
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer.local_run import LocalProgress, LocalRun
-from backstay.trainer.model_definition import load
-from backstay.trainer.session import Session, init
+from backstay.trainer.adapter.session import Session, init
+from backstay.trainer.model.model_definition import load
+from backstay.trainer.worker.local_run import LocalProgress, LocalRun
 from tests.integration.tiny_jobs import write_clicks, write_model
 
 # PyTorch says so of its own sparse gradients.

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from backstay.job_spec import JobSpec
-from backstay.trainer.local_run import LocalRun
-from backstay.trainer.model_definition import load
+from backstay.trainer.model.model_definition import load
+from backstay.trainer.worker.local_run import LocalRun
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 

@@ -15,8 +15,8 @@ import pytest
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
-from backstay.trainer.audit import RecordsAudit, audit_records
 from backstay.trainer.readers import open_reader
+from backstay.trainer.worker.audit import RecordsAudit, audit_records
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
-from backstay.trainer.held_work import HeldWork
-from backstay.trainer.job_tasks import Task
-from backstay.trainer.task_feed import TaskFeed
+from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.task_feed import TaskFeed
 
 
 class Stream:

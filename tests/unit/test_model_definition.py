@@ -9,7 +9,7 @@ import pytest
 
 from backstay.errors import ConfigError
 from backstay.trainer.callbacks import LearningRateScheduler
-from backstay.trainer.model_definition import ModelDefinition, load, user_traceback
+from backstay.trainer.model.model_definition import ModelDefinition, load, user_traceback
 
 # No framework: what is checked is the file, not the model.
 WHOLE = {

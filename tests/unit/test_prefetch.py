@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from backstay.trainer.prefetch import PrefetchPlan
+from backstay.trainer.model.prefetch import PrefetchPlan
 
 
 class Layer:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from backstay.errors import ConfigError
-from backstay.trainer.session import (
+from backstay.trainer.adapter.session import (
     Session,
     TrainerEnvironment,
     connection,

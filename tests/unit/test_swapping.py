@@ -10,7 +10,7 @@ import pytest
 
 from backstay import tables
 from backstay.errors import ConfigError
-from backstay.trainer.swapping import is_drawn_from, is_to_swap
+from backstay.trainer.adapter.swapping import is_drawn_from, is_to_swap
 
 SHAPE = (4_000, 16)
 BOUND = math.sqrt(6.0 / sum(SHAPE))

@@ -12,9 +12,9 @@ import pytest
 
 from backstay.errors import DataDamaged, TooManyBadRecords
 from backstay.trainer.batch import Column, Record
-from backstay.trainer.model_definition import ModelDefinition, load
+from backstay.trainer.model.model_definition import ModelDefinition, load
 from backstay.trainer.readers import BadRecords, Metadata, Shard
-from backstay.trainer.task_feed import FeedFailed, TaskFeed, TaskRange, record_order
+from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, record_order
 
 
 class Numbers:

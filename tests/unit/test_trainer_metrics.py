@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.trainer.evaluation import Outputs
 from backstay.trainer.metrics import METRICS, accuracy, auc, compute, logloss, logloss_of_logits
 from backstay.trainer.metrics import mae as mean_absolute
 from backstay.trainer.metrics import mse as mean_squared
+from backstay.trainer.worker.evaluation import Outputs
 
 
 def test_accuracy_of_classes_and_of_probabilities() -> None:

@@ -12,16 +12,16 @@
 Only this package imports paddle, and it imports nothing of the servers.
 """
 
-from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
-from backstay.trainer.paddle.optimizer import DistributedOptimizer
-from backstay.trainer.paddle.swap import swap_embeddings
-from backstay.trainer.session import (
+from backstay.trainer.adapter.session import (
     Session,
     TrainerEnvironment,
     current_session,
     init,
     set_session_factory,
 )
+from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
+from backstay.trainer.paddle.optimizer import DistributedOptimizer
+from backstay.trainer.paddle.swap import swap_embeddings
 
 __all__ = [
     "DistributedOptimizer",

@@ -15,7 +15,7 @@ __all__ = ["PaddleParameter"]
 
 @dataclass(frozen=True)
 class PaddleParameter:
-    """One parameter of a model; see ``backstay.trainer.dense.DenseParameter``.
+    """One parameter of a model; see ``backstay.trainer.adapter.dense.DenseParameter``.
 
     Raises:
         ConfigError: It is not float32.

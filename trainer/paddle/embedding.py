@@ -15,12 +15,12 @@ import paddle
 
 from backstay import tables
 from backstay.errors import ConfigError
+from backstay.trainer.adapter.lookup import Lookup
+from backstay.trainer.adapter.server_rows import ServerRows
+from backstay.trainer.adapter.session import connection
 from backstay.trainer.client import Client
-from backstay.trainer.lookup import Lookup
 from backstay.trainer.paddle.lookup import as_keys, as_tensor, attach_gradient
 from backstay.trainer.paddle.translate import initializer_of
-from backstay.trainer.server_rows import ServerRows
-from backstay.trainer.session import connection
 
 __all__ = ["Embedding", "EmbeddingBag"]
 

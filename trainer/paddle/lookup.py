@@ -1,6 +1,6 @@
 """How a lookup takes part in Paddle's backward pass.
 
-May import paddle, numpy and ``backstay.trainer.lookup``. Holds no connection: it moves arrays
+May import paddle, numpy and ``trainer.adapter.lookup``. Holds no connection: it moves arrays
 between Paddle and the layer that asked for them; rows are not copied where they are in main
 memory already.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from backstay.trainer.lookup import Bags, Lookup, keys_of
+from backstay.trainer.adapter.lookup import Bags, Lookup, keys_of
 
 __all__ = ["Bags", "Lookup", "as_gradient", "as_keys", "as_tensor", "attach_gradient"]
 

@@ -14,19 +14,19 @@ import paddle
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
-from backstay.trainer.client import Client
-from backstay.trainer.dense import Placed, dense_groups
-from backstay.trainer.paddle.dense import PaddleParameter
-from backstay.trainer.paddle.lookup import as_gradient
-from backstay.trainer.paddle.translate import base_learning_rate, optimizer_of
-from backstay.trainer.push_cycle import (
+from backstay.trainer.adapter.dense import Placed, dense_groups
+from backstay.trainer.adapter.push_cycle import (
     WRAPPED,
     PushCycle,
     check_steps_in_flight,
     refuse_embeddings,
     refuse_wrapped,
 )
-from backstay.trainer.session import connection, dense_prefix
+from backstay.trainer.adapter.session import connection, dense_prefix
+from backstay.trainer.client import Client
+from backstay.trainer.paddle.dense import PaddleParameter
+from backstay.trainer.paddle.lookup import as_gradient
+from backstay.trainer.paddle.translate import base_learning_rate, optimizer_of
 
 __all__ = ["DistributedOptimizer"]
 

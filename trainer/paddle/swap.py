@@ -13,10 +13,10 @@ import paddle
 
 from backstay import tables
 from backstay.errors import ConfigError
+from backstay.trainer.adapter.swapping import is_drawn_from, is_to_swap
 from backstay.trainer.client import Client
 from backstay.trainer.paddle.embedding import Embedding
 from backstay.trainer.paddle.translate import initializer_of
-from backstay.trainer.swapping import is_drawn_from, is_to_swap
 
 __all__ = ["swap_embeddings"]
 

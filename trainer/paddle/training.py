@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
+from backstay.trainer.adapter.session import current_session, set_session_factory
 from backstay.trainer.client import Client
-from backstay.trainer.model_definition import ModelDefinition
+from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.model.prefetch import PrefetchPlan
+from backstay.trainer.model.program import BaseProgram, steps_in_flight
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
 from backstay.trainer.paddle.optimizer import DistributedOptimizer
 from backstay.trainer.paddle.swap import swap_embeddings
-from backstay.trainer.prefetch import PrefetchPlan
-from backstay.trainer.program import BaseProgram, steps_in_flight
-from backstay.trainer.session import current_session, set_session_factory
 
 __all__ = ["PaddleProgram", "build"]
 
@@ -43,7 +43,7 @@ _keep_own_signal_handlers()
 
 
 class PaddleProgram(BaseProgram):
-    """See ``backstay.trainer.frameworks.Program``.
+    """See ``backstay.trainer.model.frameworks.Program``.
 
     Args:
         definition: The user's.

@@ -12,7 +12,7 @@
 Only this package imports torch, and it imports nothing of the servers.
 """
 
-from backstay.trainer.session import (
+from backstay.trainer.adapter.session import (
     Session,
     TrainerEnvironment,
     current_session,

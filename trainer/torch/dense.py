@@ -16,7 +16,7 @@ __all__ = ["TorchParameter"]
 
 @dataclass(frozen=True)
 class TorchParameter:
-    """One parameter of a model; see ``backstay.trainer.dense.DenseParameter``.
+    """One parameter of a model; see ``backstay.trainer.adapter.dense.DenseParameter``.
 
     Attributes:
         tensor: The parameter, on any device.

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from backstay import tables
 from backstay.errors import ConfigError, InvalidRequest
+from backstay.trainer.adapter.lookup import Lookup
+from backstay.trainer.adapter.server_rows import ServerRows
+from backstay.trainer.adapter.session import connection, numbered
 from backstay.trainer.client import Client
-from backstay.trainer.lookup import Lookup
-from backstay.trainer.server_rows import ServerRows
-from backstay.trainer.session import connection, numbered
 from backstay.trainer.torch.lookup import as_keys, as_tensor, attach_gradient
 
 __all__ = ["DEFAULT_INITIALIZER", "Embedding", "EmbeddingBag"]

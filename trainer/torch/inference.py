@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from backstay.checkpoint.lookup import ExportedTable, Unknown
-from backstay.trainer.exported_rows import looked_up, sorted_rows
+from backstay.trainer.adapter.exported_rows import looked_up, sorted_rows
 from backstay.trainer.torch.lookup import as_keys, as_tensor
 
 __all__ = ["CopiedEmbedding", "MappedEmbedding"]

@@ -1,6 +1,6 @@
 """How a lookup takes part in PyTorch's backward pass.
 
-May import torch, numpy and ``backstay.trainer.lookup``. Holds no connection: it moves arrays
+May import torch, numpy and ``trainer.adapter.lookup``. Holds no connection: it moves arrays
 between PyTorch and the layer that asked for them; rows are not copied where they are in main
 memory already.
 """
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.autograd.function import once_differentiable
 
-from backstay.trainer.lookup import keys_of
+from backstay.trainer.adapter.lookup import keys_of
 
 __all__ = ["as_gradient", "as_keys", "as_tensor", "attach_gradient"]
 

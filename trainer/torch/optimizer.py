@@ -15,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
-from backstay.trainer.client import Client
-from backstay.trainer.dense import Placed, dense_groups
-from backstay.trainer.push_cycle import (
+from backstay.trainer.adapter.dense import Placed, dense_groups
+from backstay.trainer.adapter.push_cycle import (
     WRAPPED,
     PushCycle,
     check_steps_in_flight,
     refuse_embeddings,
     refuse_wrapped,
 )
-from backstay.trainer.server_rows import ServerRows
-from backstay.trainer.session import connection, dense_prefix, numbered
+from backstay.trainer.adapter.server_rows import ServerRows
+from backstay.trainer.adapter.session import connection, dense_prefix, numbered
+from backstay.trainer.client import Client
 from backstay.trainer.torch.dense import TorchParameter
 from backstay.trainer.torch.translate import base_learning_rate, decay_of_gradient, optimizer_of
 

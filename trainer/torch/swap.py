@@ -12,8 +12,8 @@ import torch
 
 from backstay import tables
 from backstay.errors import ConfigError
+from backstay.trainer.adapter.swapping import is_drawn_from, is_to_swap
 from backstay.trainer.client import Client
-from backstay.trainer.swapping import is_drawn_from, is_to_swap
 from backstay.trainer.torch.embedding import DEFAULT_INITIALIZER, Embedding, EmbeddingBag
 
 __all__ = ["swap_embeddings"]

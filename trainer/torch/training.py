@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
+from backstay.trainer.adapter.session import current_session, set_session_factory
 from backstay.trainer.client import Client
-from backstay.trainer.model_definition import ModelDefinition
-from backstay.trainer.prefetch import PrefetchPlan
-from backstay.trainer.program import BaseProgram, steps_in_flight
-from backstay.trainer.session import current_session, set_session_factory
+from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.model.prefetch import PrefetchPlan
+from backstay.trainer.model.program import BaseProgram, steps_in_flight
 from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
 from backstay.trainer.torch.optimizer import DistributedOptimizer
 from backstay.trainer.torch.swap import swap_embeddings
@@ -29,7 +29,7 @@ __all__ = ["TorchProgram", "build"]
 
 
 class TorchProgram(BaseProgram):
-    """See ``backstay.trainer.frameworks.Program``.
+    """See ``backstay.trainer.model.frameworks.Program``.
 
     Args:
         definition: The user's.

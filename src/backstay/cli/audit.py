@@ -13,10 +13,10 @@ from typing import Any
 from backstay.config import ClientConfig
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
-from backstay.trainer import model_definition
-from backstay.trainer.audit import RecordsAudit, audit_records
 from backstay.trainer.client import Client
+from backstay.trainer.model import model_definition
 from backstay.trainer.readers import open_reader
+from backstay.trainer.worker.audit import RecordsAudit, audit_records
 
 __all__ = ["audit_job", "audit_lines", "audit_mapping"]
 

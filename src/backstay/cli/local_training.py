@@ -20,9 +20,9 @@ from backstay.cli.supervisor import Outcome
 from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer import model_definition
-from backstay.trainer.local_run import LocalProgress, LocalResult, LocalRun
-from backstay.trainer.session import Session, init
+from backstay.trainer.adapter.session import Session, init
+from backstay.trainer.model import model_definition
+from backstay.trainer.worker.local_run import LocalProgress, LocalResult, LocalRun
 
 __all__ = ["train_here"]
 

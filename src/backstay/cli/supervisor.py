@@ -35,7 +35,7 @@ from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED, EXIT_WRONG_SETTING
-from backstay.trainer.audit import RecordsAudit
+from backstay.trainer.worker.audit import RecordsAudit
 
 __all__ = ["Outcome", "Supervisor"]
 
@@ -236,7 +236,7 @@ class Supervisor:
         )
 
     def _worker_command(self, worker_id: str) -> list[str]:
-        words = [sys.executable, "-m", "backstay.trainer.worker_cli"]
+        words = [sys.executable, "-m", "backstay.trainer.worker.cli"]
         return [*words, "--job", self._spec.name, "--worker-id", worker_id]
 
     def _watch(

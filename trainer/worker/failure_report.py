@@ -6,9 +6,9 @@ Pure. May import the feed and the model definition.
 from __future__ import annotations
 
 from backstay.errors import BackstayError
-from backstay.trainer.held_work import HeldWork
-from backstay.trainer.model_definition import ModelDefinition, user_traceback
-from backstay.trainer.task_feed import FeedFailed, TaskFeed
+from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
+from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed
 
 __all__ = ["bad_records_of", "failure_report"]
 

@@ -3,7 +3,7 @@
 Blocking calls, each with retries and backoff while no master answers, up to a deadline; every
 call may be repeated, so a retry does no harm. A thread renews the holds. The master's address is
 read from the job's record through any pserver, and read anew when a call does not get through.
-Imports :mod:`backstay.trainer.job_calls` and the generated messages; never moves rows.
+Imports :mod:`backstay.trainer.worker.job_calls` and the generated messages; never moves rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
-from backstay.trainer.job_calls import JobCalls, JobIsOver
-from backstay.trainer.job_tasks import (
+from backstay.trainer.worker.job_calls import JobCalls, JobIsOver
+from backstay.trainer.worker.job_tasks import (
     TASK_KINDS,
     Ended,
     EvaluationOutputs,

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import BackstayError, ConfigError
+from backstay.trainer.adapter.dense import DenseGroup
+from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.client import Client
-from backstay.trainer.dense import DenseGroup
 from backstay.trainer.pending import Pending
-from backstay.trainer.server_rows import ServerRows
 
 __all__ = ["WRAPPED", "PushCycle", "check_steps_in_flight", "refuse_embeddings", "refuse_wrapped"]
 

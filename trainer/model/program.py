@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 from backstay.job_spec import ModeSpec
-from backstay.trainer.frameworks import arguments_of, checked_loss, plain_array
-from backstay.trainer.model_definition import ModelDefinition
-from backstay.trainer.prefetch import PrefetchPlan
+from backstay.trainer.model.frameworks import arguments_of, checked_loss, plain_array
+from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.model.prefetch import PrefetchPlan
 
 __all__ = ["BaseProgram", "Updates", "steps_in_flight"]
 

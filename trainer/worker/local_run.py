@@ -17,15 +17,15 @@ import numpy as np
 
 from backstay.errors import BackstayError, ConfigError
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
+from backstay.trainer.adapter.session import SessionFactory, current_session, set_session_factory
 from backstay.trainer.callbacks import Callbacks, TaskReport
-from backstay.trainer.evaluation import Outputs
-from backstay.trainer.frameworks import Program, adapter
 from backstay.trainer.metrics import compute
-from backstay.trainer.model_definition import Mode, ModelDefinition, user_traceback
-from backstay.trainer.other_tasks import OtherTasks
+from backstay.trainer.model.frameworks import Program, adapter
+from backstay.trainer.model.model_definition import Mode, ModelDefinition, user_traceback
 from backstay.trainer.readers import Reader, Shard, open_reader
-from backstay.trainer.session import SessionFactory, current_session, set_session_factory
-from backstay.trainer.task_feed import FeedFailed, TaskFeed, TaskRange
+from backstay.trainer.worker.evaluation import Outputs
+from backstay.trainer.worker.other_tasks import OtherTasks
+from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
 
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_spec import JobSpec
 from backstay.trainer.callbacks import Callbacks, TrainEnd
-from backstay.trainer.evaluation import Outputs
-from backstay.trainer.frameworks import Program
-from backstay.trainer.model_definition import ModelDefinition
-from backstay.trainer.outputs import PredictionFiles
-from backstay.trainer.task_feed import Fed, TaskFeed
+from backstay.trainer.model.frameworks import Program
+from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.worker.evaluation import Outputs
+from backstay.trainer.worker.outputs import PredictionFiles
+from backstay.trainer.worker.task_feed import Fed, TaskFeed
 
 __all__ = ["OtherTasks"]
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer.batch import Batch
-from backstay.trainer.frameworks import split_feed
-from backstay.trainer.job_tasks import Task
-from backstay.trainer.model_definition import Mode, ModelDefinition
+from backstay.trainer.model.frameworks import split_feed
+from backstay.trainer.model.model_definition import Mode, ModelDefinition
 from backstay.trainer.readers import BadRecords, Metadata, Reader, open_reader, read_batch
+from backstay.trainer.worker.job_tasks import Task
 
 __all__ = [
     "Fed",

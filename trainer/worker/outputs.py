@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from backstay.errors import DataUnavailable
-from backstay.trainer.task_feed import TaskRange
+from backstay.trainer.worker.task_feed import TaskRange
 
 __all__ = ["PredictionFiles"]
 

@@ -35,23 +35,23 @@ from backstay.errors import (
 )
 from backstay.job_spec import JobSpec
 from backstay.trainer.callbacks import Callbacks, TaskReport
-from backstay.trainer.engine import Engine, open_engine
-from backstay.trainer.failure_report import bad_records_of, failure_report
-from backstay.trainer.held_work import HeldWork
-from backstay.trainer.master_link import (
+from backstay.trainer.model.model_definition import ModelDefinition, load
+from backstay.trainer.task_stream import TaskStream
+from backstay.trainer.worker.engine import Engine, open_engine
+from backstay.trainer.worker.failure_report import bad_records_of, failure_report
+from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.master_link import (
     Ended,
     EvaluationOutputs,
     JobTerms,
     MasterLink,
     Task,
 )
-from backstay.trainer.model_definition import ModelDefinition, load
-from backstay.trainer.other_tasks import OtherTasks
-from backstay.trainer.pace import Follower, Pace
-from backstay.trainer.stream_closing import StreamCloser
-from backstay.trainer.sync_pace import pace_of
-from backstay.trainer.task_feed import Fed, TaskFeed, TaskFeeds, with_following
-from backstay.trainer.task_stream import TaskStream
+from backstay.trainer.worker.other_tasks import OtherTasks
+from backstay.trainer.worker.pace import Follower, Pace
+from backstay.trainer.worker.stream_closing import StreamCloser
+from backstay.trainer.worker.sync_pace import pace_of
+from backstay.trainer.worker.task_feed import Fed, TaskFeed, TaskFeeds, with_following
 
 __all__ = ["Worker"]
 

@@ -18,15 +18,15 @@ from backstay.config import SecurityConfig
 from backstay.errors import BackstayError, JobError, TransportError
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
-from backstay.trainer.frameworks import Program
-from backstay.trainer.held_work import HeldWork
-from backstay.trainer.job_tasks import Task
-from backstay.trainer.master_link import MasterLink
+from backstay.trainer.model.frameworks import Program
 from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, put_together
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.pieces import piece_of
-from backstay.trainer.pace import BoundedPace, Follower, GeoPace, Pace
-from backstay.trainer.task_feed import Fed, TaskFeed
+from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.master_link import MasterLink
+from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
+from backstay.trainer.worker.task_feed import Fed, TaskFeed
 
 __all__ = ["SyncPace", "pace_of"]
 

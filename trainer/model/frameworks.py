@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from backstay.errors import ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
-from backstay.trainer.model_definition import ModelDefinition
+from backstay.trainer.model.model_definition import ModelDefinition
 
 __all__ = [
     "Adapter",

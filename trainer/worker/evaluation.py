@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
-from backstay.trainer.master_link import EvaluationOutputs
 from backstay.trainer.metrics import Metric, compute
+from backstay.trainer.worker.master_link import EvaluationOutputs
 
 __all__ = ["Outputs"]
 

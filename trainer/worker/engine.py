@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
-from backstay.trainer.audit import RecordCounter
+from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.client import Client
-from backstay.trainer.frameworks import Program, adapter
-from backstay.trainer.model_definition import ModelDefinition
-from backstay.trainer.pace import Pace
-from backstay.trainer.session import Session, init
+from backstay.trainer.model.frameworks import Program, adapter
+from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.table import Table
+from backstay.trainer.worker.audit import RecordCounter
+from backstay.trainer.worker.pace import Pace
 
 __all__ = ["Engine", "open_engine"]
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from backstay import tables
 from backstay.errors import ConfigError, InvalidRequest, UnknownTable
+from backstay.trainer.adapter.lookup import Bags, Lookup, bag_of_each_key
 from backstay.trainer.client import Client
-from backstay.trainer.lookup import Bags, Lookup, bag_of_each_key
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 

@@ -1,4 +1,4 @@
-"""``python -m backstay.trainer.worker_cli``: one worker process, as launchers start it.
+"""``python -m backstay.trainer.worker.cli``: one worker process, as launchers start it.
 
 Exit codes: 0 the job is over or this worker was told to end; 1 it failed; 2 the model file or a
 setting is wrong, and another try would end alike. May import the worker and the logs.
@@ -17,7 +17,7 @@ from backstay import lifeline
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ConfigError
 from backstay.logs import set_up_logging
-from backstay.trainer.worker import Worker
+from backstay.trainer.worker.worker import Worker
 
 __all__ = ["main"]
 

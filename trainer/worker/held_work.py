@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 
 from backstay.errors import HoldLost
-from backstay.trainer.master_link import Task
-from backstay.trainer.task_feed import TaskFeed
 from backstay.trainer.task_stream import TaskStream
+from backstay.trainer.worker.master_link import Task
+from backstay.trainer.worker.task_feed import TaskFeed
 
 __all__ = ["HeldWork"]
 

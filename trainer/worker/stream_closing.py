@@ -14,8 +14,8 @@ from functools import partial
 
 from backstay.errors import BackstayError
 from backstay.trainer.client import Client
-from backstay.trainer.master_link import MasterLink, Task
 from backstay.trainer.task_stream import TaskStream
+from backstay.trainer.worker.master_link import MasterLink, Task
 
 __all__ = ["StreamCloser"]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from backstay.errors import ConfigError
 from backstay.trainer.client import Client
-from backstay.trainer.frameworks import Program
-from backstay.trainer.held_work import HeldWork
-from backstay.trainer.job_tasks import Task
+from backstay.trainer.model.frameworks import Program
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
-from backstay.trainer.task_feed import Fed, TaskFeed
+from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.task_feed import Fed, TaskFeed
 
 __all__ = ["BoundedPace", "Follower", "GeoPace", "Pace"]
 

@@ -1,0 +1,1 @@
+"""What the adapters of Paddle and PyTorch share: sessions, lookups, dense layouts, pushes."""

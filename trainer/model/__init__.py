@@ -1,0 +1,1 @@
+"""What is asked of a user's model file, and what a framework answers for it."""
