@@ -46,7 +46,7 @@ def scan(spec: JobSpec, name: str) -> TaskTable:
 
 def _module(spec: JobSpec) -> ModuleType:
     """Load the model file: a custom reader is in it."""
-    from backstay.trainer.model_definition import load
+    from backstay.trainer.model.model_definition import load
 
     definition = load(
         spec.model, model_params=spec.model_params, callback_params=spec.callback_params

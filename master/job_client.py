@@ -24,7 +24,7 @@ from backstay.master.open_round import course_plan
 from backstay.master.recorded_parked import recorded_parked
 from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
-from backstay.trainer.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
+from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 
 __all__ = ["JobClient", "JobEntry", "forget_job", "list_jobs"]
 

@@ -21,13 +21,14 @@ SCRIPTS = Path(sys.executable).parent
 Files = dict[str, str]
 GUARD = 'if __name__ != "backstay.{0}":\n    raise ImportError("import backstay.{0}")\n'
 
+FOLDERS = ("consensus", "master", "pserver", "trainer")
 CLEAN_PYTHON: Files = {
     "src/backstay/__init__.py": '"""Root."""\n',
     "src/backstay/errors.py": '"""Errors."""\n',
     "src/backstay/_version.py": '"""Version."""\n',
     **{
         f"{folder}/__init__.py": f'"""{folder}."""\n\n' + GUARD.format(folder)
-        for folder in ("consensus", "pserver", "trainer")
+        for folder in FOLDERS
     },
     "pserver/store.py": '"""Store."""\n\nimport time\n\nSTARTED = time.time()\n',
     "consensus/slots.py": '"""Slots."""\n\nimport backstay.errors\n\nOF = backstay.errors\n',
@@ -41,7 +42,7 @@ def plant(root: Path, files: Files) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "pyproject.toml", root)
-    for folder in ("consensus", "pserver", "trainer"):
+    for folder in FOLDERS:
         if (root / folder).is_dir():
             (root / "src" / "backstay" / folder).symlink_to(f"../../{folder}")
     return root
@@ -155,6 +156,8 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("trainer/fault.py", "paddle", "backstay.trainer.fault -> paddle"),
         ("pserver/fault.py", "torch", "backstay.pserver.fault -> torch"),
         ("src/backstay/homeless.py", "math", "homeless"),
+        ("trainer/eager.py", "backstay.master", "backstay.trainer.eager -> backstay.master"),
+        ("master/server.py", "backstay.pserver", "backstay.master.server -> backstay.pserver"),
     ],
 )
 def test_import_linter_holds_the_layers(
