@@ -35,9 +35,7 @@ validation: $FOLDER/test.tsv
 epochs: {PASSES}
 batch_size: 128
 records_per_task: 2000
-workers:
-  initial: 2
-  env: {{OMP_NUM_THREADS: "1"}}
+workers: 2
 servers: {{local: 1, replicas: 1}}
 """
 
