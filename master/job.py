@@ -384,7 +384,7 @@ class Job:
         for opened in rounds.values():
             opened.stage_all(self.journal, self.keys)
         self.course, self.rounds = course, rounds
-        # With the first record that has attempts of this start: no master gives their numbers again.
+        # Before any attempt of this start is recorded: no master gives their numbers again.
         self.stage_state()
         if course.outcome is None and self.is_over:
             self.state = replace(self.state, state="running", reason="")

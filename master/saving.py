@@ -119,7 +119,7 @@ class Saving:
         restore = await asyncio.to_thread(self._checkpoints.restore_state)
         if not self._is_news(restore):
             return False
-        if restore.version == job.state.restore_version and restore.state != "loading":
+        if restore.version == job.state.restore_version:
             newest = job.state.checkpoint or "a checkpoint"
             job.end(
                 "failed",
@@ -165,11 +165,12 @@ class Saving:
         """Whether the progress in memory is that of rows which are no more."""
         state = self._job.state
         noted = state.restore_version, state.generation
-        # One that is only requested has changed nothing yet, and has no version. A node that lags
-        # behind may tell of what was before.
+        # One that is only requested has changed nothing yet, and has no version. While slots are
+        # loaded, a master that has not heard of it yet still takes pushes for what was before. A
+        # node that lags behind may tell of what was.
         is_old = restore.version < noted[0] or restore.generation < noted[1]
         is_known = (restore.version, restore.generation) == noted
-        return not (restore.state == "requested" or is_old or is_known)
+        return not (restore.state in ("requested", "loading") or is_old or is_known)
 
     async def _save(self) -> None:
         """Save once; a checkpoint that fails is one less, not the end of the job."""

@@ -100,7 +100,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         answer = job_pb2.GetTaskResponse()
         given = self._given_before(job, known, request.request)
         deadline_s = job.now() + TASK_WAIT_S
-        while given is None and not job.is_over:
+        # What is settled in other rows is not in these, and what is done may have to be done again.
+        while given is None and not job.is_over and _are_of_job(request, job):
             changed = job.changed
             given = job.assign(known.id)
             left_s = deadline_s - job.now()
@@ -112,7 +113,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 continue
         # Whom to follow is news each time.
         known.request, known.answer = request.request, None if given and given.leader else given
-        answer.streams_to_close.extend(_streams(job.streams_to_close(known.id)))
+        answer.other_rows = not _are_of_job(request, job)
+        if not answer.other_rows:
+            answer.streams_to_close.extend(_streams(job.streams_to_close(known.id)))
         await job.journal.durable(DURABLE_S)
         if given is not None:
             answer.task.CopyFrom(_task_message(job, given))
@@ -355,6 +358,12 @@ def _task_message(job: Job, given: Given) -> job_pb2.Task:
         shuffle_seed=given.round.seed_of(job.spec, given.hold.task),
         leader=given.leader,
     )
+
+
+def _are_of_job(request: job_pb2.GetTaskRequest, job: Job) -> bool:
+    """Whether the job's progress is that of the rows which a worker pushes to."""
+    rows = (request.rows.restore_version, request.rows.generation)
+    return not request.HasField("rows") or rows == (job.state.restore_version, job.state.generation)
 
 
 def _streams(streams: Iterable[tuple[int, int]]) -> list[job_pb2.TaskStreamId]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backstay.trainer.master_link import MasterLink, Task
+from backstay.trainer.worker.master_link import MasterLink, Task
 
 HERE = Path(__file__).parent
 SLOW = HERE / "slow"

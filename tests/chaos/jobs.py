@@ -30,7 +30,7 @@ from tests.chaos.processes import environment
 __all__ = ["ChaosJob", "JobShape", "JobVerdict", "judge_job"]
 
 MODEL = Path(__file__).with_name("job_model.py")
-MASTER, WORKER = "backstay.master.serve_cli", "backstay.trainer.worker_cli"
+MASTER, WORKER = "backstay.master.serve_cli", "backstay.trainer.worker.cli"
 ASK_LIMIT_MS = 1500
 POLL_PAUSE_S = 0.05
 # Until a job goes on after a fault is over; a worker that is started anew imports its framework.

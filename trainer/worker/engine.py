@@ -36,6 +36,8 @@ class Engine:
         program: The user's model on it.
         counter: Counts records, where the job has an audit.
         tables: All tables that batches push to, in their order.
+        rows: Which rows these are: version of the cluster's last restore, and their generation.
+            Those of after the connection was made: it fails if there was another restore since.
     """
 
     session: Session
@@ -43,6 +45,15 @@ class Engine:
     program: Program
     counter: RecordCounter | None
     tables: tuple[Table, ...]
+    rows: tuple[int, int]
+
+    def has_current_rows(self) -> bool:
+        """Return whether the cluster has the same rows still.
+
+        Raises:
+            ServerUnavailable: No server answers.
+        """
+        return _rows_of(self.client) == self.rows
 
     def close(self) -> None:
         """Disconnect; what nobody waited for is lost, and only logged."""
@@ -81,5 +92,11 @@ def open_engine(
         counter = RecordCounter(client, spec.name) if spec.audit else None
         names = [*program.tables(), *([counter.table_name] if counter else [])]
         tables = tuple(client.table(name) for name in names)
+        rows = _rows_of(client)
         undo.pop_all()
-    return Engine(session, client, program, counter, tables)
+    return Engine(session, client, program, counter, tables, rows)
+
+
+def _rows_of(client: Client) -> tuple[int, int]:
+    restore = client.checkpoints.restore_state()
+    return restore.version, restore.generation

@@ -95,9 +95,11 @@ class Wait:
 
     Attributes:
         wait_s: Ask again after so long.
+        other_rows: The job's progress is not of the rows that were named.
     """
 
     wait_s: float
+    other_rows: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,17 +46,17 @@ class StreamCloser:
         while len(self._closing) > CLOSING_MAX:
             self._closing.popleft().result()
 
-    def close_for_others(self, client: Callable[[], Client], stream_job: int) -> None:
+    def close_for_others(self, client: Client, stream_job: int, rows: tuple[int, int]) -> None:
         """Close streams that other workers have left behind.
 
         Args:
-            client: Returns the connection; called if there is such a stream.
+            client: The connection.
             stream_job: Of the job.
+            rows: Of the connection; what was told of other rows is forgotten.
         """
-        for pass_number, number in self._link.streams_to_close():
-            self._close(
-                pass_number, number, partial(_close_by, client, stream_job, pass_number, number)
-            )
+        for pass_number, number in self._link.streams_to_close(rows):
+            close = partial(client.close_task_stream, stream_job, pass_number, number)
+            self._close(pass_number, number, close)
 
     def wait(self) -> None:
         """Wait until all that was begun is done."""
@@ -74,8 +74,3 @@ class StreamCloser:
             _LOG.warning("the stream of task %d-%d stays open: %s", pass_number, number, error)
             return
         self._link.stream_closed(pass_number, number)
-
-
-def _close_by(client: Callable[[], Client], stream_job: int, pass_number: int, number: int) -> None:
-    # The connection may have to be made first, which may fail like the call itself.
-    client().close_task_stream(stream_job, pass_number, number)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,10 +25,7 @@ from backstay.errors import (
     BackstayError,
     HoldLost,
     JobRefused,
-    NotMaster,
     StateLost,
-    Stopping,
-    TransportError,
     Unauthenticated,
     WorkerReplaced,
 )
@@ -49,6 +45,7 @@ from backstay.trainer.worker.master_link import (
 )
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
+from backstay.trainer.worker.patience import PASSING, until_answered
 from backstay.trainer.worker.stream_closing import StreamCloser
 from backstay.trainer.worker.sync_pace import pace_of
 from backstay.trainer.worker.task_feed import Fed, TaskFeed, TaskFeeds, with_following
@@ -57,16 +54,12 @@ __all__ = ["Worker"]
 
 _LOG = logging.getLogger(__name__)
 
-# Neither the task nor the user's code is at fault: another attempt will do.
-PASSING = (TransportError, Stopping, NotMaster)
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
 LOSSES_KEPT = 50
 # After an attempt that failed for passing reasons; doubled each time in a row, up to the last.
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 5.0
-# A master may be moved to another machine meanwhile.
-MASTER_PATIENCE_S = 600.0
 
 T = TypeVar("T")
 
@@ -115,6 +108,7 @@ class Worker:
         self._pace = Pace()
         self._feeds: TaskFeeds
         self._engine: Engine | None = None
+        self._other_rows = False
         self._others: OtherTasks
 
     def stop(self, reason: str) -> None:
@@ -181,39 +175,41 @@ class Worker:
             reason = self._told_to_stop()
             if reason:
                 return Ended("left", reason)
-            self._closer.close_for_others(lambda: self._ready().client, self._terms.stream_job)
+            engine = self._connected()
+            self._closer.close_for_others(engine.client, self._terms.stream_job, engine.rows)
             asked, self._asked = self._asked, None
             # An answer "wait" that was asked for during the last task is old news.
             answer = asked.result() if asked is not None else None
             if answer is None or isinstance(answer, float):
-                answer = self._ask()
+                answer = self._ask(engine.rows)
             if not isinstance(answer, float):
                 return answer
             self._stop.wait(answer)
 
-    def _ask(self) -> HeldWork | Task | Ended | float:
+    def _ask(self, rows: tuple[int, int]) -> HeldWork | Task | Ended | float:
         """Ask the master; a task's records are read from now on.
 
         A task itself is one that another worker leads. A number: wait so many seconds.
         """
-        answer = self._told(self._link.get_task)
+        answer = self._told(lambda: self._link.get_task(rows))
         if isinstance(answer, Ended):
             return answer
         if not isinstance(answer, Task):
+            self._other_rows = answer.other_rows
             return answer.wait_s
         if answer.leader:
             return answer
-        work = HeldWork(answer, self._pace.batches_per_push)
+        work = HeldWork(answer, self._pace.batches_per_push, rows)
         self._link.hold(answer, work)
         if answer.kind != "train_end":
             work.feed = self._feeds.of(answer)
         return work
 
-    def _ask_ahead(self, feed: TaskFeed) -> None:
+    def _ask_ahead(self, feed: TaskFeed, rows: tuple[int, int]) -> None:
         """Ask for the next task while the last batches of this one are computed."""
         may_ask = self._pace.asks_ahead and self._asked is None
         if may_ask and feed.all_made and not self._told_to_stop():
-            self._asked = self._ahead.submit(self._ask)
+            self._asked = self._ahead.submit(self._ask, rows)
 
     def _told_to_stop(self) -> str:
         if not self._stop.is_set():
@@ -234,6 +230,9 @@ class Worker:
         try:
             work.check()
             engine = self._ready()
+            if work.rows != engine.rows:
+                self._give_back(work, "it was asked for on a connection to rows that are no more")
+                return
             if work.task.kind == "training":
                 self._train(work, engine)
             else:
@@ -255,8 +254,7 @@ class Worker:
             _LOG.warning("%s: given back: %s", work, error)
             self._abandon()
             self._give_back(work, str(error))
-            self._stop.wait(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            self._back_off()
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             self._abandon()
             self._fail(work, error)
@@ -302,8 +300,11 @@ class Worker:
             self._callbacks.pass_is(task.round)
             engine = self._ready()
             engine.program.pass_begins(task.round)
-            self._pace.follow(task, engine.program, ways)
-            self._pause_s = FIRST_PAUSE_S
+            if self._pace.follow(task, engine.program, ways):
+                self._pause_s = FIRST_PAUSE_S
+            else:
+                # The leader is gone, and the master does not know it yet.
+                self._back_off()
         except FATAL:
             raise
         except StateLost as error:
@@ -312,8 +313,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             # The leader does the piece itself, and reports what is wrong with it.
             _LOG.warning("a step of task %d-%d failed: %s", task.round, task.number, error)
-            self._stop.wait(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
+            self._back_off()
         finally:
             self._abandon()
 
@@ -324,7 +324,7 @@ class Worker:
             work.check()
             self._check_stop()
             if work.feed is not None:
-                self._ask_ahead(work.feed)
+                self._ask_ahead(work.feed, work.rows)
 
         outputs: EvaluationOutputs | None = None
         if work.feed is None:
@@ -360,20 +360,8 @@ class Worker:
         )
 
     def _told(self, call: Callable[[], T]) -> T:
-        """Make a call to the master, again and again while there is none.
-
-        Raises:
-            ServerUnavailable: There was none for ten minutes, or this worker is to stop.
-        """
-        until = time.monotonic() + MASTER_PATIENCE_S
-        while True:
-            try:
-                return call()
-            except PASSING as error:
-                if time.monotonic() > until or self._stop.is_set():
-                    raise
-                _LOG.warning("the master does not answer: %s", error)
-                self._stop.wait(self._pause_s)
+        """Make a call until it is answered; see ``until_answered``."""
+        return until_answered(call, self._stop, self._pause_s)
 
     def _train_batches(
         self, work: HeldWork, engine: Engine, stream: TaskStream, feed: TaskFeed
@@ -398,7 +386,7 @@ class Worker:
                         task, places = work.task, np.concatenate(unsent)
                         engine.counter.count(task.shard, task.start, places)
                     unsent = []
-                self._ask_ahead(feed)
+                self._ask_ahead(feed, work.rows)
                 if self._told_to_stop():
                     if unsent:  # leaving by an error, these do not count as ended
                         raise Stopped
@@ -459,6 +447,18 @@ class Worker:
             self._link.declare_tables([table.name for table in engine.tables])
         return self._engine
 
+    def _connected(self) -> Engine:
+        """Return the same; made anew if master and servers have other rows."""
+        while True:
+            try:
+                engine = self._told(self._ready)
+                if not self._other_rows or self._told(engine.has_current_rows):
+                    return engine
+            except StateLost as error:
+                _LOG.warning("the servers were restored: %s", error)
+            self._forget_engine()
+            self._other_rows = False
+
     def _abandon(self) -> None:
         """Let the program begin anew with the next batch."""
         if self._engine is not None:
@@ -486,6 +486,10 @@ class Worker:
         self._pace.close()
         self._ahead.shutdown()
         self._closer.shutdown()
+
+    def _back_off(self) -> None:
+        self._stop.wait(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LAST_PAUSE_S)
 
     def _check_stop(self) -> None:
         if self._told_to_stop():

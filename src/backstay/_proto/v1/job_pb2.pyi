@@ -297,6 +297,7 @@ class GetTaskRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     CLOSED_STREAMS_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """1, 2, ...: the same number again is answered with the same task."""
     @_builtins.property
@@ -305,20 +306,49 @@ class GetTaskRequest(_message.Message):
     def closed_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskStreamId]:
         """Closed on all servers since the last call."""
 
+    @_builtins.property
+    def rows(self) -> Global___Rows:
+        """Those that the worker's connection pushes to. Nothing is told of other ones; not set: any."""
+
     def __init__(
         self,
         *,
         worker: Global___Worker | None = ...,
         closed_streams: _abc.Iterable[Global___TaskStreamId] | None = ...,
         request: _builtins.int = ...,
+        rows: Global___Rows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_streams", b"closed_streams", "request", b"request", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_streams", b"closed_streams", "request", b"request", "rows", b"rows", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTaskRequest: _TypeAlias = GetTaskRequest  # noqa: Y015
+
+@_typing.final
+class Rows(_message.Message):
+    """Which rows a cluster has: the version of its last restore, and their generation (GetRestore)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTORE_VERSION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    restore_version: _builtins.int
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        restore_version: _builtins.int = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "restore_version", b"restore_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rows: _TypeAlias = Rows  # noqa: Y015
 
 @_typing.final
 class GetTaskResponse(_message.Message):
@@ -328,8 +358,13 @@ class GetTaskResponse(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     STREAMS_TO_CLOSE_FIELD_NUMBER: _builtins.int
+    OTHER_ROWS_FIELD_NUMBER: _builtins.int
     wait_ms: _builtins.int
     """Nothing to do now; ask again after so many milliseconds."""
+    other_rows: _builtins.bool
+    """The progress is not of the worker's rows: it connects anew, or the job has not yet followed a
+    restore of the cluster.
+    """
     @_builtins.property
     def task(self) -> Global___Task: ...
     @_builtins.property
@@ -345,10 +380,11 @@ class GetTaskResponse(_message.Message):
         wait_ms: _builtins.int = ...,
         ended: Global___JobEnded | None = ...,
         streams_to_close: _abc.Iterable[Global___TaskStreamId] | None = ...,
+        other_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended", b"ended", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended", b"ended", "streams_to_close", b"streams_to_close", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended", b"ended", "other_rows", b"other_rows", "streams_to_close", b"streams_to_close", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["task", "wait_ms", "ended"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
