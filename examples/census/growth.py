@@ -1,7 +1,7 @@
 """Grows and shrinks the cluster in the middle of training, and tells about it.
 
-May import backstay's local cluster. Each resize runs in a thread of its own, so that the trainers'
-reports are read meanwhile; every wait of it has a limit.
+May import backstay's local cluster. Each resize runs in a thread of its own, so that the job
+is watched meanwhile; every wait of it has a limit.
 """
 
 from __future__ import annotations

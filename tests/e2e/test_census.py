@@ -159,16 +159,3 @@ def test_a_death_ends_the_demo_and_all_its_processes(victim: str, message: str) 
         for pids in found.values():
             for pid in pids:
                 assert not psutil.pid_exists(pid)
-
-
-def test_reader() -> None:
-    from examples.census.reader import DEEP_FIELDS, NUMBERS, WIDE_FIELDS, load
-
-    splits = load()
-    assert [len(split) for split in splits] == [29_304, 3_257, 16_281]
-    training, _, test = splits
-    assert training.keys.shape[1] == len(WIDE_FIELDS) > len(DEEP_FIELDS)
-    assert abs(training.numbers.mean(axis=0)).max() < 1e-4
-    assert training.numbers.shape[1] == len(NUMBERS)
-    assert training.labels.mean() == pytest.approx(0.241, abs=0.002)
-    assert test.labels.mean() == pytest.approx(0.236, abs=0.001)

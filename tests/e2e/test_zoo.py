@@ -102,19 +102,25 @@ def test_the_generator_of_clicks_repeats_itself(tmp_path: Path) -> None:
     assert first == again != other
 
 
-def test_a_split_keeps_each_line_once_and_the_header_in_each_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("by", "sizes", "last"),
+    [("position", [18, 2, 3], ["20\n", "21\n", "22\n"]), ("row", [19, 2, 2], ["9\n", "19\n"])],
+)
+def test_a_split_keeps_each_line_once_and_the_header_in_each_part(
+    tmp_path: Path, by: str, sizes: list[int], last: list[str]
+) -> None:
     lines = [f"{number}\n" for number in range(23)]
     (tmp_path / "all.csv").write_text("n\n" + "".join(lines))
-    for by, last in (("position", ["20\n", "21\n", "22\n"]), ("row", ["9\n", "19\n"])):
-        counts = split(tmp_path / "all.csv", tmp_path / by, by=by, header=True)
-        parts = [
-            (tmp_path / by / f"{name}.csv").read_text().splitlines(keepends=True)
-            for name in ("train", "validation", "test")
-        ]
-        assert [part[0] for part in parts] == ["n\n"] * 3
-        assert sorted(line for part in parts for line in part[1:]) == sorted(lines)
-        assert parts[2][1:] == last
-        assert list(counts.values()) == [len(part) - 1 for part in parts]
+    counts = split(tmp_path / "all.csv", tmp_path / by, by=by, header=True)
+    parts = [
+        (tmp_path / by / f"{name}.csv").read_text().splitlines(keepends=True)
+        for name in ("train", "validation", "test")
+    ]
+    assert list(counts.values()) == sizes
+    assert [len(part) - 1 for part in parts] == sizes
+    assert [part[0] for part in parts] == ["n\n"] * 3
+    assert sorted(line for part in parts for line in part[1:]) == sorted(lines)
+    assert parts[2][1:] == last
 
 
 def test_two_towers_on_the_movielens_format(tmp_path: Path, server: session.SessionFactory) -> None:

@@ -134,9 +134,14 @@ def test_a_hold_that_ran_out_is_had_back_unless_another_worker_has_the_task() ->
 def test_renewals_keep_a_hold() -> None:
     book = ledger(1)
     grant = given(book, "w-0")
-    for tenth in range(0, 100, 15):
-        assert book.expire(tenth / 10) == []
-        assert book.renew("w-0", [HeldTask(0, grant.attempt, 0)], tenth / 10) == []
+    renewals_s = [tenth / 10 for tenth in range(0, 100, 15)]
+    assert len(renewals_s) == 7
+    for now_s in renewals_s:
+        assert book.expire(now_s) == []
+        assert book.renew("w-0", [HeldTask(0, grant.attempt, 0)], now_s) == []
+    # Without another one it lasts as long as the first did.
+    assert book.expire(10.9) == []
+    assert book.expire(11.0) == [0]
 
 
 def test_a_slow_task_is_given_to_a_second_worker_and_the_first_to_finish_wins() -> None:
