@@ -158,7 +158,7 @@ def follow(
         with Client(endpoints) as own:
             model = Regression(GatheringClient(own), name)
             task = FollowedTask(address, TASK, instance, SecurityConfig(), 10_000)
-            for done, (number, piece) in enumerate(task.steps()):
+            for done, (number, piece) in enumerate(iter(task.next_step, None)):
                 if done == steps:
                     break
                 gradients = model.gradients(*piece_of(number, piece))
@@ -225,7 +225,7 @@ def test_who_delivers_late_loses_its_place(endpoints: list[str]) -> None:
     with StepLeader("127.0.0.1", SecurityConfig()) as leader:
         leader.begin_task(TASK)
         task = FollowedTask(leader.address, TASK, 7, SecurityConfig(), 10_000)
-        steps = task.steps()
+        steps = iter(task.next_step, None)
         first: list[tuple[int, Piece]] = []
         reader = threading.Thread(target=lambda: first.extend(steps))
         reader.start()
@@ -244,7 +244,7 @@ def test_only_the_task_that_is_led_can_be_followed() -> None:
         leader.begin_task(TASK)
         other = FollowedTask(leader.address, LedTask(1, 0, 2), 7, SecurityConfig(), 10_000)
         with pytest.raises(NotLeading, match=r"task 0 of pass 1 \(attempt 2\)"):
-            list(other.steps())
+            other.next_step()
         other.close()
         leader.end_task()
         task = FollowedTask(leader.address, TASK, 7, SecurityConfig(), 10_000)
@@ -258,7 +258,7 @@ def test_workers_of_a_step_show_the_token() -> None:
         leader.begin_task(TASK)
         task = FollowedTask(leader.address, TASK, 7, SecurityConfig(), 10_000)
         with pytest.raises(Unauthenticated):
-            list(task.steps())
+            task.next_step()
         task.close()
 
 

@@ -43,14 +43,18 @@ class Gradient:
     Attributes:
         table: Its name.
         keys: uint64 [n]; None: it is dense.
-        values: float32: [n, dim], or a dense tensor's, flat.
+        values: float32: [n, dim]; or a dense tensor's, or a part of it, flat.
         scale: Of the learning rate.
+        offset: Of a part of a dense tensor: where it begins.
+        elements: Of the whole dense tensor; 0: the values are all of it.
     """
 
     table: str
     keys: np.ndarray | None
     values: Rows
     scale: float
+    offset: int = 0
+    elements: int = 0
 
 
 def cut(records: int, workers: int) -> list[Piece]:
@@ -87,13 +91,17 @@ def _sum(members: Sequence[tuple[np.float32, Gradient]]) -> Gradient:
         )
         values = np.concatenate([weight * gradient.values for weight, gradient in members])
         return Gradient(first.table, keys, values, first.scale)
-    if len({gradient.values.shape for _, gradient in members}) != 1:
+    sizes = {gradient.elements or gradient.values.size for _, gradient in members}
+    if len(sizes) != 1:
         raise InvalidRequest(
-            f"the workers of a step have tensors of different shapes for {first.table!r}: they do "
+            f"the workers of a step have tensors of different sizes for {first.table!r}: they do "
             "not run the same model"
         )
-    total = np.sum([weight * gradient.values for weight, gradient in members], axis=0)
-    return Gradient(first.table, None, np.asarray(total, np.float32), first.scale)
+    total = np.zeros(sizes.pop(), np.float32)
+    for weight, gradient in members:
+        flat = gradient.values.reshape(-1)
+        total[gradient.offset : gradient.offset + flat.size] += weight * flat
+    return Gradient(first.table, None, total, first.scale)
 
 
 class GatheringClient(ForwardingClient):

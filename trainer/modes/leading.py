@@ -29,8 +29,8 @@ __all__ = ["FollowedTask", "LedTask", "StepLeader", "gradients_of", "parts_of"]
 
 # Below the limit of a message, with room for keys.
 PART_BYTES_MAX = 8 * 1024 * 1024
-# 4 GiB of float32: far more than a dense tensor of a table may have.
-ELEMENTS_MAX = 1 << 30
+# 1 GiB of float32: far more than a dense tensor should have in one table.
+ELEMENTS_MAX = 1 << 28
 START_LIMIT_S = 10.0
 STOP_GRACE_S = 1.0
 
@@ -102,16 +102,23 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         self.address = ""
 
     def __enter__(self) -> StepLeader:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
         """Listen.
 
         Raises:
             ListenError: The host cannot be listened on.
         """
         self._thread.start()
-        self._wait_for(self._start())
-        return self
+        self._wait_for(self._serve())
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the task and the service."""
         self.end_task()
         if self._server is not None:
             self._wait_for(self._server.stop(STOP_GRACE_S))
@@ -219,7 +226,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         if queue is not None:
             self._loop.call_soon_threadsafe(queue.put_nowait, None)
 
-    async def _start(self) -> None:
+    async def _serve(self) -> None:
         server = ControlServer(self._listening)
         sync_pb2_grpc.add_SyncServiceServicer_to_server(self, server.server)
         await server.start(["backstay.v1.SyncService"])
@@ -253,18 +260,22 @@ class FollowedTask:
         self._stub = sync_pb2_grpc.SyncServiceStub(self._channel)
         self._call: Any = None
 
-    def steps(self) -> Iterator[tuple[int, Piece]]:
-        """Yield (batch, piece) until the leader ends the task or drops this worker.
+    def next_step(self) -> tuple[int, Piece] | None:
+        """Wait for a step: (batch, piece); None: the leader has ended the task or dropped this one.
 
         Raises:
             NotLeading: It does not lead that task.
             ServerUnavailable: The leader is gone.
+            ClosedError: :meth:`cancel` was called.
         """
-        request = sync_pb2.FollowRequest(task=self._task, instance=self._instance)
         with rpc.mapped_errors(self._address):
-            self._call = self._stub.Follow(request)
-            for step in self._call:
-                yield step.batch, Piece(step.first_record, step.record_count)
+            if self._call is None:
+                request = sync_pb2.FollowRequest(task=self._task, instance=self._instance)
+                self._call = self._stub.Follow(request)
+            step = next(self._call, None)
+        if step is None:
+            return None
+        return step.batch, Piece(step.first_record, step.record_count)
 
     def contribute(self, batch: int, gradients: Sequence[Gradient], loss: float) -> bool:
         """Send the gradients of this worker's piece; return whether they were wanted.
@@ -286,7 +297,7 @@ class FollowedTask:
         return taken
 
     def cancel(self) -> None:
-        """End :meth:`steps`; from any thread."""
+        """End :meth:`next_step`; from any thread."""
         if self._call is not None:
             self._call.cancel()
 
@@ -337,28 +348,28 @@ def _messages_of(gradient: Gradient) -> Iterator[sync_pb2.TableGradient]:
 
 
 def gradients_of(messages: Sequence[sync_pb2.TableGradient]) -> list[Gradient]:
-    """Return what messages say; a part of a dense tensor stands among zeros, to be summed up."""
-    gradients = []
-    for message in messages:
-        values = np.frombuffer(message.values, "<f4")
-        scale = message.learning_rate_scale
-        if message.dim:
-            keys = np.frombuffer(message.keys, "<u8")
-            if values.size != keys.size * message.dim:
-                raise InvalidRequest(
-                    f"gradient of {message.table!r}: {values.size} numbers for {keys.size} rows of "
-                    f"{message.dim}"
-                )
-            rows = values.reshape(len(keys), message.dim)
-            gradients.append(Gradient(message.table, keys, rows, scale))
-        else:
-            end = message.offset + values.size
-            if not end <= message.elements <= ELEMENTS_MAX:
-                raise InvalidRequest(
-                    f"gradient of {message.table!r}: {values.size} numbers at {message.offset} of "
-                    f"{message.elements}"
-                )
-            whole = np.zeros(message.elements, np.float32)
-            whole[message.offset : end] = values
-            gradients.append(Gradient(message.table, None, whole, scale))
-    return gradients
+    """Return what messages say; a dense tensor may be in several parts.
+
+    Raises:
+        InvalidRequest: The sizes of one do not fit.
+    """
+    return [_gradient_of(message) for message in messages]
+
+
+def _gradient_of(message: sync_pb2.TableGradient) -> Gradient:
+    values = np.frombuffer(message.values, "<f4")
+    scale = message.learning_rate_scale
+    if message.dim:
+        keys = np.frombuffer(message.keys, "<u8")
+        if values.size != keys.size * message.dim:
+            raise InvalidRequest(
+                f"gradient of {message.table!r}: {values.size} numbers for {keys.size} rows of "
+                f"{message.dim}"
+            )
+        return Gradient(message.table, keys, values.reshape(len(keys), message.dim), scale)
+    if not message.offset + values.size <= message.elements <= ELEMENTS_MAX:
+        raise InvalidRequest(
+            f"gradient of {message.table!r}: {values.size} numbers at {message.offset} of "
+            f"{message.elements}"
+        )
+    return Gradient(message.table, None, values, scale, message.offset, message.elements)

@@ -6,6 +6,7 @@ done twice does no harm.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,8 +133,10 @@ def save(program: Program, url: str) -> None:
             files, root = fsspec.core.url_to_fs(url)
             files.makedirs(root, exist_ok=True)
             for path in paths:
-                files.put_file(str(path), f"{root}/.{path.name}.tmp")
-                files.mv(f"{root}/.{path.name}.tmp", f"{root}/{path.name}")
+                # A name of its own: two workers may do this at once, and both leave whole files.
+                aside = f"{root}/.{path.name}.{secrets.token_hex(4)}.tmp"
+                files.put_file(str(path), aside)
+                files.mv(aside, f"{root}/{path.name}")
         except (OSError, ValueError, ImportError) as error:
             raise DataUnavailable(f"output: {url} cannot be written to: {error}") from error
 

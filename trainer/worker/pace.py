@@ -73,8 +73,8 @@ class Pace:
     def end_task(self) -> None:
         """The training task has ended, in any way."""
 
-    def follow(self, task: Task, program: Program, ways: Follower) -> None:
-        """Take part in a task that another worker leads.
+    def follow(self, task: Task, program: Program, ways: Follower) -> int:
+        """Take part in a task that another worker leads; return in how many steps.
 
         Raises:
             ConfigError: In this mode nobody does.

@@ -7,15 +7,23 @@ pieces. May import the modes, the feed and the engine.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from backstay.addresses import split_address
 from backstay.config import SecurityConfig
-from backstay.errors import BackstayError, JobError, TransportError
+from backstay.errors import (
+    ClosedError,
+    DataChanged,
+    DeadlineExceeded,
+    NotLeading,
+    ServerUnavailable,
+)
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program
@@ -29,6 +37,9 @@ from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
 from backstay.trainer.worker.task_feed import Fed, TaskFeed
 
 __all__ = ["SyncPace", "pace_of"]
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # A follower that takes so many times as long as the leader loses its place, but not before ...
 PATIENCE_FACTOR = 5.0
@@ -58,7 +69,7 @@ class SyncPace(Pace):
         self._instance = instance
         self._security = security
         self._leader = StepLeader(host, security)
-        self._leader.__enter__()
+        self._leader.start()
         self._seen: frozenset[int] = frozenset()
         self._client: Client | None = None
         self._gathering: GatheringClient | None = None
@@ -100,7 +111,7 @@ class SyncPace(Pace):
         self._gathering.push_all(gradients)
         return sum(count * loss for count, _, loss in parts) / len(fed.places)
 
-    def follow(self, task: Task, program: Program, ways: Follower) -> None:
+    def follow(self, task: Task, program: Program, ways: Follower) -> int:
         """Take part in a task until its leader ends it, drops this worker or is gone."""
         led = LedTask(task.round, task.number, task.attempt)
         followed = FollowedTask(task.leader, led, self._instance, self._security, CALL_DEADLINE_MS)
@@ -115,27 +126,25 @@ class SyncPace(Pace):
         watcher = threading.Thread(target=watch, name="backstay-follow", daemon=True)
         watcher.start()
         feed: TaskFeed | None = None
+        done = 0
         try:
-            for number, piece in followed.steps():
+            while (step := _asked_of_leader(task, followed.next_step)) is not None:
+                number, piece = step
                 feed = ways.feed_from(number) if feed is None else feed
                 ways.begins()
                 program.synchronize()
                 _, gradients, loss = self._piece(program, _batch(feed, number), piece)
-                if not followed.contribute(number, gradients, loss):
-                    return
-        except (TransportError, JobError):
-            # The leader is gone or leads no more: the master knows who does.
-            return
-        except BackstayError:
-            # Cancelled by the watcher.
-            if not ways.is_unwanted():
-                raise
+                deliver = partial(followed.contribute, number, gradients, loss)
+                if not _asked_of_leader(task, deliver):
+                    break
+                done += 1
         finally:
             ended.set()
             watcher.join()
             followed.close()
             if feed is not None:
                 feed.close()
+        return done
 
     def abandon(self) -> None:
         """Forget what was kept of a step that failed."""
@@ -144,7 +153,7 @@ class SyncPace(Pace):
 
     def close(self) -> None:
         """End the service."""
-        self._leader.__exit__(None, None, None)
+        self._leader.close()
 
     def _piece(self, program: Program, fed: Fed, piece: Piece) -> tuple[int, list[Gradient], float]:
         """Compute a piece; return its records, gradients (not pushed) and mean loss."""
@@ -201,9 +210,18 @@ def own_host(address: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
+def _asked_of_leader(task: Task, call: Callable[[], T]) -> T | None:
+    """Make a call to the leader; None if it is gone or leads no more: the master knows who does."""
+    try:
+        return call()
+    except (NotLeading, ServerUnavailable, DeadlineExceeded, ClosedError) as error:
+        _LOG.info("task %d-%d is not followed any more: %s", task.round, task.number, error)
+        return None
+
+
 def _batch(feed: TaskFeed, number: int) -> Fed:
     """Take batches up to the one of this number, which must come."""
     for fed in feed:
         if fed.number == number:
             return fed
-    raise JobError(f"the task has no batch {number} here: is the data the same as the leader's?")
+    raise DataChanged(f"the task has no batch {number} here: is the data the same as the leader's?")
