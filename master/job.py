@@ -330,6 +330,9 @@ class Job:
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
         """Take the metrics of an evaluation whose tasks are all over."""
+        if self.rounds.get(opened.id) is not opened:
+            # The cluster was restored meanwhile: these are figures of a model that is no more.
+            return
         problems = opened.outputs.problems
         for name, problem in problems.items():
             log.warning("metric %s: %s", name, problem)
@@ -374,6 +377,7 @@ class Job:
         plan = course_plan(self.spec)
         course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
         kept = {} if progress is None else progress.rounds
+        self.figures = Counter({} if progress is None else progress.figures)
         self.state = replace(self.state, starts=self.state.starts + 1)
         rounds = {
             round_id: self._open(round_id, course.steps, done=one.done_bits(), parked=one.parked)

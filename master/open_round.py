@@ -34,6 +34,8 @@ __all__ = [
     "worker_policy",
 ]
 
+NEVER_S = 1e9
+
 _DATA = {
     RoundKind.TRAINING: "training",
     RoundKind.TRAIN_END: "training",
@@ -172,7 +174,7 @@ def open_round(
         round_id,
         len(table),
         order_seed(spec.seed, round_id) if shuffled else None,
-        ledger_limits(spec),
+        ledger_limits(spec, twins=round_id.kind is not RoundKind.TRAIN_END),
         first_attempt=first_attempt,
         done=done,
         parked=parked,
@@ -201,13 +203,19 @@ def course_plan(spec: JobSpec) -> CoursePlan:
     )
 
 
-def ledger_limits(spec: JobSpec) -> LedgerLimits:
-    """Return how long holds last and how much may go wrong."""
+def ledger_limits(spec: JobSpec, *, twins: bool = True) -> LedgerLimits:
+    """Return how long holds last and how much may go wrong.
+
+    Args:
+        spec: Of the job.
+        twins: Whether a slow task is given to a second worker: what is done at the end of the
+            training should be done by one.
+    """
     return LedgerLimits(
         hold_ttl_s=spec.hold_ttl_ms / 1000,
         max_retries=spec.max_task_retries,
-        straggler_factor=spec.straggler_factor,
-        straggler_min_s=spec.straggler_min_s,
+        straggler_factor=spec.straggler_factor if twins else NEVER_S,
+        straggler_min_s=spec.straggler_min_s if twins else NEVER_S,
     )
 
 

@@ -130,6 +130,7 @@ class Saving:
             return True
         try:
             progress = await asyncio.to_thread(self._restored)
+            job.go_back(progress)
         except (InvalidRequest, CheckpointNotFound) as error:
             reason = f"its progress cannot follow the restore of the cluster: {error}"
             job.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
@@ -140,7 +141,6 @@ class Saving:
             if progress is not None
             else "the checkpoint is from before the job, so the job begins anew",
         )
-        job.go_back(progress)
         await job.journal.durable(WRITE_LIMIT_S)
         # If it was restored once more in between, this is of the earlier one, and the next look
         # goes back once more.
@@ -244,7 +244,7 @@ class JobRecords(NamedTuple):
                 raise InvalidRequest(f"the {name} data are not those that the progress is of")
         names = {key.partition("/")[0] for key in (*self.done, *self.parked)}
         rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
-        return JobProgress(self.uid, self.state.course, rounds)
+        return JobProgress(self.uid, self.state.course, rounds, self.state.figures)
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
         kind = RoundId.parse(name).kind

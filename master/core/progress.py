@@ -49,11 +49,13 @@ class JobProgress:
         course: ``Course.to_json()``.
         rounds: Those that are open or have parked tasks. Evaluations are left out: they are
             begun again.
+        figures: Sums over the job's life, such as of examples and of damaged records.
     """
 
     job_uid: str
     course: str
     rounds: Mapping[RoundId, RoundProgress]
+    figures: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the progress as JSON."""
@@ -61,6 +63,7 @@ class JobProgress:
             {
                 "job_uid": self.job_uid,
                 "course": self.course,
+                "figures": dict(self.figures),
                 "rounds": {
                     str(round_id): {
                         "size": progress.size,
@@ -81,7 +84,9 @@ class JobProgress:
             InvalidRequest: It is no such text.
         """
         what = "job progress"
-        fields = parse_fields(what, text, {"job_uid": str, "course": str, "rounds": dict})
+        fields = parse_fields(
+            what, text, {"job_uid": str, "course": str, "figures": dict, "rounds": dict}
+        )
         rounds: dict[RoundId, RoundProgress] = {}
         for name, value in fields["rounds"].items():
             entry = fields_of(
@@ -98,4 +103,7 @@ class JobProgress:
             progress = RoundProgress(entry["size"], entry["table_digest"], done, parked)
             progress.done_bits()
             rounds[RoundId.parse(name)] = progress
-        return cls(fields["job_uid"], fields["course"], rounds)
+        figures = fields["figures"]
+        if not set(map(type, figures.values())) <= {int}:
+            raise InvalidRequest(f"{what}: figures holds more than whole numbers")
+        return cls(fields["job_uid"], fields["course"], rounds, figures)

@@ -36,6 +36,8 @@ class StreamCloser:
         self._link = link
         self._thread = ThreadPoolExecutor(1, "backstay-close")
         self._closing: deque[Future[None]] = deque()
+        # Those that could not be closed, for another try.
+        self._again: deque[tuple[int, int]] = deque()
 
     def close_later(self, stream: TaskStream, task: Task) -> None:
         """Close the stream of a task that the master has recorded as done."""
@@ -54,14 +56,16 @@ class StreamCloser:
             stream_job: Of the job.
             rows: Of the connection; what was told of other rows is forgotten.
         """
-        for pass_number, number in self._link.streams_to_close(rows):
+        again = [self._again.popleft() for _ in range(len(self._again))]
+        for pass_number, number in [*again, *self._link.streams_to_close(rows)]:
             close = partial(client.close_task_stream, stream_job, pass_number, number)
             self._close(pass_number, number, close)
 
     def wait(self) -> None:
-        """Wait until all that was begun is done."""
+        """Wait until all that was begun is done; what failed is not tried again."""
         while self._closing:
             self._closing.popleft().result()
+        self._again.clear()
 
     def shutdown(self) -> None:
         """End the thread, after what was begun."""
@@ -72,5 +76,7 @@ class StreamCloser:
             close()
         except BackstayError as error:
             _LOG.warning("the stream of task %d-%d stays open: %s", pass_number, number, error)
+            if error.retry_safe:
+                self._again.append((pass_number, number))
             return
         self._link.stream_closed(pass_number, number)

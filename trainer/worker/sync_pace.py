@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from backstay.addresses import split_address
+from backstay.addresses import is_loopback, split_address
 from backstay.config import SecurityConfig
 from backstay.errors import (
     ClosedError,
+    ConfigError,
     DataChanged,
     DeadlineExceeded,
     NotLeading,
@@ -184,6 +185,7 @@ def pace_of(
 
     Raises:
         ListenError: Sync mode cannot listen.
+        ConfigError: Sync mode lacks a token or a certificate.
     """
     mode = spec.mode
     if spec.training is None or mode.kind == "async":
@@ -194,7 +196,18 @@ def pace_of(
         )
     if mode.kind == "geo":
         return GeoPace(mode.local_steps)
-    pace = SyncPace(own_host(endpoints[0]), link.instance, security)
+    host = own_host(endpoints[0])
+    if security.tls_ca_file is not None and security.tls_cert_file is None:
+        raise ConfigError(
+            "tls_cert_file: must be set: with tls_ca_file the workers of sync mode expect TLS of "
+            "each other, and each needs a certificate for that"
+        )
+    if not is_loopback(host) and security.token is None:
+        raise ConfigError(
+            f"token: must be set: sync mode listens on {host} for the other workers, and takes "
+            "gradients from whoever shows it"
+        )
+    pace = SyncPace(host, link.instance, security)
     link.lead_at(pace.address)
     return pace
 

@@ -79,6 +79,8 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """The command's exit code."""
+        if self.audit is not None and not self.audit.records_counted_once:
+            return EXIT_FAILED
         if self.state == "done":
             return 0
         if self.is_finished and self.status is not None and self.status.parked:
@@ -221,7 +223,8 @@ class Supervisor:
         def command(instance: int, replaces: int) -> list[str]:
             words = [sys.executable, "-m", "backstay.master.serve_cli", str(spec_path)]
             words += ["--instance", str(instance), "--replaces", str(replaces)]
-            return words
+            # Also the progress that a restored cluster has; a master started again goes on.
+            return [*words, "--fresh"] if self._fresh and not replaces else words
 
         return MasterProcess(
             command,
