@@ -31,7 +31,7 @@ __all__ = [
     "stream_job_of",
 ]
 
-RunState = Literal["running", "stopping", "done", "stopped", "failed"]
+RunState = Literal["running", "done", "stopped", "failed"]
 RUN_STATES: tuple[RunState, ...] = get_args(RunState)
 
 
@@ -165,7 +165,7 @@ class JobStateRecord:
     """``state``: where the job stands, but for the tasks.
 
     Attributes:
-        state: ``running``, ``stopping``, ``done``, ``stopped`` or ``failed``.
+        state: ``running``, ``done``, ``stopped`` or ``failed``.
         reason: Why, if it does not run.
         starts: How often a master took the job over.
         course: Which rounds it is at, as ``master.core.course`` writes it; empty: not begun.

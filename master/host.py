@@ -31,7 +31,7 @@ from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.master.launching import Launching
+from backstay.master.launch_desk import LaunchDesk
 from backstay.master.office import Office
 from backstay.master.opening import open_records
 from backstay.master.saving import Saving, restored_uid, rows_of
@@ -46,7 +46,9 @@ SERVICE_NAME = "backstay.v1.JobService"
 STORE_DEADLINE_MS = 2000
 CONTROL_GRACE_S = 1.0
 FAREWELL_S = 2.0
-RETRY_PAUSE_S = 0.1
+# Between two tries; doubled each time, up to the last.
+RETRY_PAUSE_FIRST_S = 0.1
+RETRY_PAUSE_MAX_S = 1.0
 # Between two looks at holds that may have run out, at most.
 LOOK_S = 0.25
 LAST_CHECKPOINT_S = 600.0
@@ -132,7 +134,7 @@ class MasterHost:
     def _add_service(self) -> None:
         job_pb2_grpc.add_JobServiceServicer_to_server(self._service, self._control.server)
 
-    def _forget_at_end(self, _reason: str, keep_state: bool) -> None:
+    def _forget_at_end(self, keep_state: bool) -> None:
         self._forget = not keep_state
 
     async def _live(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
@@ -196,7 +198,7 @@ class MasterHost:
         await _until_answered(saving.look)
         job.advance()
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        self._service.launching = Launching(job)
+        self._service.launch_desk = LaunchDesk(job)
         self._service.job = job
         await self._control.set_serving()
         log.info(
@@ -292,8 +294,12 @@ def _is_waited_for(job: Job, ttl_s: float) -> bool:
 
 
 async def _until_answered(ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """Ask the store, or the cluster, until it answers; say each new reason why it does not."""
-    said = ""
+    """Ask the store, or the cluster, until it answers; say each new reason why it does not.
+
+    For ever: a master that gives up only has to be started again, for the job waits for the same
+    store whoever is its master. Whoever started this process ends it.
+    """
+    said, pause_s = "", RETRY_PAUSE_FIRST_S
     while True:
         try:
             return await ask()
@@ -301,4 +307,5 @@ async def _until_answered(ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
             if str(error) != said:
                 said = str(error)
                 log.warning("waiting: %s", said)
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)

@@ -28,7 +28,7 @@ from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
-from backstay.master.leading import is_led, led_by_other
+from backstay.master.led_tasks import is_led, led_by_other
 from backstay.master.open_round import Given, OpenRound, course_plan, open_round, worker_policy
 from backstay.trainer.metrics import METRICS
 
@@ -59,6 +59,8 @@ class Records(NamedTuple):
         identity: Its spec record.
         state: Where it stands.
         tables: The tasks of training, validation and prediction data.
+        course: Which rounds are open, and which come next.
+        workers: How many worker processes there are to be, and which.
         rounds: Those that the journal knows.
     """
 

@@ -7,8 +7,7 @@ a job that has no master.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from backstay._proto.v1 import job_pb2, store_pb2, store_pb2_grpc
@@ -36,7 +35,7 @@ class JobEntry:
     Attributes:
         job: Its name.
         uid: What tells it from others of that name.
-        state: ``running``, ``stopping``, ``done``, ``stopped``, ``failed`` or ``new``.
+        state: ``running``, ``done``, ``stopped``, ``failed`` or ``new``.
         reason: Why, if it is over.
         spec_json: Its spec.
         created_ms: Unix time.
@@ -189,19 +188,6 @@ class JobClient:
             return self._calls.call(lambda stub, timeout: stub.GetJob(request, timeout=timeout))
         except JobIsOver as error:
             return recorded_status(self._calls.job, error.record)
-
-    def watch(self, period_s: float = 1.0) -> Iterator[job_pb2.JobStatus]:
-        """Yield how the job goes, through changes of the master, until the job is over.
-
-        While no master answers for longer than the deadline ``ServerUnavailable`` is raised.
-        """
-        while True:
-            asked_s = time.monotonic()
-            status = self.status()
-            yield status
-            if status.state != "running":
-                return
-            time.sleep(max(0.0, period_s - (time.monotonic() - asked_s)))
 
     def scale(self, workers: int) -> int:
         """Have so many workers; returns how many were wanted before.

@@ -133,7 +133,6 @@ class LaunchFollower:
         self._trouble_since_s: float | None = None
         self._trouble = ""
         self._stopping = threading.Event()
-        self._ended = threading.Event()
         self._wanted: tuple[str, ...] = ()
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
 
@@ -155,10 +154,6 @@ class LaunchFollower:
     def wanted(self) -> int:
         """How many workers should run, as last heard."""
         return len(self._wanted)
-
-    def wait_for_end(self, timeout_s: float) -> bool:
-        """Wait until a master has said that the job is over; return whether it has."""
-        return self._ended.wait(timeout_s)
 
     def let_leave(self, timeout_s: float) -> bool:
         """Start no more workers, and wait until all have left by themselves.
@@ -202,7 +197,6 @@ class LaunchFollower:
                 self._launcher.reconcile(self._wanted)
             else:
                 # The workers hear of it as well, and leave by themselves.
-                self._ended.set()
                 self._stopping.wait(RETRY_PAUSE_S)
             if exits and not launch.acknowledged:
                 # A master that does not take an exit now must not be asked without a pause.

@@ -159,7 +159,8 @@ class LocalLauncher:
             running = self._running.pop(worker_id)
             running.line.close()
             path = log_path(self._log_dir, worker_id)
-            self._note_exit(worker_id, code, _end_of(path, running.log_begin))
+            words = lifeline.last_words(path, LAST_WORDS_BYTES_MAX, begin=running.log_begin)
+            self._note_exit(worker_id, code, words)
 
     def _note_exit(self, worker_id: str, code: int, last_words: str) -> None:
         log.info("worker %s ended with %d", worker_id, code)
@@ -177,11 +178,3 @@ class LocalLauncher:
             running.process.send_signal(signal.SIGCONT)
         elif now_s >= running.kill_at_s:
             running.process.kill()
-
-
-def _end_of(path: Path, begin: int) -> str:
-    """Return the end of what a process wrote, which began at an offset of the log."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(begin, size - LAST_WORDS_BYTES_MAX))
-        return file.read(LAST_WORDS_BYTES_MAX).decode(errors="replace").strip()

@@ -15,6 +15,7 @@ from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
+    Lease,
     Put,
     Txn,
     absent,
@@ -60,8 +61,7 @@ class Office:
             StoreUnavailable: The store does not answer, so no lease could be had.
             LeaseLost: The lease ended while waiting; call again.
         """
-        self._keep = KeepAlive(self._store, self._ttl_ms, lambda _until: None)
-        lease = await self._keep.grant()
+        lease = await self._new_lease()
         if replaces:
             await self._remove(replaces)
         election = Election(self._store, self._keys.master)
@@ -75,8 +75,7 @@ class Office:
             NotJobMaster: Somebody else has.
             StoreUnavailable: The store does not answer; call again.
         """
-        self._keep = KeepAlive(self._store, self._ttl_ms, lambda _until: None)
-        lease = await self._keep.grant()
+        lease = await self._new_lease()
         await self._remove(self._own.instance)
         result = await self._store.transaction(
             Txn(
@@ -121,6 +120,11 @@ class Office:
         if self._keep is not None:
             keep, self._keep = self._keep, None
             await keep.revoke()
+
+    async def _new_lease(self) -> Lease:
+        """Return a lease; ``keep`` renews it from now on."""
+        self._keep = KeepAlive(self._store, self._ttl_ms, lambda _until: None)
+        return await self._keep.grant()
 
     async def _remove(self, instance: int) -> None:
         """Remove the key of a master that is gone; another one's stays."""

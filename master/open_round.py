@@ -13,7 +13,7 @@ from typing import NamedTuple
 from backstay.consensus.keys import JobKeys
 from backstay.job_spec import JobSpec
 from backstay.master.core.course import CoursePlan, EarlyStopRule
-from backstay.master.core.evaluation import EvaluationOutputs
+from backstay.master.core.evaluation import RoundOutputs
 from backstay.master.core.holds import HeldTask, LedgerLimits, ParkedTask
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.rounds import RoundId, RoundKind
@@ -52,7 +52,6 @@ class OpenRound:
         id: Which.
         table: Its tasks.
         ledger: Who works on them.
-        records_done: Records of the tasks that were done since this master knows the round.
         outputs: Of an evaluation.
         metrics: Of an evaluation: what to compute from the outputs, by name.
         steps: Of the job when it was opened.
@@ -61,7 +60,7 @@ class OpenRound:
     id: RoundId
     table: TaskTable
     ledger: TaskLedger
-    outputs: EvaluationOutputs = field(default_factory=EvaluationOutputs)
+    outputs: RoundOutputs = field(default_factory=RoundOutputs)
     metrics: dict[str, str] = field(default_factory=dict)
     steps: int = 0
 

@@ -13,7 +13,7 @@ from backstay.master.core.holds import ParkedTask
 from backstay.master.core.rounds import RoundId
 from backstay.master.core.task_table import TaskTable
 from backstay.master.open_round import data_of
-from backstay.master.status import MESSAGE_OF_KIND
+from backstay.master.status import parked_message
 
 __all__ = ["recorded_parked"]
 
@@ -40,19 +40,5 @@ def recorded_parked(keys: JobKeys, records: Mapping[str, str]) -> tuple[job_pb2.
             chunks = [records[name] for name in sorted(records) if name.startswith(prefix)]
             tables[data] = TaskTable.from_chunks(chunks)
         parked = ParkedTask.from_json(records[key])
-        place = tables[data][parked.task]
-        tasks.append(
-            job_pb2.ParkedTask(
-                kind=MESSAGE_OF_KIND[round_id.kind],
-                round=round_id.number,
-                number=parked.task,
-                shard=place.shard,
-                start=place.start,
-                count=place.count,
-                tries=parked.failures,
-                error=parked.failure.error,
-                worker=parked.failure.worker,
-                records=parked.failure.records,
-            )
-        )
+        tasks.append(parked_message(round_id, parked, tables[data]))
     return tuple(tasks)

@@ -21,7 +21,6 @@ from backstay.errors import (
     CheckpointNotFound,
     CheckpointRefused,
     InvalidRequest,
-    StoreUnavailable,
 )
 from backstay.master.core.holds import ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
@@ -76,8 +75,9 @@ class Saving:
         self._job = job
         self._name = name
         self._checkpoints = checkpoints
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_saving = False
+        # Set when a checkpoint is written, or has failed.
+        self._saved = asyncio.Event()
 
     async def save_when_due(self) -> None:
         """Save each time that the job says so; never returns."""
@@ -86,20 +86,21 @@ class Saving:
             if not self._job.checkpoint_due:
                 await changed.wait()
                 continue
-            self._idle.clear()
+            self._is_saving = True
             self._job.checkpoint_due = False
             try:
                 await self._save()
             finally:
-                self._idle.set()
+                self._is_saving = False
+                self._saved.set()
 
     async def finish(self, limit_s: float) -> None:
         """Wait until nothing is left to save."""
 
         async def idle() -> None:
-            while self._job.checkpoint_due or not self._idle.is_set():
-                await asyncio.sleep(0)
-                await self._idle.wait()
+            while self._job.checkpoint_due or self._is_saving:
+                self._saved.clear()
+                await self._saved.wait()
 
         try:
             await asyncio.wait_for(idle(), limit_s)
@@ -156,7 +157,7 @@ class Saving:
                 continue
             try:
                 await self.look()
-            except (BackstayError, StoreUnavailable) as error:
+            except BackstayError as error:
                 self._job.trouble["restore"] = f"no node tells whether it was restored: {error}"
             else:
                 self._job.trouble.pop("restore", None)

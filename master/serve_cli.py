@@ -29,16 +29,16 @@ from backstay.errors import (
     NotJobMaster,
     StoreAuthError,
 )
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
 from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
 from backstay.supervision import Ready, Supervisor
 
-__all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "EXIT_WRONG_SETTING", "main"]
+__all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "main"]
 
 EXIT_FAILED = 1
-EXIT_WRONG_SETTING = 2
 EXIT_CANNOT_LISTEN = 3
 EXIT_REPLACED = 4
 EXIT_JOB_FAILED = 5

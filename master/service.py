@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from backstay.master.core.holds import Failure, HeldTask
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.job import Job
 from backstay.master.known_workers import KnownWorker
-from backstay.master.launching import Launching
+from backstay.master.launch_desk import LaunchDesk
 from backstay.master.open_round import Given
 from backstay.master.status import (
     KIND_OF_MESSAGE,
@@ -35,11 +35,12 @@ __all__ = ["JobService"]
 
 # How long a call waits for the journal; callers repeat it.
 DURABLE_S = 4.0
-# How long a call for a task waits for one, and then how long its worker is to wait.
+# How long a call for a task waits for one, and then how long its worker is to wait. A millisecond
+# for each worker: a crowd of up to 2000 that waits makes no more than 1000 calls a second.
 TASK_WAIT_S = 0.5
+WAIT_MS_PER_WORKER = 1
 WAIT_MS_MIN = 50
 WAIT_MS_MAX = 2000
-WATCH_PERIOD_MS_MIN = 50
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
@@ -53,9 +54,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """
         self._own = own
         self.job: Job | None = None
-        self.launching: Launching | None = None
-        # Takes (reason, keep_state) when somebody stops the job.
-        self.on_stop: Callable[[str, bool], None] | None = None
+        self.launch_desk: LaunchDesk | None = None
+        # Takes keep_state when somebody stops the job.
+        self.on_stop: Callable[[bool], None] | None = None
 
     # Workers.
 
@@ -72,12 +73,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             job.drop_worker(who.id, "another process has joined in its place")
             job.known.join(who.id, who.instance, who.host, who.pid, job.now())
         return job_pb2.JoinResponse(
-            job_uid=job.identity.uid,
             spec_json=job.spec.to_json(),
             stream_job=job.stream_job,
             hold_ttl_ms=job.spec.hold_ttl_ms,
-            tables=job.state.tables,
-            restore_version=job.state.restore_version,
         )
 
     async def DeclareTables(  # noqa: N802
@@ -124,8 +122,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             job.notify()
             answer.ended.CopyFrom(_ended(job))
         else:
-            # A crowd that waits must not keep the master busy with that.
-            answer.wait_ms = min(max(len(job.known), WAIT_MS_MIN), WAIT_MS_MAX)
+            wait_ms = len(job.known) * WAIT_MS_PER_WORKER
+            answer.wait_ms = min(max(wait_ms, WAIT_MS_MIN), WAIT_MS_MAX)
         return answer
 
     async def KeepHolds(  # noqa: N802
@@ -210,24 +208,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Tell how the job goes."""
         return self._status(self._open())
 
-    async def WatchJob(  # noqa: N802
-        self, request: job_pb2.WatchJobRequest, context: aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[job_pb2.JobStatus]:
-        """Tell how the job goes, again and again until it is over."""
-        period_s = max(request.period_ms or 1000, WATCH_PERIOD_MS_MIN) / 1000
-        job = self._open()
-        while True:
-            status = self._status(job)
-            yield status
-            if status.state != "running":
-                return
-            deadline_s = job.now() + period_s
-            while not job.is_over and (left_s := deadline_s - job.now()) > 0:
-                try:
-                    await asyncio.wait_for(job.changed.wait(), left_s)
-                except asyncio.TimeoutError:
-                    break
-
     async def Scale(  # noqa: N802
         self, request: job_pb2.ScaleRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.ScaleResponse:
@@ -247,11 +227,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     ) -> job_pb2.StopResponse:
         """End the job."""
         job = self._open()
-        reason = request.reason or "stopped by a command"
-        job.end("stopped", reason)
+        job.end("stopped", request.reason or "stopped by a command")
         await job.journal.durable(DURABLE_S)
         if self.on_stop is not None:
-            self.on_stop(reason, request.keep_state)
+            self.on_stop(request.keep_state)
         return job_pb2.StopResponse()
 
     async def ListParked(  # noqa: N802
@@ -278,10 +257,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.LaunchRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.LaunchResponse:
         """Hear what runs, tell what should."""
-        job, launching = self._open(), self.launching
-        if launching is None:
+        job, desk = self._open(), self.launch_desk
+        if desk is None:
             raise NotJobMaster("the job is not open here yet")
-        answer = await launching.hear(request)
+        answer = await desk.hear(request)
         await job.journal.durable(DURABLE_S)
         if job.is_over:
             answer.ended.CopyFrom(_ended(job))

@@ -9,13 +9,16 @@ import json
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
+from backstay.master.core.holds import ParkedTask
 from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.core.task_table import TaskTable
 from backstay.master.job import Job
 
 __all__ = [
     "KIND_OF_MESSAGE",
     "MESSAGE_OF_KIND",
     "job_status",
+    "parked_message",
     "parked_tasks",
     "recorded_status",
 ]
@@ -98,25 +101,34 @@ def _add_evaluations(status: job_pb2.JobStatus, record: JobStateRecord) -> None:
 
 def parked_tasks(job: Job) -> list[job_pb2.ParkedTask]:
     """Return the tasks that failed for good."""
-    tasks = []
-    for opened in job.rounds.values():
-        for number, parked in sorted(opened.ledger.parked.items()):
-            records = opened.table[number]
-            tasks.append(
-                job_pb2.ParkedTask(
-                    kind=MESSAGE_OF_KIND[opened.id.kind],
-                    round=opened.id.number,
-                    number=number,
-                    shard=records.shard,
-                    start=records.start,
-                    count=records.count,
-                    tries=parked.failures,
-                    error=parked.failure.error,
-                    worker=parked.failure.worker,
-                    records=parked.failure.records,
-                )
-            )
-    return tasks
+    return [
+        parked_message(opened.id, parked, opened.table)
+        for opened in job.rounds.values()
+        for _, parked in sorted(opened.ledger.parked.items())
+    ]
+
+
+def parked_message(round_id: RoundId, parked: ParkedTask, table: TaskTable) -> job_pb2.ParkedTask:
+    """Return what is told of a task that failed for good.
+
+    Args:
+        round_id: Of which round.
+        parked: The task.
+        table: All tasks of the round's data.
+    """
+    place = table[parked.task]
+    return job_pb2.ParkedTask(
+        kind=MESSAGE_OF_KIND[round_id.kind],
+        round=round_id.number,
+        number=parked.task,
+        shard=place.shard,
+        start=place.start,
+        count=place.count,
+        tries=parked.failures,
+        error=parked.failure.error,
+        worker=parked.failure.worker,
+        records=parked.failure.records,
+    )
 
 
 def _add_round(status: job_pb2.JobStatus, job: Job) -> None:

@@ -16,6 +16,7 @@ import click
 from backstay._version import __version__
 from backstay.config import ServerConfig
 from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
 from backstay.pserver.node import Node
 from backstay.pserver.options import config_options
@@ -24,7 +25,6 @@ from backstay.supervision import Ready, Supervisor
 __all__ = ["main"]
 
 EXIT_FAILED = 1
-EXIT_WRONG_SETTING = 2
 EXIT_CANNOT_LISTEN = 3
 
 EXAMPLES = """

@@ -330,13 +330,18 @@ class Course:
             self._ended = outcome
             self._reason = reason
 
-    def _end_training(self, reason: str) -> None:
-        """Train no more; the model as it is then is evaluated once, unless it just was."""
+    def _end_training(self, reason: str, *, evaluates: bool = True) -> None:
+        """Train no more; the model as it is then is evaluated once, unless it just was.
+
+        Args:
+            reason: Why, for people; empty: the plan is done.
+            evaluates: Whether the plan's evaluation of the last model is still wanted.
+        """
         self._training_over = True
         self._reason = self._reason or reason
         # An evaluation under way or just over saw the model before the last steps, if there were
-        # any since it began. Stopping early is a judgement on the model: no further one is needed.
-        if self._plan.evaluates and not reason.startswith("early_stop"):
+        # any since it began.
+        if self._plan.evaluates and evaluates:
             self._evaluation_waits |= self._evaluated_steps < self._steps or not self._evaluations
 
     def _judge(self, metrics: Mapping[str, float]) -> None:
@@ -354,9 +359,11 @@ class Course:
         if self._not_better >= rule.patience and not self._training_over:
             best = "none so far" if self._best is None else f"{self._best:g}"
             self._evaluation_waits = False
+            # That is a judgement on the model: no further one is needed.
             self._end_training(
                 f"early_stop: {rule.metric} was not better in {self._not_better} evaluations "
-                f"(last {value:g}, best {best})"
+                f"(last {value:g}, best {best})",
+                evaluates=False,
             )
 
     def _take_over_plan(self) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from backstay.errors import InvalidRequest, LimitExceeded
 
-__all__ = ["EvaluationOutputs", "Metric", "TaskOutputs"]
+__all__ = ["Metric", "RoundOutputs", "TaskOutputs"]
 
 # (labels, predictions) of all records, first axis the records -> value.
 Metric = Callable[[NDArray[Any], NDArray[Any]], float]
@@ -60,7 +60,7 @@ class TaskOutputs:
         return self.labels.nbytes + self.predictions.nbytes
 
 
-class EvaluationOutputs:
+class RoundOutputs:
     """The outputs of an evaluation's tasks."""
 
     def __init__(self, bytes_max: int = 1 << 30) -> None:

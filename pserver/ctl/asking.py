@@ -1,15 +1,12 @@
-"""What every command of ``pserverctl`` shares: which cluster is asked, exit codes, JSON, examples.
+"""What every command of ``pserverctl`` shares: which cluster is asked, exit codes, examples.
 
-It imports ``backstay.pserver.inspection`` and prints errors; it knows no command.
+It imports ``backstay.pserver.inspection`` and ``backstay.exits``; it knows no command.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
-from backstay.errors import BackstayError, ConfigError
+from backstay.errors import ConfigError
+from backstay.exits import EXIT_WRONG_SETTING, exit_on_error
 from backstay.pserver.inspection import ClusterInspection
 
 __all__ = [
@@ -30,14 +28,12 @@ __all__ = [
     "ask",
     "chosen_endpoints",
     "examples",
-    "exit_on_error",
     "json_option",
     "open_inspection",
-    "print_json",
 ]
 
 EXIT_UNHEALTHY = 1
-EXIT_WRONG_ARGUMENTS = 2
+EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
 EXIT_NO_ANSWER = 3
 # The one place where they are told; docs/reference/cli.md has the same, and a test compares.
 EXIT_CODES = {
@@ -114,29 +110,5 @@ def ask(
     given: Given, question: Callable[[ClusterInspection], AnswerT], *, as_json: bool
 ) -> AnswerT:
     """Return the answer to a question, or end the process with the code for the failure."""
-    with exit_on_error(as_json=as_json), open_inspection(given) as inspection:
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(given) as inspection:
         return question(inspection)
-
-
-@contextmanager
-def exit_on_error(*, as_json: bool) -> Iterator[None]:
-    """End the process if the block raises an error of ours: a sentence, and the exit code."""
-    try:
-        yield
-    except ConfigError as error:
-        _say(error, as_json=as_json)
-        sys.exit(EXIT_WRONG_ARGUMENTS)
-    except BackstayError as error:
-        _say(error, as_json=as_json)
-        sys.exit(EXIT_NO_ANSWER)
-
-
-def _say(error: BackstayError, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"error": str(error)})
-    click.echo(f"Error: {error}", err=True)
-
-
-def print_json(document: object) -> None:
-    """Print an object as JSON for programs that people read along with."""
-    click.echo(json.dumps(document, indent=2))

@@ -19,14 +19,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from backstay.checkpoint import remote
 from backstay.checkpoint.remote import CheckpointInfo, RestoreState
 from backstay.errors import DeadlineExceeded
+from backstay.exits import exit_on_error, print_json
 from backstay.pserver.ctl.asking import (
+    EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
     Given,
     ask,
     examples,
-    exit_on_error,
     json_option,
-    print_json,
 )
 from backstay.pserver.ctl.completion import suggestions
 from backstay.pserver.ctl.showing import count_text, grid, print_whole, size_text
@@ -321,7 +321,7 @@ def export(url: str, directory: Path, checkpoint_id: str, parquet: bool, as_json
     from backstay.checkpoint.storage import CheckpointStorage
     from backstay.errors import CheckpointNotFound
 
-    with exit_on_error(as_json=as_json):
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         storage = CheckpointStorage(url)
         ids = storage.ids()
         if not checkpoint_id and not ids:

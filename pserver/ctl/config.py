@@ -13,7 +13,8 @@ from rich.markup import escape
 from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.errors import ConfigError
-from backstay.pserver.ctl.asking import Given, ask, examples, json_option, print_json
+from backstay.exits import print_json
+from backstay.pserver.ctl.asking import Given, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole
 from backstay.pserver.inspection import ClusterInspection
 from backstay.settings import suggestion

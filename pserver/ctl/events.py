@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from backstay.pserver.ctl.asking import Given, ask, examples, json_option, print_json
+from backstay.exits import print_json
+from backstay.pserver.ctl.asking import Given, ask, examples, json_option
 
 __all__ = ["events"]
 

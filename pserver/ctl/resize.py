@@ -13,14 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from backstay.config import ClientConfig
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import DeadlineExceeded, ResizeRefused
+from backstay.exits import exit_on_error, print_json
 from backstay.pserver.ctl.asking import (
+    EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
     Given,
     chosen_endpoints,
     examples,
-    exit_on_error,
     json_option,
-    print_json,
 )
 from backstay.pserver.ctl.completion import complete_node_id
 from backstay.pserver.resizing import ClusterResizing
@@ -244,7 +244,7 @@ class _Bar:
 def _asked(given: Given, question: Callable[[ClusterResizing], Any], *, as_json: bool) -> Any:
     """Return the answer to a question, or end the process with the code for the failure."""
     with (
-        exit_on_error(as_json=as_json),
+        exit_on_error(EXIT_NO_ANSWER, as_json=as_json),
         ClusterResizing(
             chosen_endpoints(given), ClientConfig.load(file=given.config_file)
         ) as asked,

@@ -14,14 +14,8 @@ from rich.text import Text
 
 from backstay.consensus import RoutingTable
 from backstay.consensus.records import NO_MASTER
-from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
-    Given,
-    ask,
-    examples,
-    json_option,
-    print_json,
-)
+from backstay.exits import print_json
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole
 from backstay.pserver.ctl.slot_map import labels, slot_map
 from backstay.pserver.inspection import (

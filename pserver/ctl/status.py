@@ -9,14 +9,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
-    Given,
-    ask,
-    examples,
-    json_option,
-    print_json,
-)
+from backstay.exits import print_json
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 from backstay.pserver.inspection import ClusterInspection
 

@@ -18,11 +18,12 @@ from rich.text import Text
 from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
 from backstay.errors import BackstayError
+from backstay.exits import exit_on_error
 from backstay.pserver.ctl.asking import (
+    EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
     Given,
     examples,
-    exit_on_error,
     json_option,
     open_inspection,
 )
@@ -62,7 +63,7 @@ def top(given: Given, interval_s: float, once: bool, as_json: bool) -> None:
     memory, over all copies, and how fast they grow. Times are of pushes, from their coming until
     all copies had them; they are right to within a factor of two.
     """
-    with exit_on_error(as_json=as_json), open_inspection(given) as inspection:
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(given) as inspection:
         looks = _looks(inspection, interval_s, patient=not once)
         try:
             if once:

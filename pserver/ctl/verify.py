@@ -6,14 +6,8 @@ import sys
 
 import click
 
-from backstay.pserver.ctl.asking import (
-    EXIT_UNHEALTHY,
-    Given,
-    ask,
-    examples,
-    json_option,
-    print_json,
-)
+from backstay.exits import print_json
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
 from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["verify"]

@@ -14,9 +14,10 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
-__all__ = ["VARIABLE", "attach", "start"]
+__all__ = ["VARIABLE", "attach", "last_words", "start"]
 
 VARIABLE = "BACKSTAY_LIFELINE"
 EXIT_PARENT_GONE = 70
@@ -55,6 +56,23 @@ def start(
             ours.close()
             raise
     return process, ours
+
+
+def last_words(log: Path, bytes_max: int, *, begin: int = 0) -> str:
+    """Return the end of what a process wrote to its log.
+
+    Args:
+        log: The file.
+        bytes_max: How much of it.
+        begin: Where its output begins: what is before it is an earlier process's.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(begin, size - bytes_max))
+        return file.read(bytes_max).decode(errors="replace").strip()
 
 
 def attach(*, grace_s: float = 5.0) -> bool:

@@ -173,6 +173,7 @@ class Master:
     def __init__(self) -> None:
         self.wanted: tuple[str, ...] = ()
         self.ended: tuple[str, str] | None = None
+        self.has_told_end = False
         self.away = False
         self.version = 1
         self.alive: Sequence[str] = ()
@@ -193,6 +194,7 @@ class Master:
         if known_version == self.version:
             threading.Event().wait(wait_ms / 1000)
         acknowledged = tuple(one.worker_id for one in exits)
+        self.has_told_end = self.ended is not None
         return Launch(self.version, self.wanted, acknowledged, self.ended)
 
 
@@ -216,7 +218,7 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
         assert troubles == ["no master answers", ""]
         wait_until_up(tmp_path, "w-2")
         master.ended = ("done", "")
-        wait_for(lambda: follower.wait_for_end(0.1))
+        wait_for(lambda: master.has_told_end)
         # They have not heard of it, and do not leave by themselves.
         assert not follower.let_leave(0.2)
         assert len(launcher.alive()) == 2
@@ -232,7 +234,7 @@ def test_workers_leave_by_themselves_when_the_job_is_over(tmp_path: Path) -> Non
     with LaunchFollower(launcher, master, on_trouble=lambda _: None) as follower:
         wait_until_up(tmp_path, "w-0")
         master.ended = ("done", "")
-        wait_for(lambda: follower.wait_for_end(0.1))
+        wait_for(lambda: master.has_told_end)
         flag.touch()
         assert follower.let_leave(WAIT_S)
     assert [one.code for one in launcher.exits()] in ([0], [])

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.evaluation import EvaluationOutputs, TaskOutputs
+from backstay.master.core.evaluation import RoundOutputs, TaskOutputs
 from backstay.master.core.holds import Failure, ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.rounds import RoundId
@@ -26,7 +26,7 @@ def refusing(labels: NDArray[np.float32], predictions: NDArray[np.float32]) -> f
 
 
 def test_a_task_counts_once_and_in_its_place() -> None:
-    together = EvaluationOutputs()
+    together = RoundOutputs()
     assert together.add(2, outputs(5))
     assert together.add(0, outputs(1, 2))
     assert not together.add(2, outputs(9))
@@ -36,7 +36,7 @@ def test_a_task_counts_once_and_in_its_place() -> None:
 
 
 def test_values_of_tasks_are_averaged_by_records() -> None:
-    together = EvaluationOutputs()
+    together = RoundOutputs()
     together.add(0, TaskOutputs(3, values={"f": 1.0}))
     together.add(1, TaskOutputs(1, values={"f": 5.0, "g": 2.0}))
     together.add(2, TaskOutputs(0, values={"f": float("nan")}))
@@ -44,7 +44,7 @@ def test_values_of_tasks_are_averaged_by_records() -> None:
 
 
 def test_what_cannot_be_computed_is_named() -> None:
-    together = EvaluationOutputs()
+    together = RoundOutputs()
     assert together.compute({"joined": joined}) == {}
     assert together.problems == {"joined": "there are no records"}
     together.add(0, outputs(1))
@@ -53,7 +53,7 @@ def test_what_cannot_be_computed_is_named() -> None:
 
 
 def test_rows_of_another_shape_are_refused() -> None:
-    together = EvaluationOutputs()
+    together = RoundOutputs()
     together.add(0, outputs(1))
     wide = TaskOutputs(1, np.zeros(1), np.zeros((1, 2)))
     with pytest.raises(InvalidRequest, match="task 1 have rows of the shapes"):
@@ -62,7 +62,7 @@ def test_rows_of_another_shape_are_refused() -> None:
 
 
 def test_memory_has_a_limit() -> None:
-    together = EvaluationOutputs(bytes_max=16)
+    together = RoundOutputs(bytes_max=16)
     together.add(0, outputs(1, 2))
     with pytest.raises(LimitExceeded, match="16 bytes"):
         together.add(1, outputs(1))

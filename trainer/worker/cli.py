@@ -16,13 +16,13 @@ import click
 from backstay import lifeline
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ConfigError
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
 from backstay.trainer.worker.worker import Worker
 
 __all__ = ["main"]
 
 EXIT_FAILED = 1
-EXIT_WRONG_SETTING = 2
 # A batch and the calls to the master; then the master takes the task from this worker.
 GRACE_S = 10.0
 

@@ -41,20 +41,12 @@ class JobTerms:
     """What a worker is told when it joins.
 
     Attributes:
-        job_uid: What tells this job from others of its name.
         spec_json: The spec, for ``JobSpec.from_json``.
         stream_job: First part of the ids of the job's streams (u64).
-        hold_ttl_ms: How long a hold lives after the call that renewed it was sent.
-        tables: Names of the job's tables in their order; empty: nobody has declared them yet.
-        restore_version: Which restore of the cluster the progress goes with; 0: none.
     """
 
-    job_uid: str
     spec_json: str
     stream_job: int
-    hold_ttl_ms: int
-    tables: tuple[str, ...]
-    restore_version: int
 
 
 @dataclass(frozen=True)

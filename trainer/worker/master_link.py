@@ -145,12 +145,8 @@ class MasterLink:
                 )
                 self._thread.start()
         return JobTerms(
-            job_uid=answer.job_uid,
             spec_json=answer.spec_json,
             stream_job=answer.stream_job,
-            hold_ttl_ms=answer.hold_ttl_ms,
-            tables=tuple(answer.tables),
-            restore_version=answer.restore_version,
         )
 
     def lead_at(self, address: str) -> None:
@@ -257,8 +253,7 @@ class MasterLink:
         examples: int,
         loss: float | None = None,
         outputs: EvaluationOutputs | None = None,
-        bad_records: Sequence[tuple[str, int, str]] = (),
-        bad_record_count: int | None = None,
+        bad_record_count: int = 0,
     ) -> bool:
         """Tell that a task is done; returns when that is recorded.
 
@@ -268,8 +263,7 @@ class MasterLink:
             examples: Records that this worker went through.
             loss: Mean over those.
             outputs: Of an evaluation task.
-            bad_records: The first damaged ones: (file, offset, reason).
-            bad_record_count: All of them; default: those given.
+            bad_record_count: Damaged records that were skipped.
 
         Returns:
             Whether this made the task done; false: its twin was first.
@@ -280,8 +274,7 @@ class MasterLink:
             batches=batches,
             examples=examples,
             loss=loss,
-            bad_records=bad_record_messages(bad_records),
-            bad_record_count=len(bad_records) if bad_record_count is None else bad_record_count,
+            bad_record_count=bad_record_count,
         )
         if outputs is not None:
             request.outputs.CopyFrom(outputs_message(outputs))

@@ -354,7 +354,6 @@ class Worker:
                 examples=work.examples,
                 loss=loss,
                 outputs=outputs,
-                bad_records=() if feed is None else bad_records_of(feed),
                 bad_record_count=0 if feed is None else feed.bad.count,
             )
         )

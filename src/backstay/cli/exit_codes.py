@@ -1,18 +1,11 @@
-"""How the commands of a job end: their exit codes, and errors as sentences.
+"""How the commands of a job end: their exit codes.
 
 The one place where the codes are told; docs/reference/cli.md has the same, and a test compares.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import click
-
-from backstay.errors import BackstayError, ConfigError
+from backstay.exits import EXIT_WRONG_SETTING
 
 __all__ = [
     "EXIT_CODES",
@@ -23,12 +16,10 @@ __all__ = [
     "EXIT_WRONG_ARGUMENTS",
     "JOBS_EXIT_CODES",
     "examples",
-    "exit_on_error",
-    "print_json",
 ]
 
 EXIT_FAILED = 1
-EXIT_WRONG_ARGUMENTS = 2
+EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
 EXIT_PARKED = 3
 EXIT_NO_ANSWER = 3
 EXIT_STOPPED = 130
@@ -53,27 +44,3 @@ def examples(codes: dict[int, str], *lines: str) -> str:
     shown = (f"  {line}" for line in lines)
     told = (f"  {code:<3} {meaning}" for code, meaning in codes.items())
     return "\n".join(["\b", "Examples:", *shown, "", "\b", "Exit codes:", *told])
-
-
-@contextmanager
-def exit_on_error(code: int, *, as_json: bool) -> Iterator[None]:
-    """End the process if the block raises an error of ours: a sentence, and the exit code."""
-    try:
-        yield
-    except ConfigError as error:
-        _say(error, as_json=as_json)
-        sys.exit(EXIT_WRONG_ARGUMENTS)
-    except BackstayError as error:
-        _say(error, as_json=as_json)
-        sys.exit(code)
-
-
-def _say(error: BackstayError, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"error": str(error)})
-    click.echo(f"Error: {error}", err=True)
-
-
-def print_json(document: object) -> None:
-    """Print an object as JSON for programs that people read along with."""
-    click.echo(json.dumps(document, indent=2))

@@ -21,18 +21,12 @@ from rich.markup import escape
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_lines, audit_mapping
-from backstay.cli.exit_codes import (
-    EXIT_FAILED,
-    EXIT_NO_ANSWER,
-    JOBS_EXIT_CODES,
-    examples,
-    exit_on_error,
-    print_json,
-)
+from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES, examples
 from backstay.cli.metrics_log import kind_name
 from backstay.cli.progress import round_text, summary_lines
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import ConfigError, JobRefused, RequestRefused, UnknownJob
+from backstay.exits import exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, list_jobs
 from backstay.pserver.ctl.showing import grid, print_whole

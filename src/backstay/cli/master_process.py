@@ -103,10 +103,7 @@ class MasterProcess:
 
     def last_words(self) -> str:
         """Return the end of its log."""
-        with self._log_path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - LAST_WORDS_BYTES_MAX))
-            return file.read(LAST_WORDS_BYTES_MAX).decode(errors="replace").strip()
+        return lifeline.last_words(self._log_path, LAST_WORDS_BYTES_MAX)
 
     def stop(self) -> None:
         """End it: politely, after a while by force; harmless if repeated."""

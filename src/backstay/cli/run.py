@@ -13,19 +13,14 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from backstay.cli.exit_codes import (
-    EXIT_CODES,
-    EXIT_FAILED,
-    examples,
-    exit_on_error,
-    print_json,
-)
+from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, examples
 from backstay.cli.local_training import train_here
 from backstay.cli.progress import Show, summary_lines
 from backstay.cli.servers import chosen_servers
 from backstay.cli.supervisor import Outcome, Supervisor
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import ConfigError
+from backstay.exits import exit_on_error, print_json
 from backstay.job_spec import MODES, JobSpec
 from backstay.master.dry_run import DryRun, dry_run
 from backstay.master.job_file import load_job, parse_value, to_yaml

@@ -30,11 +30,12 @@ from backstay.cli.servers import JobServers, job_servers
 from backstay.cli.stop_signals import StopSignals
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, ConfigError, JobError, JobRefused
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
-from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED, EXIT_WRONG_SETTING
+from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
 from backstay.trainer.worker.audit import RecordsAudit
 
 __all__ = ["Outcome", "Supervisor"]

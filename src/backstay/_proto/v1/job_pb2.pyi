@@ -191,37 +191,24 @@ Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
 class JoinResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_UID_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     STREAM_JOB_FIELD_NUMBER: _builtins.int
     HOLD_TTL_MS_FIELD_NUMBER: _builtins.int
-    TABLES_FIELD_NUMBER: _builtins.int
-    RESTORE_VERSION_FIELD_NUMBER: _builtins.int
-    job_uid: _builtins.str
     spec_json: _builtins.str
     """The spec as backstay.job_spec reads it."""
     stream_job: _builtins.int
     """First part of the ids of the job's streams."""
     hold_ttl_ms: _builtins.int
-    restore_version: _builtins.int
-    """Which restore of the cluster the progress goes with; 0: none."""
-    @_builtins.property
-    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Declared before; empty: not yet."""
-
     def __init__(
         self,
         *,
-        job_uid: _builtins.str = ...,
         spec_json: _builtins.str = ...,
         stream_job: _builtins.int = ...,
         hold_ttl_ms: _builtins.int = ...,
-        tables: _abc.Iterable[_builtins.str] | None = ...,
-        restore_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "job_uid", b"job_uid", "restore_version", b"restore_version", "spec_json", b"spec_json", "stream_job", b"stream_job", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "spec_json", b"spec_json", "stream_job", b"stream_job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,7 +602,6 @@ class CompleteRequest(_message.Message):
     EXAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    BAD_RECORDS_FIELD_NUMBER: _builtins.int
     BAD_RECORD_COUNT_FIELD_NUMBER: _builtins.int
     batches: _builtins.int
     """Of the whole task, those before first_batch included."""
@@ -623,16 +609,13 @@ class CompleteRequest(_message.Message):
     """Records that this worker went through."""
     loss: _builtins.float
     bad_record_count: _builtins.int
+    """Damaged records that were skipped."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
     def hold(self) -> Global___Hold: ...
     @_builtins.property
     def outputs(self) -> Global___EvaluationOutputs: ...
-    @_builtins.property
-    def bad_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]:
-        """The first ones, and how many there were."""
-
     def __init__(
         self,
         *,
@@ -642,12 +625,11 @@ class CompleteRequest(_message.Message):
         examples: _builtins.int = ...,
         loss: _builtins.float | None = ...,
         outputs: Global___EvaluationOutputs | None = ...,
-        bad_records: _abc.Iterable[Global___BadRecord] | None = ...,
         bad_record_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "hold", b"hold", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_record_count", b"bad_record_count", "bad_records", b"bad_records", "batches", b"batches", "examples", b"examples", "hold", b"hold", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_record_count", b"bad_record_count", "batches", b"batches", "examples", b"examples", "hold", b"hold", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -829,26 +811,6 @@ class GetJobRequest(_message.Message):
 Global___GetJobRequest: _TypeAlias = GetJobRequest  # noqa: Y015
 
 @_typing.final
-class WatchJobRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PERIOD_MS_FIELD_NUMBER: _builtins.int
-    period_ms: _builtins.int
-    """0: 1000."""
-    def __init__(
-        self,
-        *,
-        period_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["period_ms", b"period_ms"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
-
-@_typing.final
 class TaskCounts(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1017,7 +979,7 @@ class JobStatus(_message.Message):
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
-    """starting, running, stopping, done, stopped, failed"""
+    """running, done, stopped, failed"""
     reason: _builtins.str
     kind: Global___TaskKind.ValueType
     """The round under way."""

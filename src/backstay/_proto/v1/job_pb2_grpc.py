@@ -79,11 +79,6 @@ class JobServiceStub:
                 request_serializer=backstay_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_job__pb2.JobStatus.FromString,
                 _registered_method=True)
-        self.WatchJob = channel.unary_stream(
-                '/backstay.v1.JobService/WatchJob',
-                request_serializer=backstay_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
-                response_deserializer=backstay_dot_v1_dot_job__pb2.JobStatus.FromString,
-                _registered_method=True)
         self.Scale = channel.unary_unary(
                 '/backstay.v1.JobService/Scale',
                 request_serializer=backstay_dot_v1_dot_job__pb2.ScaleRequest.SerializeToString,
@@ -179,13 +174,6 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchJob(self, request, context):
-        """The same, now and about each period_ms until the job is over.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Scale(self, request, context):
         """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job.
         """
@@ -267,11 +255,6 @@ def add_JobServiceServicer_to_server(servicer, server):
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
                     request_deserializer=backstay_dot_v1_dot_job__pb2.GetJobRequest.FromString,
-                    response_serializer=backstay_dot_v1_dot_job__pb2.JobStatus.SerializeToString,
-            ),
-            'WatchJob': grpc.unary_stream_rpc_method_handler(
-                    servicer.WatchJob,
-                    request_deserializer=backstay_dot_v1_dot_job__pb2.WatchJobRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_job__pb2.JobStatus.SerializeToString,
             ),
             'Scale': grpc.unary_unary_rpc_method_handler(
@@ -542,33 +525,6 @@ class JobService:
             target,
             '/backstay.v1.JobService/GetJob',
             backstay_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
-            backstay_dot_v1_dot_job__pb2.JobStatus.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def WatchJob(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/backstay.v1.JobService/WatchJob',
-            backstay_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
             backstay_dot_v1_dot_job__pb2.JobStatus.FromString,
             options,
             channel_credentials,

@@ -63,8 +63,6 @@ class JobServiceStub:
     Leave: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]
     """A worker ends in good order; what it holds goes back."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]
-    WatchJob: _grpc.UnaryStreamMultiCallable[_job_pb2.WatchJobRequest, _job_pb2.JobStatus]
-    """The same, now and about each period_ms until the job is over."""
     Scale: _grpc.UnaryUnaryMultiCallable[_job_pb2.ScaleRequest, _job_pb2.ScaleResponse]
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
     Stop: _grpc.UnaryUnaryMultiCallable[_job_pb2.StopRequest, _job_pb2.StopResponse]
@@ -103,8 +101,6 @@ class JobServiceAsyncStub(JobServiceStub):
     Leave: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]  # type: ignore[assignment]
     """A worker ends in good order; what it holds goes back."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]  # type: ignore[assignment]
-    WatchJob: _aio.UnaryStreamMultiCallable[_job_pb2.WatchJobRequest, _job_pb2.JobStatus]  # type: ignore[assignment]
-    """The same, now and about each period_ms until the job is over."""
     Scale: _aio.UnaryUnaryMultiCallable[_job_pb2.ScaleRequest, _job_pb2.ScaleResponse]  # type: ignore[assignment]
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
     Stop: _aio.UnaryUnaryMultiCallable[_job_pb2.StopRequest, _job_pb2.StopResponse]  # type: ignore[assignment]
@@ -194,14 +190,6 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.GetJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.JobStatus, _abc.Awaitable[_job_pb2.JobStatus]]: ...
-
-    @_abc_1.abstractmethod
-    def WatchJob(
-        self,
-        request: _job_pb2.WatchJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_job_pb2.JobStatus], _abc.AsyncIterator[_job_pb2.JobStatus]]:
-        """The same, now and about each period_ms until the job is over."""
 
     @_abc_1.abstractmethod
     def Scale(

@@ -10,13 +10,12 @@ import logging
 from collections.abc import Iterable
 
 from backstay._proto.v1 import job_pb2
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.master.job import Job
 
-__all__ = ["Launching"]
+__all__ = ["LaunchDesk"]
 
 WAIT_MS_MAX = 30_000
-# A worker's exit code for what no other process would do better.
-WRONG_SETTING = 2
 LAST_WORDS_MAX = 1000
 # A worker that runs and was not heard of for so many times the life of a hold hangs.
 HANGS_AFTER_TTLS = 10
@@ -25,7 +24,7 @@ HANGS_AFTER_MIN_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class Launching:
+class LaunchDesk:
     """The launchers' side of a job."""
 
     def __init__(self, job: Job) -> None:
@@ -48,7 +47,7 @@ class Launching:
             log.info("worker %s has ended (%s) %s", one.worker_id, how, one.last_words.strip())
             lost.append((one.worker_id, f"its process has ended ({how})"))
             # Nobody has got the program running yet, so others would end in the same way.
-            if one.code == WRONG_SETTING and not job.state.tables:
+            if one.code == EXIT_WRONG_SETTING and not job.state.tables:
                 said = one.last_words.strip().rpartition("\n")[2][-LAST_WORDS_MAX:]
                 job.end("failed", f"the model file or a setting is wrong: {said}")
         gone = job.worker_set.alive(request.alive, job.now())

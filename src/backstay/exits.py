@@ -1,0 +1,50 @@
+"""How the programs of backstay end: the exit code that they all share, errors as sentences, JSON.
+
+Imports :mod:`backstay.errors` only, and knows no program.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from backstay.errors import BackstayError, ConfigError
+
+__all__ = ["EXIT_WRONG_SETTING", "exit_on_error", "print_json"]
+
+# A setting, an argument or the job is wrong: another process would end in the same way. It is also
+# what click ends with when it does not understand its arguments.
+EXIT_WRONG_SETTING = 2
+
+
+@contextmanager
+def exit_on_error(code: int, *, as_json: bool) -> Iterator[None]:
+    """End the process if the block raises an error of ours: a sentence, and the exit code.
+
+    Args:
+        code: Of all errors but a wrong setting, which has its own.
+        as_json: Print the error as a JSON object, too.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        _say(error, as_json=as_json)
+        sys.exit(EXIT_WRONG_SETTING)
+    except BackstayError as error:
+        _say(error, as_json=as_json)
+        sys.exit(code)
+
+
+def _say(error: BackstayError, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"error": str(error)})
+    click.echo(f"Error: {error}", err=True)
+
+
+def print_json(document: object) -> None:
+    """Print an object as JSON for programs that people read along with."""
+    click.echo(json.dumps(document, indent=2))
