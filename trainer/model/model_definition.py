@@ -164,6 +164,12 @@ def user_traceback(error: BaseException, path: Path, *, lines_max: int = 40) -> 
     return "".join("".join(text).splitlines(keepends=True)[-lines_max:])
 
 
+def is_users(error: BaseException, path: Path) -> bool:
+    """Return whether an error came through the user's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename) == path.resolve() for frame in frames)
+
+
 def _run(file: Path) -> ModuleType:
     if not file.is_file():
         raise ConfigError(f"model: there is no file {file}")

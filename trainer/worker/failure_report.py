@@ -6,7 +6,7 @@ Pure. May import the feed and the model definition.
 from __future__ import annotations
 
 from backstay.errors import BackstayError
-from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
+from backstay.trainer.model.model_definition import ModelDefinition, is_users, user_traceback
 from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed
 
@@ -27,7 +27,7 @@ def failure_report(
         places = error.places
         assert isinstance(error.__cause__, Exception)
         cause = error.__cause__
-    if isinstance(cause, BackstayError):
+    if isinstance(cause, BackstayError) and not is_users(cause, definition.path):
         text = f"{type(cause).__name__}: {cause}"
     else:
         text = user_traceback(cause, definition.path)

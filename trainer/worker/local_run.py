@@ -15,13 +15,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backstay.errors import BackstayError, ConfigError
+from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.trainer.adapter.session import SessionFactory, current_session, set_session_factory
 from backstay.trainer.callbacks import Callbacks, TaskReport
 from backstay.trainer.metrics import compute
 from backstay.trainer.model.frameworks import Program, adapter
-from backstay.trainer.model.model_definition import Mode, ModelDefinition, user_traceback
+from backstay.trainer.model.model_definition import (
+    Mode,
+    ModelDefinition,
+    is_users,
+    user_traceback,
+)
 from backstay.trainer.readers import Reader, Shard, open_reader
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks
@@ -284,7 +289,8 @@ class LocalRun:
         """Yield a task's batches; the user's errors say where they come from.
 
         Raises:
-            ConfigError: The user's ``feed`` failed.
+            ConfigError: The user's code failed.
+            NonFiniteLoss: With the task's records named.
             BackstayError: The data cannot be read.
         """
         feed = TaskFeed(
@@ -300,10 +306,20 @@ class LocalRun:
                 yield feed
         except FeedFailed as error:
             cause = error.__cause__
-            if isinstance(cause, BackstayError) or cause is None:
-                raise cause or error from error
+            assert isinstance(cause, Exception)
+            if isinstance(cause, BackstayError) and not is_users(cause, self._definition.path):
+                raise cause from error
             text = user_traceback(cause, self._definition.path)
             raise ConfigError(f"feed failed on {part.shard}:\n{text}") from cause
+        except NonFiniteLoss as error:
+            last = part.start + part.count - 1
+            where = f"records {part.start} to {last} of {part.shard}"
+            raise NonFiniteLoss(f"{error}\n{where}") from error
+        except BackstayError:
+            raise
+        except Exception as error:
+            text = user_traceback(error, self._definition.path)
+            raise ConfigError(f"the model failed on {part.shard}:\n{text}") from error
         finally:
             self._bad += feed.bad.count
 

@@ -49,6 +49,10 @@ class JobServers(Protocol):
     def config(self) -> ClientConfig:
         """Token, certificates and deadlines."""
 
+    @property
+    def are_own(self) -> bool:
+        """Whether they are the job's own, and end with it."""
+
     def count(self) -> Servers:
         """Return how many serve; answers at once."""
 
@@ -129,6 +133,8 @@ def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:
 class _OwnServers:
     """Servers of this machine, watched by a thread that starts those again that died."""
 
+    are_own = True
+
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
         self._keepers = tuple(cluster.endpoints)
@@ -180,6 +186,8 @@ class _OwnServers:
 
 class _OtherServers:
     """Servers that were there before; a thread asks now and then how many serve."""
+
+    are_own = False
 
     def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
         self.endpoints = endpoints

@@ -41,6 +41,7 @@ from backstay.trainer.worker.audit import RecordsAudit
 __all__ = ["Outcome", "Supervisor"]
 
 LOOK_PAUSE_S = 0.25
+PARKED_SHOWN_MAX = 3
 # A call to the master that runs here; longer, and the display would stand still.
 CALL_LIMIT_MS = 2000
 # How long workers may take to give back their tasks after Ctrl-C.
@@ -214,7 +215,28 @@ class Supervisor:
             )
             end = self._watch(client, servers, master, metrics, stops)
             follower.let_leave(LEAVE_LIMIT_S)
+            self._tell_what_is_left(client, end[0], servers)
             return end
+
+    def _tell_what_is_left(self, client: JobClient, state: str, servers: JobServers) -> None:
+        """Say what failed for good, and where a stopped job goes on; its servers may end soon."""
+        status = self._status
+        if status is not None and status.parked:
+            try:
+                parked = client.parked()
+            except BackstayError as error:
+                self._show.say(f"what failed cannot be read: {error}")
+                return
+            for one in parked[:PARKED_SHOWN_MAX]:
+                self._show.say(f"task {one.round}-{one.number} failed for good: {one.error}")
+        if state == "stopped" and servers.are_own:
+            newest = status.checkpoint if status is not None else ""
+            self._show.say(
+                f"the servers end with this command: the job goes on from checkpoint {newest}"
+                if newest
+                else "the servers end with this command, and no checkpoint was written yet: the "
+                "job begins anew (checkpoint.every_tasks has them written more often)"
+            )
 
     def _client(self, servers: JobServers, limit_ms: int) -> JobClient:
         config: ClientConfig = replace(servers.config, deadline_ms=limit_ms)
