@@ -75,8 +75,7 @@ class Directory:
     """Asks any one of the endpoints, the next one if it does not answer, until a deadline."""
 
     def __init__(self, endpoint: str | Sequence[str], config: ClientConfig) -> None:
-        text = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
-        self._given = parse_endpoints(text)
+        self._given = parse_endpoints(endpoint)
         self._endpoints = list(self._given)
         self._config = config
         self._channels: dict[str, grpc.Channel] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from backstay.errors import ConfigError
 
@@ -49,12 +50,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the addresses written as ``"host:port,host:port"``.
+def parse_endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses written as ``"host:port,host:port"``, or several such texts.
 
     Raises:
         ConfigError: There is none, there are too many, or one is not of that form.
     """
+    text = given if isinstance(given, str) else ",".join(given)
     endpoints = tuple(filter(None, (part.strip() for part in text.split(","))))
     if not endpoints:
         raise ConfigError("endpoint: no address given; it should look like host:port")

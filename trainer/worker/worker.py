@@ -86,9 +86,7 @@ class Worker:
         *,
         config: ClientConfig | None = None,
     ) -> None:
-        self._endpoints = parse_endpoints(
-            endpoints if isinstance(endpoints, str) else ",".join(endpoints)
-        )
+        self._endpoints = parse_endpoints(endpoints)
         self._config = config
         self._id = worker_id
         self._link = MasterLink(endpoints, job, worker_id, config=config)
