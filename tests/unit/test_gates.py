@@ -27,8 +27,7 @@ CLEAN_PYTHON: Files = {
     "src/backstay/errors.py": '"""Errors."""\n',
     "src/backstay/_version.py": '"""Version."""\n',
     **{
-        f"{folder}/__init__.py": f'"""{folder}."""\n\n' + GUARD.format(folder)
-        for folder in FOLDERS
+        f"{folder}/__init__.py": f'"""{folder}."""\n\n' + GUARD.format(folder) for folder in FOLDERS
     },
     "pserver/store.py": '"""Store."""\n\nimport time\n\nSTARTED = time.time()\n',
     "consensus/slots.py": '"""Slots."""\n\nimport backstay.errors\n\nOF = backstay.errors\n',
