@@ -57,15 +57,24 @@ class _Change(NamedTuple):
 class Journal:
     """The writes of one master of one job; belongs to one event loop."""
 
-    def __init__(self, store: CoordinationStore, keys: JobKeys, instance: int) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        keys: JobKeys,
+        instance: int,
+        *,
+        changes_max: int = CHANGES_MAX,
+    ) -> None:
         """Prepare; ``open`` says under which token, ``run`` writes.
 
         Args:
             store: The coordination store.
             keys: The job's keys.
             instance: Of this process.
+            changes_max: In one transaction; tests write less.
         """
         self._store = store
+        self._changes_max = changes_max
         self._keys = keys
         self._instance = instance
         self._token: FencingToken | None = None
@@ -228,7 +237,7 @@ class Journal:
         for key, change in self._pending.items():
             value = change.render()
             size += len(key) + len(value or "")
-            if group and (len(group) == CHANGES_MAX or size > BYTES_MAX):
+            if group and (len(group) == self._changes_max or size > BYTES_MAX):
                 break
             group[key] = change
             operations.append(Delete(key) if value is None else Put(key, value))

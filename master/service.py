@@ -18,7 +18,7 @@ from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.job_records import MasterRecord
 from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
 from backstay.master.core.evaluation import TaskOutputs
-from backstay.master.core.holds import Failure, HeldTask
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.job import Job
 from backstay.master.known_workers import KnownWorker
@@ -134,7 +134,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         known = self._heard(job, request.worker)
         loss = request.loss if request.HasField("loss") else None
         known.measure(request.examples, request.steps, loss, job.now())
-        revoked = job.renew(known.id, [_hold(one) for one in request.holds])
+        revoked = job.renew(known.id, [_held(job, one) for one in request.holds])
         return job_pb2.KeepHoldsResponse(
             revoked=[_hold_message(round_id, held) for round_id, held in revoked],
             stop=job.is_over,
@@ -150,7 +150,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Take note that a task is done."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, hold = _hold(request.hold)
+        round_id, hold = _held(job, request.hold)
         outputs = _outputs(request.outputs) if request.HasField("outputs") else None
         counts, is_new = job.complete(
             known.id,
@@ -170,7 +170,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """End a hold for no fault of the task."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, hold = _hold(request.hold)
+        round_id, hold = _held(job, request.hold)
         job.give_back(known.id, round_id, hold, request.reason)
         await job.journal.durable(DURABLE_S)
         return job_pb2.GiveBackResponse()
@@ -181,7 +181,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """End a hold because the task failed."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, hold = _hold(request.hold)
+        round_id, hold = _held(job, request.hold)
         bad = "".join(
             f"\n{one.file}, {one.offset}: {one.reason}" for one in request.bad_records[:100]
         )
@@ -314,6 +314,18 @@ def _training_instances(job: Job) -> list[int]:
     }
     found = (job.known.get(name) for name in sorted(holders))
     return [known.instance for known in found if known is not None]
+
+
+def _held(job: Job, message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
+    """Return a hold that this master, or one before it, gave.
+
+    Raises:
+        NotJobMaster: A later one gave it, so this one is the master no more.
+    """
+    round_id, held = _hold(message)
+    if held.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER:
+        raise NotJobMaster("another process has become the master, and gave this task; ask it")
+    return round_id, held
 
 
 def _hold_message(round_id: RoundId, held: HeldTask) -> job_pb2.Hold:

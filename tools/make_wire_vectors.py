@@ -73,7 +73,7 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
         ("push of weights", wire.Frame("Push", 0, wire.MASK, push(1, 1.0), keys + rows)),
         ("push of weights if absent", wire.Frame("Push", 0, 4, push(2, 1.0), keys + rows)),
         ("push reply", wire.Frame("PushReply", 0, 3, pushed, b"")),
-        ("close stream", wire.Frame("CloseStream", 0, 5, STREAM, b"")),
+        ("close stream", wire.Frame("CloseStream", 0, 5, {**STREAM, "routing_version": 3}, b"")),
         ("close stream reply", wire.Frame("CloseStreamReply", 0, 5, {}, b"")),
         ("go away", wire.Frame("GoAway", 0, 0, {}, b"")),
         ("error to be tried again", wire.Frame("Error", 0, 2, error, "slot 5 ☂".encode())),

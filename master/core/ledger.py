@@ -179,15 +179,7 @@ class TaskLedger:
         self._settle(task, batches)
         if hold.timed:
             self._took_s.add(now_s - hold.granted_s)
-        for each in self._book.of_task(task):
-            self._end(each)
-        if self._state[task] == _HELD:
-            self._doing -= 1
-        self._state[task] = _DONE
-        self._done.add(task)
-        self._dirty_chunks.add(chunk_of(task))
-        self._trouble.forget(task)
-        self._settled.pop(task, None)
+        self._make_done(task)
         self._last_done[worker] = (task, attempt)
         if self._keeps_streams:
             self._streams.add(task, worker, attempt)
@@ -330,6 +322,9 @@ class TaskLedger:
                 raise InvalidRequest(f"{self.round_id}: stream of task {task} of {self._size}")
             if self._keeps_streams:
                 self._streams.add(task, worker, attempt)
+            if attempt and self._state[task] != _DONE:
+                # Of the two records that say so, the other one was not written any more.
+                self._make_done(task)
         for held in record.held:
             self.adopt(worker, held, now_s)
 
@@ -344,12 +339,6 @@ class TaskLedger:
         self._dirty_workers.clear()
         self._dirty_parked.clear()
         return changes
-
-    def mark_changed(self, changes: Changes) -> None:
-        """Take back that these changes were written: the next ``take_changes`` has them again."""
-        self._dirty_chunks |= changes.done.keys()
-        self._dirty_workers |= changes.workers.keys()
-        self._dirty_parked |= changes.parked.keys()
 
     def take_new_batches(self) -> int:
         """Return how many batches were newly settled since the last call."""
@@ -419,12 +408,9 @@ class TaskLedger:
             self._parked[record.task] = record
 
     def _find(self, worker: str, task: int, attempt: int) -> Hold | None:
-        if not 0 <= task < self._size:
-            raise InvalidRequest(f"{self.round_id}: task {task} of {self._size}")
-        if not 0 <= attempt < self._next_attempt:
-            raise InvalidRequest(
-                f"{self.round_id}: attempt {attempt} of task {task} was never given"
-            )
+        if not (0 <= task < self._size and 0 <= attempt < self._next_attempt):
+            what = f"attempt {attempt} of task {task}"
+            raise InvalidRequest(f"{self.round_id}: {what} of {self._size} was never given")
         return self._book.find(worker, task, attempt)
 
     def _hold(self, held: HeldTask, worker: str, now_s: float) -> Hold:
@@ -439,6 +425,20 @@ class TaskLedger:
             self._state[held.task] = _HELD
             self._doing += 1
         return hold
+
+    def _make_done(self, task: int) -> None:
+        """Take a task for done, whoever holds it."""
+        for each in self._book.of_task(task):
+            self._end(each)
+        if self._state[task] == _HELD:
+            self._doing -= 1
+        if self._parked.pop(task, None) is not None:
+            self._dirty_parked.add(task)
+        self._state[task] = _DONE
+        self._done.add(task)
+        self._dirty_chunks.add(chunk_of(task))
+        self._trouble.forget(task)
+        self._settled.pop(task, None)
 
     def _settle(self, task: int, settled: int) -> None:
         before = self._settled.get(task, 0)

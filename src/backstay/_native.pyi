@@ -454,14 +454,17 @@ class SimNode:
         table: int,
         keys: Sequence[int],
         values: Sequence[float],
+        known_version: int = 2**64 - 1,
     ) -> tuple[int, str]:
-        """Take a push on; the keys are sorted by slot.
+        """Take a push on; the keys are sorted by slot, ``known_version`` is the client's routing.
 
         Returns:
             A refusal's code and text; 0: every slot has had it before; -1: the answer with this
             token follows as work.
         """
-    def close_stream(self, now: int, token: int, stream: tuple[int, int, int]) -> tuple[int, str]:
+    def close_stream(
+        self, now: int, token: int, stream: tuple[int, int, int], known_version: int = 2**64 - 1
+    ) -> tuple[int, str]:
         """Close a stream in every slot that is served here; the answer as of ``push``."""
     def read(self, now: int, table: int, keys: Sequence[int]) -> tuple[int, list[float]]:
         """Return a refusal's code (0: none) and the rows, as a client would get them."""

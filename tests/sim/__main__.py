@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tests.sim.cluster import Outcome, simulate
 
@@ -26,19 +28,23 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many (1000)")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--trace", action="store_true", help="tell everything that happens")
+    parser.add_argument("--jobs", action="store_true", help="with a job whose masters die")
+    parser.add_argument("--restores", action="store_true", help="with checkpoints and restores")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     began = time.monotonic()
     outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(
-        arguments.processes, initializer=gc.set_threshold, initargs=(GARBAGE_THRESHOLD,)
-    ) as pool:
+    ways = {"job": arguments.jobs, "checkpoints": arguments.restores}
+    flags = " --jobs" * arguments.jobs + " --restores" * arguments.restores
+    with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
         if alone:
-            runs: Iterable[Outcome] = (simulate(seed, trace=arguments.trace) for seed in seeds)
+            runs: Iterable[Outcome] = (
+                simulate(seed, trace=arguments.trace, **ways) for seed in seeds
+            )
         else:
-            runs = pool.map(simulate, seeds, chunksize=10)
+            runs = pool.map(partial(simulate, **ways), seeds, chunksize=10)
         for outcome in runs:
             outcomes.append(outcome)
             if len(outcomes) % PROGRESS_EVERY == 0:
@@ -48,7 +54,10 @@ def main() -> int:
                 )
             if outcome.failure:
                 print(f"seed {outcome.seed}: {outcome.failure}")
-                print(f"    make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1", flush=True)
+                again = f"make sim SEEDS=1 FIRST_SEED={outcome.seed} TRACE=1"
+                if flags:
+                    again = f"python -m tests.sim --seeds 1 --first-seed {outcome.seed} --trace"
+                print(f"    {again}{flags}", flush=True)
     counts: Counter[str] = Counter()
     for outcome in outcomes:
         counts.update(outcome.counts)
@@ -70,6 +79,12 @@ def main() -> int:
     }
     print("SIM " + json.dumps(summary))
     return 1 if failures else 0
+
+
+def _prepare() -> None:
+    gc.set_threshold(GARBAGE_THRESHOLD)
+    # A job's master tells of each task that comes back.
+    logging.disable(logging.WARNING)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ class Checkpoints:
         self._cluster = cluster
         self._random = Random(f"checkpoints {seed}")
         self.restores_lost = self._random.random() < 0.5
+        # Restores of some slots only are among those that are asked for.
+        self._some_slots = True
         self._saved: list[dict[int, SavedSlot]] = []
         # What each slot that was restored counts at least, by the checkpoint of its last birth.
         self._least: dict[int, tuple[int, ...]] = {}
@@ -105,7 +107,7 @@ class Checkpoints:
         self._later(RESTORE_EVERY, self._restore)
         if self._saved and cluster.routings:
             number = self._random.randrange(1, len(self._saved) + 1)
-            some = self._random.random() < 0.4
+            some = self._some_slots and self._random.random() < 0.4
             slots = self._random.sample(range(cluster.options.slots), 2) if some else ()
             plan = RestorePlan(URL, self._name(number), tuple(sorted(slots)))
             cluster.queue.counts["restores"] += 1

@@ -15,6 +15,8 @@ from tests.sim.checkpoints import Checkpoints
 from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
+from tests.sim.job_worker import JobWorker
+from tests.sim.jobs import JobBook, JobCheckpoints
 from tests.sim.network import Network
 from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
@@ -93,7 +95,13 @@ class Cluster:
     """Everything of one run."""
 
     def __init__(
-        self, seed: int, *, trace: bool, checkpoints: bool = False, tasks: bool = False
+        self,
+        seed: int,
+        *,
+        trace: bool,
+        checkpoints: bool = False,
+        tasks: bool = False,
+        job: bool = False,
     ) -> None:
         self.queue = EventQueue(seed, trace=trace)
         self.options = Options.draw(self.queue.random)
@@ -113,8 +121,15 @@ class Cluster:
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
-        self.trainers = [Trainer(self, number) for number in range(self.options.trainers)]
+        self.trainers: list[Trainer] = []
         self.tasks: TaskBook | None = None
+        self.job: JobBook | None = None
+        if job:
+            self.job = JobBook(self, seed)
+            numbers = range(self.options.trainers + 1)
+            self.trainers += [JobWorker(self, number, self.job) for number in numbers]
+        else:
+            self.trainers += [Trainer(self, number) for number in range(self.options.trainers)]
         if tasks:
             self.tasks = TaskBook(self, seed)
             # At least two, so that one can go on with the task of another.
@@ -125,7 +140,9 @@ class Cluster:
         for key in self.keys:
             self.keys_of.setdefault(self.slot_of[key], []).append(key)
         self._seed = seed
-        if checkpoints:
+        if checkpoints and self.job is not None:
+            self.checkpoints = JobCheckpoints(self, seed, self.job)
+        elif checkpoints:
             self.checkpoints = Checkpoints(self, seed)
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
         self.queue.after(PROBE_EVERY, self._probe_now_and_then)
@@ -258,6 +275,8 @@ class Cluster:
             return waiting[0]
         if self.tasks is not None and self.tasks.unfinished:
             return f"tasks {self.tasks.unfinished} are not done and closed"
+        if self.job is not None and self.job.unsettled:
+            return self.job.unsettled
         if not self.routings:
             return "there is no routing"
         routing = self.routings[-1]
@@ -325,9 +344,15 @@ class Cluster:
         for trainer in self.trainers:
             trainer.stopping = True
         while missing := self.unsettled():
+            if self.job is not None and self.job.failed:
+                self.queue.counts["jobs_failed"] += 1
+                return
             if self.queue.now > end + self.options.healed_within:
                 self.fail(f"liveness: {missing}")
             self.queue.run_until(self.queue.now + 50 * MS)
+        if self.job is not None and self.job.failed:
+            self.queue.counts["jobs_failed"] += 1
+            return
         if self.tasks is not None:
             self.tasks.replay_all()
         if (plan := plan_of(self)) is not None:
@@ -347,6 +372,8 @@ class Cluster:
                 self.history.check_final(process.node_id, keys, counts)
                 if self.checkpoints is not None:
                     self.checkpoints.check_final(process.node_id, slot, counts)
+                if self.job is not None:
+                    self.job.check_end(process.node_id, keys, counts)
                 digests.add(process.native.digest(slot))
             if len(digests) != 1:
                 self.fail(f"I4: the replicas of slot {slot} differ at rest")
@@ -354,10 +381,23 @@ class Cluster:
 
 
 def simulate(
-    seed: int, *, trace: bool = False, checkpoints: bool = False, tasks: bool = False
+    seed: int,
+    *,
+    trace: bool = False,
+    checkpoints: bool = False,
+    tasks: bool = False,
+    job: bool = False,
 ) -> Outcome:
-    """Run one seed; ``checkpoints``: with saves and restores as well; ``tasks``: with a job."""
-    cluster = Cluster(seed, trace=trace, checkpoints=checkpoints, tasks=tasks)
+    """Run one seed.
+
+    Args:
+        seed: Of everything.
+        trace: Tell what happens.
+        checkpoints: With saves and restores as well.
+        tasks: With tasks of a master with a perfect memory.
+        job: With a job whose masters die.
+    """
+    cluster = Cluster(seed, trace=trace, checkpoints=checkpoints, tasks=tasks, job=job)
     failure = ""
     try:
         cluster.run()

@@ -241,6 +241,7 @@ class Pserver:
         sequence: int,
         floor: int,
         keys: list[int],
+        known_version: int,
         answer: Callable[[int], None],
     ) -> None:
         """Take a push on; ``answer`` is called with 0 or a refusal's code."""
@@ -255,15 +256,19 @@ class Pserver:
             table=self.cluster.table,
             keys=keys,
             values=[-1.0] * len(keys),
+            known_version=known_version,
         )
         self.queue.log(
-            self.node_id, lambda: f"push {stream[0]}/{sequence} {keys} as {token}: {code} {reason}"
+            self.node_id,
+            lambda: f"push {stream}/{sequence} floor {floor} {keys} as {token}: {code} {reason}",
         )
         if code != -1:
             del self.answers[token]
             answer(code)
 
-    def on_close(self, stream: tuple[int, int, int], answer: Callable[[int], None]) -> None:
+    def on_close(
+        self, stream: tuple[int, int, int], known_version: int, answer: Callable[[int], None]
+    ) -> None:
         """Close a stream in the slots that are served here, as the server does."""
         slots = range(self.cluster.options.slots)
         if any(self.native.standing(slot) == "waiting" for slot in slots):
@@ -271,7 +276,7 @@ class Pserver:
             return
         token = self.cluster.next_token()
         self.answers[token] = answer
-        code, reason = self.native.close_stream(self.clock.now(), token, stream)
+        code, reason = self.native.close_stream(self.clock.now(), token, stream, known_version)
         self.queue.log(self.node_id, lambda: f"close {stream} as {token}: {code} {reason}")
         if code != -1:
             del self.answers[token]

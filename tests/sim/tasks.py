@@ -201,7 +201,7 @@ class TaskTrainer(Trainer):
                     process.place, self.place, partial(answered, process, code)
                 )
 
-            self._carry(process, partial(process.on_close, task.stream, answer))
+            self._carry(process, partial(process.on_close, task.stream, version, answer))
         self.queue.after(CLOSE_TIMEOUT, again)
 
     # Late pushes

@@ -63,7 +63,7 @@ META: dict[str, tuple[tuple[str, str], ...]] = {
         ("reserved", "3x"),
     ),
     "PushReply": (("routing_version", "Q"), ("applied_slots", "I"), ("skipped_slots", "I")),
-    "CloseStream": STREAM,
+    "CloseStream": (*STREAM, ("routing_version", "Q")),
     "CloseStreamReply": (),
     "GoAway": (),
     "Error": (("code", "H"), ("retry_safe", "B"), ("reserved", "5x"), ("routing_version", "Q")),

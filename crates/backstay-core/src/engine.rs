@@ -50,6 +50,8 @@ pub struct Staged {
 #[derive(Debug, Clone, Default)]
 struct Slot {
     standing: Standing,
+    /// The routing version with which it began anew last; 1 or less: it never did.
+    birth: u64,
     /// How many transactions have been applied.
     position: u64,
     /// Prepared and not applied, in order; the front would take position + 1.
@@ -120,6 +122,13 @@ impl Engine {
     /// What this node is to a slot.
     pub fn standing(&self, slot: u32) -> Standing {
         self.slots[self.index(slot)].standing
+    }
+
+    /// A slot begins anew with a routing version: what clients of earlier ones push and close is
+    /// of rows that are no more.
+    pub fn set_birth(&mut self, slot: u32, birth: u64) {
+        let slot = self.index(slot);
+        self.slots[slot].birth = birth;
     }
 
     /// A slot becomes ready to serve, or not.
@@ -227,6 +236,7 @@ impl Engine {
         for &run in runs {
             self.check_slot(run.slot)?;
             self.check_serving(run.slot)?;
+            self.check_life(run.slot, transaction)?;
             let index = self.index(run.slot);
             let slot = &self.slots[index];
             let mut staged = slot.staged.iter();
@@ -459,6 +469,19 @@ impl Engine {
         }
         Err(Refusal::InvalidRequest(format!(
             "slot {slot} is out of order: keys must be sorted by slot"
+        )))
+    }
+
+    /// Refuse what was sent to an earlier life of a slot: after a restore, its stream's floor or
+    /// end would hide pushes that are to be done again.
+    fn check_life(&self, slot: u32, transaction: &Transaction) -> Result<(), Refusal> {
+        let birth = self.slots[self.index(slot)].birth;
+        if birth <= 1 || transaction.known_version >= birth {
+            return Ok(());
+        }
+        Err(Refusal::NotReady(format!(
+            "slot {slot} began anew with routing {birth}, and the client goes by {}",
+            transaction.known_version
         )))
     }
 

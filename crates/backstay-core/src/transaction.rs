@@ -118,6 +118,8 @@ pub struct Transaction {
     pub change: Change,
     /// To which rows, ordered by slot.
     pub batch: Batch,
+    /// The routing version that its client went by: it knows no life of a slot that began later.
+    pub known_version: u64,
     runs: Vec<Run>,
     attachment: Option<Attachment>,
 }
@@ -149,6 +151,7 @@ impl Transaction {
             table,
             change,
             batch,
+            known_version: u64::MAX,
             runs,
             attachment: None,
         })
@@ -167,6 +170,7 @@ impl Transaction {
             table: 0,
             change: Change::Close,
             batch: Batch::default(),
+            known_version: u64::MAX,
             runs: slots.into_iter().map(run).collect(),
             attachment: None,
         }

@@ -220,6 +220,33 @@ fn a_slot_served_elsewhere_refuses_the_whole_part() {
 }
 
 #[test]
+fn what_was_sent_to_an_earlier_life_of_a_slot_is_refused() {
+    let mut engine = engine(&counter());
+    let keys = by_slot((0..20).collect());
+    let mut late = push(1, 8, 8, &keys, -1.0);
+    Arc::make_mut(&mut late).known_version = 6;
+    assert!(apply(&mut engine, &late).is_ok());
+    // As a restore does: the slot is empty, and takes what was settled before once more.
+    engine.clear_slot(2);
+    engine.set_birth(2, 7);
+    assert!(matches!(
+        apply(&mut engine, &late),
+        Err(Refusal::NotReady(_))
+    ));
+    let mut close = Transaction::close(late.id, 0..engine.slots().end);
+    close.known_version = 6;
+    let runs = close.runs().to_vec();
+    assert!(matches!(
+        engine.apply(&close, &runs),
+        Err(Refusal::NotReady(_))
+    ));
+    let mut again = push(1, 0, 0, &keys, -1.0);
+    Arc::make_mut(&mut again).known_version = 7;
+    let report = apply(&mut engine, &again).unwrap();
+    assert_eq!(report.staged, 1, "only the slot that began anew lacks it");
+}
+
+#[test]
 fn a_pull_creates_no_row() {
     let json = r#"{"name":"t","kind":{"sparse":{"dim":3}},"initializer":{"uniform":{"low":-1.0,"high":1.0}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
     let spec = Arc::new(TableSpec::from_json(json).unwrap());

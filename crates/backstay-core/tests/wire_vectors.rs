@@ -129,6 +129,7 @@ fn request_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
         _ => {
             let close = CloseStream {
                 stream: stream(fields),
+                routing_version: number(&fields["routing_version"]),
             };
             let ours = both_ways(meta, &close, CloseStream::decode, CloseStream::encode);
             (Opcode::CloseStream, ours)

@@ -196,6 +196,7 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             meta.change,
             batch,
         )?;
+        transaction.known_version = meta.routing_version;
         let taken = store
             .prepare(&mut transaction)
             .and_then(|()| self.shared.replicator.push(transaction))
@@ -252,9 +253,10 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
     /// Whether there is an answer already.
     fn close_stream(&mut self, frame: &Frame) -> Result<bool, Refusal> {
         check_no_body(frame)?;
-        let stream = CloseStream::decode(&frame.meta)?.stream;
+        let meta = CloseStream::decode(&frame.meta)?;
         let request_id = frame.header.request_id;
-        let close = self.shared.store.close_of(stream)?;
+        let mut close = self.shared.store.close_of(meta.stream)?;
+        close.known_version = meta.routing_version;
         let id = close.id;
         match self.shared.replicator.push(close)?.0 {
             Answer::Now(_) => {

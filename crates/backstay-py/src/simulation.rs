@@ -242,7 +242,8 @@ impl SimNode {
 
     /// Take a push on; `keys` are sorted by slot. Returns (code, reason): -1 means that an
     /// answer with this token follows as work, 0 that every slot has had it before.
-    #[pyo3(signature = (now, token, *, stream, sequence, floor, table, keys, values))]
+    #[pyo3(signature = (now, token, *, stream, sequence, floor, table, keys, values,
+        known_version=u64::MAX))]
     #[allow(clippy::too_many_arguments)] // Keywords only.
     fn push(
         &self,
@@ -255,6 +256,7 @@ impl SimNode {
         table: u64,
         keys: Vec<u64>,
         values: Vec<f32>,
+        known_version: u64,
     ) -> PyResult<(i32, String)> {
         let (job, pass, task) = stream;
         let id = TransactionId {
@@ -266,8 +268,9 @@ impl SimNode {
         };
         let space = slot_space(py, self.slots)?;
         let batch = Batch::new(&keys, &values);
-        let transaction = Transaction::new(space, id, floor, table, change, batch)
+        let mut transaction = Transaction::new(space, id, floor, table, change, batch)
             .map_err(|refusal| from_refusal(py, &refusal))?;
+        transaction.known_version = known_version;
         let node = &mut *self.node();
         let outcome = node
             .replica
@@ -276,7 +279,14 @@ impl SimNode {
     }
 
     /// Close a stream in every slot that is served here; the answer as of `push`.
-    fn close_stream(&self, now: u64, token: u64, stream: (u64, u32, u32)) -> (i32, String) {
+    #[pyo3(signature = (now, token, stream, known_version=u64::MAX))]
+    fn close_stream(
+        &self,
+        now: u64,
+        token: u64,
+        stream: (u64, u32, u32),
+        known_version: u64,
+    ) -> (i32, String) {
         let (job, pass, task) = stream;
         let id = TransactionId {
             stream: StreamId { job, pass, task },
@@ -285,8 +295,11 @@ impl SimNode {
         let node = &mut *self.node();
         let serves = |&slot: &u32| node.rows.0.borrow().standing(slot) == Standing::Serving;
         let slots: Vec<u32> = (0..self.slots).filter(serves).collect();
-        let transaction = Arc::new(Transaction::close(id, slots));
-        let outcome = node.replica.push(now, &node.rows, token, &transaction);
+        let mut transaction = Transaction::close(id, slots);
+        transaction.known_version = known_version;
+        let outcome = node
+            .replica
+            .push(now, &node.rows, token, &Arc::new(transaction));
         outcome_of(outcome)
     }
 

@@ -185,6 +185,7 @@ impl Replica {
             slot.extra.clear();
             return false;
         }
+        rows.set_birth(number, birth);
         if slot.load != Load::NotAsked {
             slot.source = me;
             rows.set_standing(number, Standing::Waiting);

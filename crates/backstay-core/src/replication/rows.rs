@@ -56,6 +56,8 @@ pub trait Rows {
     fn standing(&self, slot: u32) -> Standing;
     /// Change it.
     fn set_standing(&self, slot: u32, standing: Standing);
+    /// See [`crate::engine::Engine::set_birth`].
+    fn set_birth(&self, slot: u32, birth: u64);
     /// Copy a slot.
     fn copy_slot(&self, slot: u32) -> SlotCopy;
     /// See [`crate::engine::Engine::clear_slot`].
@@ -128,6 +130,10 @@ impl Rows for LocalRows {
 
     fn set_standing(&self, slot: u32, standing: Standing) {
         self.0.borrow_mut().set_standing(slot, standing);
+    }
+
+    fn set_birth(&self, slot: u32, birth: u64) {
+        self.0.borrow_mut().set_birth(slot, birth);
     }
 
     fn copy_slot(&self, slot: u32) -> SlotCopy {

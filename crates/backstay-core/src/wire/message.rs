@@ -308,13 +308,16 @@ impl PushReply {
 pub struct CloseStream {
     /// The stream.
     pub stream: StreamId,
+    /// The routing version the client goes by.
+    pub routing_version: u64,
 }
 
 impl CloseStream {
     /// Lay it out.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(16);
+        let mut out = Vec::with_capacity(24);
         put_stream(&mut out, self.stream);
+        out.extend(self.routing_version.to_le_bytes());
         out
     }
 
@@ -322,8 +325,12 @@ impl CloseStream {
     pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
         let mut reader = Reader::new(meta);
         let stream = read_stream(&mut reader)?;
+        let routing_version = reader.u64()?;
         reader.end()?;
-        Ok(Self { stream })
+        Ok(Self {
+            stream,
+            routing_version,
+        })
     }
 }
 

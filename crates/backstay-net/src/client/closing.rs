@@ -45,12 +45,13 @@ impl Client {
             return flushed;
         }
         self.unwatch();
+        let version = self.routing_version();
         let links: Vec<_> = self.links.lock().values().cloned().collect();
         for link in links {
             // Best effort: a server that is gone has forgotten the stream anyway.
             if let Some(connection) = link.open_connection() {
                 let until = deadline.at().min(Instant::now() + FAREWELL);
-                let told = timeout_at(until, tell(&connection, self.pushes.stream));
+                let told = timeout_at(until, tell(&connection, self.pushes.stream, version));
                 if !matches!(told.await, Ok(Ok(_))) {
                     tracing::debug!(address = link.address(), "the stream was not closed");
                 }
@@ -68,10 +69,11 @@ impl Client {
         stream: StreamId,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        self.check_open()?;
         let mut backoff = Backoff::default();
         loop {
             let routing = self.newest().ok_or_else(no_routing)?;
+            // After the look at the routing: who goes by a newer one may rely on other rows.
+            self.check_open()?;
             let (address, reason) = match self.close_once(stream, &routing, deadline).await? {
                 // Slots that moved meanwhile may have been with neither master.
                 None if self.routing_version() == routing.version => return Ok(()),
@@ -120,10 +122,11 @@ impl Client {
         }
         // All at once: each waits for its backups.
         let mut answers = tokio::task::JoinSet::new();
+        let version = routing.version;
         for (link, connection) in asked {
             let until = deadline.at().min(Instant::now() + link.stall_timeout());
             answers.spawn(async move {
-                let told = timeout_at(until, tell(&connection, stream)).await;
+                let told = timeout_at(until, tell(&connection, stream, version)).await;
                 (link, told.ok())
             });
         }
@@ -149,8 +152,12 @@ impl Client {
 }
 
 /// Tell a server that a stream has ended.
-async fn tell(connection: &Connection, stream: StreamId) -> Reply {
-    let meta = CloseStream { stream }.encode();
+async fn tell(connection: &Connection, stream: StreamId, routing_version: u64) -> Reply {
+    let close = CloseStream {
+        stream,
+        routing_version,
+    };
+    let meta = close.encode();
     let mut frame = OutFrame::new(Opcode::CloseStream, &meta, 0, 0, Vec::new());
     let request_id = connection.next_request_id();
     frame.set_request_id(request_id);

@@ -108,6 +108,12 @@ impl Rows for Store {
             .set_standing(slot, standing);
     }
 
+    fn set_birth(&self, slot: u32, birth: u64) {
+        self.stripes[self.stripe(slot)]
+            .write()
+            .set_birth(slot, birth);
+    }
+
     fn copy_slot(&self, slot: u32) -> SlotCopy {
         self.stripes[self.stripe(slot)].read().copy_slot(slot)
     }

@@ -1,0 +1,407 @@
+"""Workers of a simulated job: they ask, hold, push, settle, complete, close, die and come late.
+
+What ``trainer.worker``, ``MasterLink`` and ``TaskStream`` do, in the order in which they do it. One
+task at a time; a push leaves only while the hold is alive on the worker's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from backstay.errors import WorkerReplaced
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, HeldTask
+from backstay.master.core.rounds import RoundId, RoundKind
+from backstay.master.job import Job, RowsIdentity
+from backstay.master.open_round import Given
+from tests.sim.events import MS, Clock, Micros
+from tests.sim.job_master import HOLD_TTL_MS, NOT_MASTER, SimMaster
+from tests.sim.jobs import BATCHES, TABLES, JobBook
+from tests.sim.trainer import BACKOFF, Push, Trainer
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+    from tests.sim.pserver import Pserver
+
+__all__ = ["JobWorker"]
+
+CALL_TIMEOUT = 250 * MS
+CLOSE_TIMEOUT = 400 * MS
+HOLD_TTL = HOLD_TTL_MS * MS
+MARGIN = HOLD_TTL // 10
+
+
+@dataclass
+class Answer:
+    """What ``GetTask`` answers."""
+
+    given: Given | None
+    to_close: list[tuple[int, int]]
+    other_rows: bool = False
+
+
+class JobWorker(Trainer):
+    """One worker, which dies and is followed by another in its place."""
+
+    def __init__(self, cluster: Cluster, number: int, book: JobBook) -> None:
+        super().__init__(cluster, number)
+        self.book = book
+        self._clock = Clock(self.queue, book.random.randrange(-20_000, 20_001))
+        self._lives = 0
+        self._begin()
+
+    # A process
+
+    def _begin(self) -> None:
+        """A new process, sometimes under the name of the one before."""
+        self._lives += 1
+        self.instance = 1 + self.number * 1000 + self._lives
+        if self._lives == 1 or self.book.random.random() < 0.7:
+            self.name = f"w-{self.number}-{self._lives}"
+        self._master: SimMaster | None = None
+        self._requests = 0
+        self._asking = False
+        self._ending = False
+        self._paused_until = 0
+        self._closed: list[tuple[int, int]] = []
+        self._to_close: list[tuple[int, int]] = []
+        self._given: Given | None = None
+        self._hold_until: Micros = 0
+        self._batch = 0
+        self._engine = 0
+        self._rows = RowsIdentity(0, 0)
+        self.pushes.clear()
+        self._call(self._join, lambda _answer: self._keep(self._lives))
+
+    def _die(self) -> None:
+        self.queue.counts["workers_killed"] += 1
+        self.queue.log(self.place, lambda: f"{self.name} dies")
+        self._begin()
+
+    # Calls to the master
+
+    def _call(self, call: Callable[[Job, str], Any], done: Callable[[Any], None]) -> None:
+        """Make a call, with this process's name, until a master answers it."""
+        life, name, instance = self._lives, self.name, self.instance
+        is_open = True
+        master = self._master or self.book.newest
+        network = self.cluster.network
+
+        def again(_reason: str) -> None:
+            nonlocal is_open
+            if is_open and self._lives == life:
+                is_open = False
+                self._master = None
+                self.queue.after(BACKOFF, partial(self._call_if, life, call, done))
+
+        def answered(result: Any) -> None:
+            nonlocal is_open
+            if not is_open or self._lives != life:
+                return
+            if result == NOT_MASTER:
+                again("refused")
+                return
+            is_open = False
+            if isinstance(result, WorkerReplaced):
+                self.queue.counts["workers_replaced"] += 1
+                self._begin()
+                return
+            self._master = master
+            done(result)
+
+        def serve(job: Job) -> Any:
+            _, replaces = (
+                job.known.join(name, instance, "", 0, job.now())
+                if call is self._join
+                else (job.known.hear(name, instance, "", 0, job.now()), False)
+            )
+            if replaces:
+                job.drop_worker(name, "replaced")
+                job.known.join(name, instance, "", 0, job.now())
+            return call(job, name)
+
+        def answer(result: Any) -> None:
+            if self.book.random.random() < 0.03:
+                self.queue.counts["answers_lost"] += 1
+                return
+            network.send(master.place, self.place, partial(answered, result))
+
+        def carry(reply: Callable[[Any], None]) -> None:
+            network.send(
+                self.place,
+                master.place,
+                partial(master.handle, partial(master.on_call, serve, reply)),
+            )
+
+        carry(answer)
+        if self.book.random.random() < 0.05:
+            self.queue.counts["calls_twice"] += 1
+            late = self.queue.between(1 * MS, 500 * MS)
+            self.queue.after(late, partial(carry, lambda _result: None))
+        self.queue.after(CALL_TIMEOUT, partial(again, "no answer"))
+
+    def _call_if(
+        self, life: int, call: Callable[[Job, str], Any], done: Callable[[Any], None]
+    ) -> None:
+        if self._lives == life:
+            self._call(call, done)
+
+    @staticmethod
+    def _join(job: Job, _name: str) -> int:
+        return job.state.restore_version
+
+    # The loop
+
+    def _go_on(self) -> None:
+        self.queue.after(self.queue.between(100, self._pause), self._go_on)
+        random = self.book.random
+        if not self._version or self._ending or self.queue.now < self._paused_until:
+            return
+        if not self.stopping and random.random() < 0.01:
+            self._die()
+            return
+        if not self.stopping and random.random() < 0.01:
+            self.queue.counts["workers_paused"] += 1
+            self._paused_until = self.queue.now + random.randrange(20 * MS, 3 * HOLD_TTL)
+            return
+        if not self._engine:
+            self._open_engine()
+        elif self._given is None:
+            self._ask()
+        elif self._given.round.id.kind is not RoundKind.TRAINING:
+            self._complete(self._given)
+        elif self._batch < BATCHES:
+            if len(self.pushes) < self._window:
+                self._push_batch(self._given)
+        elif not self.pushes:
+            self._complete(self._given)
+
+    def _open_engine(self) -> None:
+        """Connect anew: what is pushed from now on relies on the rows of this routing."""
+        self._engine = self._version
+        plan, generation = self.book.rows()
+        self._rows = RowsIdentity(plan.version if plan is not None else 0, generation)
+
+    def _generation(self, version: int) -> int:
+        return self.cluster.routings[version - 1].generation
+
+    def _learn(self, version: int) -> None:
+        engine = getattr(self, "_engine", 0)
+        if engine and self._generation(version) > self._generation(engine):
+            self._version = max(version, self._version)
+            self._state_lost()
+            return
+        super()._learn(version)
+
+    def _state_lost(self) -> None:
+        self.queue.counts["state_lost"] += 1
+        given, settled = self._given, self._settled()
+        self.pushes.clear()
+        self._engine = 0
+        self._to_close.clear()
+        if given is not None and not self._ending:
+            self._give_back(given, settled)
+
+    def _give_back(self, given: Given, settled: int) -> None:
+        self.queue.counts["given_back"] += 1
+        self._given = None
+        hold = given.hold._replace(settled=settled)
+
+        def give_back(job: Job, name: str) -> str:
+            if _is_of_later_master(job, hold):
+                return NOT_MASTER
+            job.give_back(name, given.round.id, hold, "the test wants it")
+            return ""
+
+        self._call(give_back, lambda _answer: None)
+
+    def _ask(self) -> None:
+        for stream in self._to_close[:]:
+            self._to_close.remove(stream)
+            self._close(stream, self._engine, self._lives)
+        if self._asking:
+            return
+        self._asking = True
+        self._requests += 1
+        sent, request, rows = self._clock.now(), self._requests, self._rows
+        closed = list(self._closed)
+
+        def get_task(job: Job, name: str) -> Answer:
+            known = job.known.get(name)
+            assert known is not None
+            job.closed(closed)
+            given: Given | None = None
+            if known.request == request and known.answer is not None:
+                before: Given = known.answer
+                held = before.round.ledger.record_of(name).held
+                if job.rounds.get(before.round.id) is before.round and any(
+                    one[:2] == before.hold[:2] for one in held
+                ):
+                    given = before
+            if rows != (job.state.restore_version, job.state.generation):
+                return Answer(None, [], other_rows=True)
+            if given is None:
+                given = job.assign(name)
+            known.request, known.answer = request, given
+            return Answer(given, job.streams_to_close(name))
+
+        def told(answer: Answer) -> None:
+            self._asking = False
+            del self._closed[: len(closed)]
+            if answer.other_rows and self._given is None:
+                self._engine = 0
+            if rows == self._rows and self._engine:
+                self._to_close += answer.to_close
+                if answer.given is not None:
+                    self._take(answer.given, sent)
+            elif answer.given is not None:
+                # Asked for on a connection that is no more.
+                self._give_back(answer.given, answer.given.hold.settled)
+
+        self._call(get_task, told)
+
+    def _take(self, given: Given, sent: Micros) -> None:
+        self._given, self._batch = given, given.hold.settled
+        self._hold_until = sent + HOLD_TTL - MARGIN
+        self.queue.counts["tasks_taken"] += 1
+        self.queue.log(
+            self.place,
+            lambda: f"{self.name} takes {given.round.id}-{given.hold.task} {given.hold}",
+        )
+
+    # Holds
+
+    def _keep(self, life: int) -> None:
+        if self._lives != life:
+            return
+        self.queue.after(HOLD_TTL // 4, partial(self._keep, life))
+        given = self._given
+        if given is None or self.queue.now < self._paused_until:
+            return
+        held = given.hold._replace(settled=self._settled())
+        sent = self._clock.now()
+
+        def keep(job: Job, name: str) -> list[tuple[RoundId, HeldTask]] | str:
+            if _is_of_later_master(job, held):
+                return NOT_MASTER
+            return job.renew(name, [(given.round.id, held)])
+
+        def told(revoked: list[tuple[RoundId, HeldTask]]) -> None:
+            if self._given is not given or self._ending:
+                return
+            if revoked:
+                self.queue.counts["revoked"] += 1
+                self._given = None
+                self.pushes.clear()
+            else:
+                self._hold_until = max(self._hold_until, sent + HOLD_TTL - MARGIN)
+
+        self._call(keep, told)
+
+    # Pushes
+
+    @property
+    def floor(self) -> int:
+        """Never above what is not acknowledged, nor above the batch that has begun."""
+        return min((self._batch - 1) * TABLES, min(self.pushes, default=1 << 60))
+
+    def _settled(self) -> int:
+        if self._given is None or self._given.round.id.kind is not RoundKind.TRAINING:
+            return 0
+        return min(self._batch, min(self.pushes, default=1 << 60) // TABLES)
+
+    def _push_batch(self, given: Given) -> None:
+        if self.book.random.random() < 0.01:
+            # A push that fails for good ends the attempt.
+            settled = self._settled()
+            self.pushes.clear()
+            self._give_back(given, settled)
+            return
+        number, task, batch = given.round.id.number, given.hold.task, self._batch
+        self._batch += 1
+        stream = (self.book.stream_job, number, task)
+        for table, keys in enumerate(self.book.keys_of(number, task, batch)):
+            slots = {self.cluster.slot_of[key] for key in keys}
+            self.begin(Push(stream, batch * TABLES + table, list(keys), slots))
+
+    def _send(self, push: Push) -> None:
+        if self.pushes.get(push.sequence) is not push:
+            return
+        if self._clock.now() >= self._hold_until or self.queue.now < self._paused_until:
+            self._try_later(push, BACKOFF)
+            return
+        super()._send(push)
+
+    # The end of a task
+
+    def _complete(self, given: Given) -> None:
+        self._ending = True
+        hold = given.hold._replace(settled=BATCHES)
+
+        def complete(job: Job, name: str) -> bool | str:
+            if _is_of_later_master(job, hold):
+                return NOT_MASTER
+            counts, _ = job.complete(name, given.round.id, hold, BATCHES, 0)
+            return counts
+
+        def told(first: bool) -> None:
+            self._ending = False
+            self._given = None
+            if first and given.round.id.kind is RoundKind.TRAINING:
+                number, task = given.round.id.number, given.hold.task
+                self.book.told_first(number, task, self.name)
+                if self._engine:
+                    self._close((number, task), self._engine, self._lives)
+
+        self._call(complete, told)
+
+    # Closing, as the client does: every master of one routing, and again if that has changed
+
+    def _close(self, stream: tuple[int, int], engine: int, life: int) -> None:
+        if self._lives != life or self._engine != engine or not engine:
+            return
+        version = self._version
+        replicas = self.cluster.routings[version - 1].replicas_of_slot
+        if any(held.master < 0 for held in replicas):
+            self.queue.after(BACKOFF * 4, partial(self._close, stream, engine, life))
+            return
+        # In an order that every run of the seed has.
+        missing = dict.fromkeys(self._masters(range(self.cluster.options.slots)))
+        is_over = False
+
+        def again() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._close(stream, engine, life)
+
+        def answered(process: Pserver, code: int) -> None:
+            nonlocal is_over
+            if code == 0:
+                missing.pop(process, None)
+            if is_over or missing or self._lives != life or self._engine != engine:
+                return
+            is_over = True
+            if self._version == version:
+                self.queue.counts["streams_closed"] += 1
+                self._closed.append(stream)
+            else:
+                self._close(stream, engine, life)
+
+        name = (self.book.stream_job, *stream)
+        for process in list(missing):
+
+            def answer(code: int, process: Pserver = process) -> None:
+                self.cluster.network.send(
+                    process.place, self.place, partial(answered, process, code)
+                )
+
+            self._carry(process, partial(process.on_close, name, version, answer))
+        self.queue.after(CLOSE_TIMEOUT, again)
+
+
+def _is_of_later_master(job: Job, hold: HeldTask) -> bool:
+    """Whether a master that is none any more is asked, as ``JobService`` finds out."""
+    return hold.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER

@@ -1,0 +1,227 @@
+"""A job in virtual time: what it is, its masters one after the other, and what must be true.
+
+The judge knows what each batch pushes: when the job is done, each slot counts each of them once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from backstay.consensus.checkpoint_records import RestorePlan
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
+from backstay.consensus.store import Put, Txn
+from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
+from backstay.master.core.task_table import TaskTable
+from backstay.master.job import Job
+from backstay.master.saving import records_of
+from backstay.trainer.readers import Shard
+from tests.sim.checkpoints import RESTORE, Checkpoints
+from tests.sim.events import MS
+from tests.sim.job_master import HOLD_TTL_MS, KEYS, UID, SimMaster
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+__all__ = ["BATCHES", "TABLES", "JobBook", "JobCheckpoints"]
+
+TASKS = 5
+BATCHES = 5
+TABLES = 2
+PASSES = 2
+
+
+def job_spec(seed: int) -> JobSpec:
+    """Return the job of a seed."""
+    return JobSpec(
+        name=KEYS.job,
+        model="model.py",
+        training=DataSpec(paths=("data.csv",)),
+        epochs=PASSES,
+        batch_size=1,
+        records_per_task=BATCHES,
+        seed=seed,
+        hold_ttl_ms=HOLD_TTL_MS,
+        straggler_factor=1.5,
+        straggler_min_s=0.05,
+        max_task_retries=10,
+        checkpoint=CheckpointSpec(every="none"),
+    )
+
+
+class JobBook:
+    """The job as the simulation sees it: its masters, and what must be true at its end."""
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self.cluster = cluster
+        self.random = Random(f"job {seed}")
+        self.spec = job_spec(seed)
+        self.failed = False
+        self.epoch = 0
+        self.first: Counter[tuple[int, int, int]] = Counter()
+        self.masters: list[SimMaster] = []
+        self.saved: list[dict[str, Any]] = []
+        self.stream_job = stream_job_of(UID)
+        self._seed = seed
+        self._deaths = self.random.choice((0, 2, 6, 12))
+        table = TaskTable.from_shards([Shard("data.csv", TASKS * BATCHES)], BATCHES)
+        state = JobStateRecord("running", data={"training": table.digest()})
+        records = {
+            KEYS.spec: JobSpecRecord(UID, 1, self.spec.to_json()).to_json(),
+            KEYS.state: state.to_json(),
+            KEYS.shard_count("training"): "1",
+            KEYS.shards("training", 0): table.to_chunks()[0],
+        }
+        puts = tuple(Put(key, text) for key, text in records.items())
+        cluster.store.state.transact(Txn((), puts))
+        self._start_master()
+        for _ in range(self._deaths):
+            at = self.random.randrange(100 * MS, cluster.options.faults_end)
+            cluster.queue.after(at, self._hurt_master)
+        cluster.queue.after(50 * MS, self._supervise)
+
+    # Masters
+
+    @property
+    def newest(self) -> SimMaster:
+        """The master that was started last."""
+        return self.masters[-1]
+
+    def _start_master(self) -> None:
+        self.masters.append(SimMaster(self, len(self.masters) + 1))
+
+    def _hurt_master(self) -> None:
+        one = self.newest
+        if self.random.random() < 0.6:
+            one.die("masters_killed")
+            return
+        one.pause(self.random.randrange(20 * MS, 600 * MS))
+        self.cluster.queue.counts["masters_paused"] += 1
+        if self.random.random() < 0.6:
+            # Somebody takes it for dead.
+            self.cluster.queue.after(self.random.randrange(300 * MS), self._start_master)
+
+    def _supervise(self) -> None:
+        if not self.newest.is_alive:
+            self._start_master()
+        self.cluster.queue.after(50 * MS, self._supervise)
+
+    # Data
+
+    def keys_of(self, number: int, task: int, batch: int) -> list[list[int]]:
+        """Return the keys of each table's push of a batch; the same whoever reads it."""
+        random = Random(f"{self._seed} {number} {task} {batch}")
+        keys = [random.sample(self.cluster.keys, random.choice((1, 2, 5)))]
+        keys.append(random.sample(self.cluster.keys, 2))
+        return [self.cluster.sort_keys(one) for one in keys]
+
+    # Checkpoints
+
+    def rows(self) -> tuple[RestorePlan | None, int]:
+        """Return which restore was the last, and the generation of the rows."""
+        found = self.cluster.store.state.get(RESTORE)
+        plan = RestorePlan.from_json(found.value) if found is not None else None
+        generation = self.cluster.routings[-1].generation if self.cluster.routings else 0
+        return plan, generation
+
+    def records(self) -> dict[str, Any]:
+        """Return what a node that writes a checkpoint reads of the job before it begins."""
+        plan, generation = self.rows()
+        found = self.cluster.store.state.range(KEYS.root).values()
+
+        def below(prefix: str) -> dict[str, str]:
+            return {
+                key.removeprefix(prefix): item.value
+                for key, item in found.items()
+                if key.startswith(prefix)
+            }
+
+        document = {
+            "spec": found[KEYS.spec].value,
+            "state": found[KEYS.state].value,
+            "done": below(KEYS.all_done),
+            "parked": below(KEYS.all_parked),
+        }
+        version = plan.version if plan is not None else 0
+        return {"restore_version": version, "generation": generation, "jobs": {"job": document}}
+
+    def progress_of(self, plan: RestorePlan, job: Job) -> Any:
+        """Return the progress that was saved with a checkpoint."""
+        kept = self.saved[int(plan.checkpoint.split("-")[1]) - 1]
+        records = records_of(kept, "job")
+        assert records is not None
+        return records.progress(job.tables)
+
+    # Verdict
+
+    def told_first(self, number: int, task: int, worker: str) -> None:
+        """A worker was told that its attempt made a task done."""
+        self.cluster.queue.counts["told_first"] += 1
+        self.first[self.epoch, number, task] += 1
+        restored = self.cluster.checkpoints is not None
+        if self.first[self.epoch, number, task] > 1 and not restored:
+            self.cluster.fail(f"task {number}-{task} was completed first twice, now by {worker}")
+
+    @property
+    def state(self) -> str:
+        """The job's state as it is recorded."""
+        return self._recorded().state
+
+    def _recorded(self) -> JobStateRecord:
+        found = self.cluster.store.state.get(KEYS.state)
+        assert found is not None
+        return JobStateRecord.from_json(found.value)
+
+    @property
+    def unsettled(self) -> str:
+        """What is missing until the job is over; empty if nothing is."""
+        return "" if self.failed or self.state == "done" else f"the job is {self.state}"
+
+    def check_end(self, where: str, keys: list[int], counts: list[int]) -> None:
+        """Each batch of each pass counts once in each slot, if rows are those of its end."""
+        if self.rows()[1] != self._recorded().generation:
+            self.cluster.queue.counts["rows_changed_after_the_end"] += 1
+            return
+        expected: Counter[int] = Counter()
+        for number in range(1, PASSES + 1):
+            for task in range(TASKS):
+                for batch in range(BATCHES):
+                    for pushed in self.keys_of(number, task, batch):
+                        expected.update(pushed)
+        for key, count in zip(keys, counts, strict=True):
+            if count != expected[key]:
+                slot = self.cluster.slot_of[key]
+                self.cluster.fail(
+                    f"job: {where} counts {count} for key {key} of slot {slot}, not {expected[key]}"
+                )
+
+
+class JobCheckpoints(Checkpoints):
+    """Checkpoints that keep the job's records, read a little before they are written."""
+
+    def __init__(self, cluster: Cluster, seed: int, book: JobBook) -> None:
+        self._book = book
+        super().__init__(cluster, seed)
+        # The progress of a job goes with all slots.
+        self._some_slots = False
+
+    def _save(self) -> None:
+        if self._cluster.routings and self._cluster.store.is_up:
+            records = self._book.records()
+            self._later(30 * MS, partial(self._finish, records))
+        else:
+            self._later(30 * MS, self._save)
+
+    def _finish(self, records: dict[str, Any]) -> None:
+        plan, generation = self._book.rows()
+        version = plan.version if plan is not None else 0
+        is_same = (version, generation) == (records["restore_version"], records["generation"])
+        before = len(self._saved)
+        if is_same and (plan is None or plan.state == "done"):
+            super()._save()
+        elif not self._cluster.trainers[0].stopping:
+            self._later(30 * MS, self._save)
+        if len(self._saved) > before:
+            self._book.saved.append(records)

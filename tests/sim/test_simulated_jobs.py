@@ -1,0 +1,78 @@
+"""Simulated jobs: seeds that found a fault, then some others; more by ``tests.sim --jobs``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.sim.cluster import UNLIMITED, Outcome, simulate
+from tests.sim.pserver import Pserver
+
+SEEDS = 200
+RESTORED_SEEDS = 100
+# A worker was told to be first at a task that was then given out again; a master that was none any
+# more was asked about a task that a later one had given.
+REGRESSIONS = [998, 2126]
+# Batches were lost: what was settled or closed before a restore was taken for settled after it.
+RESTORED_REGRESSIONS = [10, 11, 14, 15, 17, 21, 27, 35, 37, 58, 108, 134, 173, 308, 346]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Masters say much of tasks that come back."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def _run(seeds: Sequence[int], **ways: bool) -> tuple[list[Outcome], Counter[str]]:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        outcomes = list(pool.map(partial(simulate, job=True, **ways), seeds, chunksize=5))
+    return outcomes, sum((one.counts for one in outcomes), Counter())
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert simulate(17, job=True, checkpoints=True) == simulate(17, job=True, checkpoints=True)
+
+
+def test_batches_of_jobs_count_once_whichever_masters_and_workers_die() -> None:
+    outcomes, counts = _run([*REGRESSIONS, *range(SEEDS)])
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    happened = ("masters_killed", "masters_paused", "workers_killed", "workers_paused", "revoked")
+    assert min(counts[name] for name in happened) > SEEDS / 2
+    assert counts["masters_replaced"] > SEEDS / 4
+    assert counts["streams_closed"] > 5 * SEEDS
+
+
+def test_batches_of_jobs_count_once_when_the_cluster_is_restored_at_any_moment() -> None:
+    seeds = [*RESTORED_REGRESSIONS, *range(RESTORED_SEEDS)]
+    outcomes, counts = _run(seeds, checkpoints=True)
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    assert min(counts["went_back"], counts["state_lost"]) > RESTORED_SEEDS
+    # Some cannot go on: slots were lost with every copy, or the checkpoint is of no use to them.
+    assert counts["jobs_failed"] < len(seeds) / 2
+
+
+def test_servers_that_take_what_was_sent_before_a_restore_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    push, close = Pserver.on_push, Pserver.on_close
+
+    def on_push(self: Pserver, *request: Any) -> None:
+        stream, sequence, floor, keys, _known_version, answer = request
+        push(self, stream, sequence, floor, keys, UNLIMITED, answer)
+
+    def on_close(self: Pserver, stream: Any, _known_version: int, answer: Any) -> None:
+        close(self, stream, UNLIMITED, answer)
+
+    monkeypatch.setattr(Pserver, "on_push", on_push)
+    monkeypatch.setattr(Pserver, "on_close", on_close)
+    seeds = RESTORED_REGRESSIONS
+    assert any(simulate(seed, job=True, checkpoints=True).failure for seed in seeds)
