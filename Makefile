@@ -1,6 +1,6 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
 # Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
-# SEED and MINUTES (of chaos).
+# SEED, MINUTES and JOB_MINUTES (of chaos).
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -12,6 +12,7 @@ FUZZ_CASES ?= 2000000
 FUZZ_SECONDS ?= 60
 SEED ?= 1
 MINUTES ?= 3
+JOB_MINUTES ?= 0.75
 DIST ?= dist
 
 VENV := .venv
@@ -66,8 +67,9 @@ test: install  ## run the tests: Rust, then Python (some minutes)
 test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs
 	$(BIN)/python -m pytest -m "slow and not chaos" $(PYTEST_ARGS)
 
-chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, and judge
+chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, then those of jobs for JOB_MINUTES
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
+	$(BIN)/python -m tests.chaos jobs --seed $(SEED) --minutes $(JOB_MINUTES)
 
 sim: install  ## run SEEDS simulated clusters from FIRST_SEED on; TRACE=1 tells everything that happens
 	$(BIN)/python -m tests.sim --seeds $(SEEDS) --first-seed $(FIRST_SEED) $(if $(TRACE),--trace)

@@ -459,8 +459,7 @@ class SimNode:
         """Take a push on; the keys are sorted by slot, ``known_version`` is the client's routing.
 
         Returns:
-            A refusal's code and text; 0: every slot has had it before; -1: the answer with this
-            token follows as work.
+            A refusal's code, its text; 0: every slot has had it; -1: this token's work is to come.
         """
     def close_stream(
         self, now: int, token: int, stream: tuple[int, int, int], known_version: int = 2**64 - 1

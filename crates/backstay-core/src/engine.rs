@@ -124,8 +124,7 @@ impl Engine {
         self.slots[self.index(slot)].standing
     }
 
-    /// A slot begins anew with a routing version: what clients of earlier ones push and close is
-    /// of rows that are no more.
+    /// A slot begins anew with a routing version, unknown to clients that go by earlier ones.
     pub fn set_birth(&mut self, slot: u32, birth: u64) {
         let slot = self.index(slot);
         self.slots[slot].birth = birth;
@@ -476,13 +475,12 @@ impl Engine {
     /// end would hide pushes that are to be done again.
     fn check_life(&self, slot: u32, transaction: &Transaction) -> Result<(), Refusal> {
         let birth = self.slots[self.index(slot)].birth;
-        if birth <= 1 || transaction.known_version >= birth {
+        let known = transaction.known_version;
+        if birth <= 1 || known >= birth {
             return Ok(());
         }
-        Err(Refusal::NotReady(format!(
-            "slot {slot} began anew with routing {birth}, and the client goes by {}",
-            transaction.known_version
-        )))
+        let reason = format!("slot {slot} began anew with routing {birth}, unknown to {known}");
+        Err(Refusal::NotReady(reason))
     }
 
     fn check_serving(&self, slot: u32) -> Result<(), Refusal> {
