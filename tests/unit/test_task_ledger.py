@@ -214,7 +214,7 @@ def test_complete_told_again_is_answered_in_the_same_way() -> None:
 def test_what_was_never_given_is_refused() -> None:
     book = ledger(2)
     attempt = given(book, "w-0").attempt
-    with pytest.raises(InvalidRequest, match="training-1: .* task 2 of 2"):
+    with pytest.raises(InvalidRequest, match=r"training-1: .* task 2 of 2"):
         book.complete("w-0", 2, attempt, 0.0)
     with pytest.raises(InvalidRequest, match="was never given"):
         book.fail("w-0", 0, attempt + 1, WRONG, 0.0)
