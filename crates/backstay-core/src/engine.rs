@@ -471,15 +471,13 @@ impl Engine {
         )))
     }
 
-    /// Refuse what was sent to an earlier life of a slot: after a restore, its stream's floor or
-    /// end would hide pushes that are to be done again.
+    /// Refuse what was sent to an earlier life: its floor or end would hide what is to be redone.
     fn check_life(&self, slot: u32, transaction: &Transaction) -> Result<(), Refusal> {
         let birth = self.slots[self.index(slot)].birth;
-        let known = transaction.known_version;
-        if birth <= 1 || known >= birth {
+        if birth <= 1 || transaction.known_version >= birth {
             return Ok(());
         }
-        let reason = format!("slot {slot} began anew with routing {birth}, unknown to {known}");
+        let reason = format!("slot {slot} began anew with routing {birth}, which is newer");
         Err(Refusal::NotReady(reason))
     }
 

@@ -322,6 +322,7 @@ fn a_late_copy_after_its_stream_was_closed_is_skipped() {
     let mut raw = Raw::greeted(&server);
     let close = CloseStream {
         stream: push_meta("t", 1, 99, 0, 0).id.stream,
+        routing_version: u64::MAX,
     };
     raw.send(&push(1, "t", &[1], 99, 0));
     assert_eq!(raw.expect_push_reply(1).applied_slots, 1);

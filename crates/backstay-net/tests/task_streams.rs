@@ -126,6 +126,7 @@ fn a_push_with_a_lower_floor_than_the_slot_knows_is_harmless() {
     }
     let close = CloseStream {
         stream: push_meta("t", 1, 99, 0, 0).id.stream,
+        routing_version: u64::MAX,
     };
     one.send(&frame(Opcode::CloseStream, 6, &close.encode(), &[]));
     one.expect(Opcode::CloseStreamReply, 6);
