@@ -1,0 +1,84 @@
+"""A master tells workers nothing of rows that are not those which its progress is of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from backstay._proto.v1 import job_pb2
+from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.errors import NotJobMaster
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER
+from backstay.master.job import Job, RowsIdentity
+from backstay.master.service import JobService
+from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.memory_nodes import run
+
+ROWS = RowsIdentity(restore_version=7, generation=2)
+NO_CONTEXT = cast(Any, None)
+
+
+def scenario(folder: Path, play: Callable[[JobService, Job], Awaitable[None]]) -> None:
+    async def inside(backend: MemoryBackend) -> None:
+        spec = counting_spec(folder)
+        async with master_of(MemoryStore(backend), spec, 1) as (_, job):
+            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+            service.job = job
+            job.note_rows(ROWS)
+            await play(service, job)
+
+    run(inside)
+
+
+def asked(worker: str, number: int, rows: RowsIdentity | None) -> job_pb2.GetTaskRequest:
+    request = job_pb2.GetTaskRequest(
+        worker=job_pb2.Worker(id=worker, instance=ord(worker[0])), request=number
+    )
+    if rows is not None:
+        request.rows.restore_version, request.rows.generation = rows
+    return request
+
+
+@pytest.mark.parametrize("other", [RowsIdentity(6, 2), RowsIdentity(7, 1), RowsIdentity(9, 3)])
+def test_a_worker_on_other_rows_gets_neither_tasks_nor_streams(
+    tmp_path: Path, other: RowsIdentity
+) -> None:
+    async def play(service: JobService, job: Job) -> None:
+        first = await service.GetTask(asked("a", 1, ROWS), NO_CONTEXT)
+        assert first.HasField("task")
+        hold = first.task.hold
+        done = job_pb2.CompleteRequest(worker=asked("a", 1, None).worker, hold=hold, batches=1)
+        assert (await service.Complete(done, NO_CONTEXT)).first
+        job.drop_worker("a", "it dies before it has closed the stream")
+        answer = await service.GetTask(asked("b", 1, other), NO_CONTEXT)
+        assert answer.other_rows
+        assert not answer.HasField("task")
+        assert not answer.streams_to_close
+        # The same worker, connected anew.
+        answer = await service.GetTask(asked("b", 2, ROWS), NO_CONTEXT)
+        assert not answer.other_rows
+        assert answer.HasField("task")
+        assert [one.task for one in answer.streams_to_close] == [hold.number]
+
+    scenario(tmp_path, play)
+
+
+def test_what_a_later_master_gave_is_for_that_one(tmp_path: Path) -> None:
+    async def play(service: JobService, job: Job) -> None:
+        hold = (await service.GetTask(asked("a", 1, ROWS), NO_CONTEXT)).task.hold
+        hold.attempt = (job.state.starts + 1) * ATTEMPTS_PER_MASTER
+        worker = asked("a", 1, None).worker
+        for call in (
+            service.Complete(job_pb2.CompleteRequest(worker=worker, hold=hold), NO_CONTEXT),
+            service.KeepHolds(job_pb2.KeepHoldsRequest(worker=worker, holds=[hold]), NO_CONTEXT),
+            service.GiveBack(job_pb2.GiveBackRequest(worker=worker, hold=hold), NO_CONTEXT),
+            service.Fail(job_pb2.FailRequest(worker=worker, hold=hold), NO_CONTEXT),
+        ):
+            with pytest.raises(NotJobMaster, match="ask it"):
+                await call
+
+    scenario(tmp_path, play)
