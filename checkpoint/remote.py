@@ -86,7 +86,8 @@ class RestoreState:
 
     ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
     is 0 while the restore is requested and has changed nothing yet. ``generation`` grows with each
-    restore, and whenever slots lost all their copies and began anew.
+    restore, and whenever slots lost all their copies and began anew; ``done_generation`` is what
+    it was when this restore was done.
     """
 
     id: str
@@ -96,6 +97,7 @@ class RestoreState:
     trouble: str
     version: int = 0
     generation: int = 0
+    done_generation: int = 0
 
 
 def save(
@@ -235,6 +237,7 @@ def restore_state(channel: grpc.Channel, *, timeout_s: float) -> RestoreState:
         trouble=answer.trouble,
         version=answer.version,
         generation=answer.generation,
+        done_generation=answer.done_generation,
     )
 
 

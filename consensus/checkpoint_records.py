@@ -89,6 +89,8 @@ class RestorePlan:
         slots: Which slots; empty: all.
         state: ``requested``; ``loading`` once the routing table says so; ``done``.
         version: The routing version at which it became ``loading``; 0 before.
+        generation: That of the rows when it became ``done``; 0 before. A greater one since then:
+            slots lost all their copies.
     """
 
     url: str
@@ -96,6 +98,7 @@ class RestorePlan:
     slots: tuple[int, ...] = ()
     state: RestoreState = "requested"
     version: int = 0
+    generation: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a state that is none."""
@@ -111,6 +114,7 @@ class RestorePlan:
                 "slots": list(self.slots),
                 "state": self.state,
                 "version": self.version,
+                "generation": self.generation,
             }
         )
 
@@ -134,4 +138,5 @@ _RESTORE_FIELDS: Mapping[str, type] = {
     "slots": list,
     "state": str,
     "version": int,
+    "generation": int,
 }

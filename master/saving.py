@@ -120,7 +120,8 @@ class Saving:
         restore = await asyncio.to_thread(self._checkpoints.restore_state)
         if not self._is_news(restore):
             return False
-        if restore.version == job.state.restore_version:
+        is_same = restore.version == job.state.restore_version
+        if is_same or restore.generation > restore.done_generation:
             newest = job.state.checkpoint or "a checkpoint"
             job.end(
                 "failed",
@@ -169,7 +170,11 @@ class Saving:
         # One that is only requested has changed nothing yet, and has no version. While slots are
         # loaded, a master that has not heard of it yet still takes pushes for what was before. A
         # node that lags behind may tell of what was.
-        is_old = restore.version < noted[0] or restore.generation < noted[1]
+        is_old = (
+            restore.version < noted[0]
+            or restore.generation < noted[1]
+            or restore.generation < restore.done_generation
+        )
         is_known = (restore.version, restore.generation) == noted
         return not (restore.state in ("requested", "loading") or is_old or is_known)
 

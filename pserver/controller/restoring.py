@@ -85,4 +85,7 @@ def restore_after(draft: Draft, plan: RestorePlan | None, version: int) -> Resto
         return None
     if plan.state == "requested":
         return replace(plan, state="loading", version=version) if draft.restoring else None
-    return None if draft.restoring else replace(plan, state="done")
+    if draft.restoring:
+        return None
+    # What is lost by this very decision is lost after it.
+    return replace(plan, state="done", generation=draft.before.generation)

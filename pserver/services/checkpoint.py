@@ -240,6 +240,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             trouble="; ".join(trouble),
             version=plan.version,
             generation=generation,
+            done_generation=plan.generation,
         )
 
     def _joined(self) -> CheckpointParts:

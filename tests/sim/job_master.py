@@ -281,7 +281,7 @@ class SimMaster:
         if under_way or is_old or (version, generation) == noted:
             then()
             return
-        if version == noted[0]:
+        if version == noted[0] or (plan is not None and generation > plan.generation):
             job.end("failed", "slots lost all their copies")
             self.book.failed = True
             then()

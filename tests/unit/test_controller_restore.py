@@ -101,7 +101,7 @@ def test_slots_are_served_as_their_masters_load_them_and_then_copied() -> None:
     assert records.restore.state == "loading"
     records = written(loaded(records, tuple(range(SLOTS))))
     assert table(records).restoring.slots == ()
-    assert records.restore == replace(PLAN, state="done", version=2)
+    assert records.restore == replace(PLAN, state="done", version=2, generation=1)
     records = settled(records)
     assert all(len(held.synced) == 2 for held in table(records).sets)
     assert decide(records).restore is None
@@ -236,7 +236,12 @@ def test_what_masters_cannot_load_is_told() -> None:
 
 def test_the_records_are_strict() -> None:
     save = SaveRecord("ckpt-000001-abcdef", "ps-0", 7, "now")
-    for record in (PLAN, replace(PLAN, slots=(2,), state="done", version=4), NEWEST, save):
+    for record in (
+        PLAN,
+        replace(PLAN, slots=(2,), state="done", version=4, generation=3),
+        NEWEST,
+        save,
+    ):
         kind = type(record)
         assert kind.from_json(record.to_json()) == record
         with pytest.raises(InvalidRequest):

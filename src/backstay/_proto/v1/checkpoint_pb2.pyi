@@ -438,6 +438,7 @@ class GetRestoreResponse(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    DONE_GENERATION_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Empty: nothing was ever restored; the generation is told nevertheless."""
     url: _builtins.str
@@ -452,6 +453,8 @@ class GetRestoreResponse(_message.Message):
     """
     generation: _builtins.int
     """Grows with each restore, and whenever slots lost all their copies and began anew."""
+    done_generation: _builtins.int
+    """What it was when this restore was done; 0 before. Less than now: slots were lost since."""
     def __init__(
         self,
         *,
@@ -462,10 +465,11 @@ class GetRestoreResponse(_message.Message):
         trouble: _builtins.str = ...,
         version: _builtins.int = ...,
         generation: _builtins.int = ...,
+        done_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_generation", b"done_generation", "generation", b"generation", "id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
