@@ -96,14 +96,15 @@ class OpenRound:
 
     def erase(self, journal: Journal, keys: JobKeys) -> None:
         """Have the journal remove everything that it has of this round."""
-        self.ledger.take_changes()
+        # Records that were read and are of nothing any more are among the changes only.
+        changes = self.ledger.take_changes()
         name = str(self.id)
         for number in range(-(-len(self.table) // CHUNK_TASKS)):
             if self.ledger.done.chunk(number):
                 journal.stage_removal(keys.done(name, number))
-        for task in self.ledger.parked:
+        for task in sorted({*self.ledger.parked, *changes.parked}):
             journal.stage_removal(keys.parked(name, task))
-        for worker in (NOBODY, *sorted(self.ledger.workers)):
+        for worker in sorted({NOBODY, *self.ledger.workers, *changes.workers}):
             journal.stage_removal(keys.held(name, worker))
 
     def compute(self) -> dict[str, float]:

@@ -13,7 +13,7 @@ import pytest
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import ConfigError, InvalidRequest, JobRefused, NotJobMaster, StoreUnavailable
-from backstay.master.core.holds import Failure, HeldTask
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, WorkerRecord
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_table import TaskTable
@@ -297,6 +297,24 @@ def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_agai
             done = {task for _, task in worker.told}
             assert done == set(range(TASKS)) - saved
             assert since <= done
+
+    run(scenario)
+
+
+def test_going_back_leaves_no_hold_of_a_task_that_was_done(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store = MemoryStore(backend)
+        spec = counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            task = await do_one(job)
+            await job.journal.durable(DURABLE_S)
+        # A master died after it had written that the task is done, and before its worker's record.
+        stale = WorkerRecord(held=(HeldTask(task, ATTEMPTS_PER_MASTER, 0),))
+        await store.put(KEYS.held("training-1", "w9"), stale.to_json())
+        async with master_of(store, spec, 2, replaces=1) as (_, job):
+            job.go_back(None)
+            await job.journal.durable(DURABLE_S)
+        assert (await store.range(KEYS.all_held)).items == ()
 
     run(scenario)
 
