@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -117,6 +118,10 @@ class JobProcesses:
 
     def over(self) -> job_pb2.JobStatus:
         """Wait for the end of the job; return its status."""
+        return self.until(lambda status: status.state in OVER)
+
+    def until(self, holds: Callable[[job_pb2.JobStatus], bool]) -> job_pb2.JobStatus:
+        """Wait until the job's status is as it should be; return it."""
         until = time.monotonic() + WAIT_LIMIT_S
         while True:
             try:
@@ -125,7 +130,7 @@ class JobProcesses:
                 if time.monotonic() > until:
                     raise AssertionError("no status came") from error
                 continue
-            if status.state in OVER:
+            if holds(status):
                 return status
-            assert time.monotonic() < until, f"the job is not over in time: {status}"
+            assert time.monotonic() < until, f"the job did not come to this in time: {status}"
             time.sleep(PAUSE_S)

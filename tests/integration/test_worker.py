@@ -218,12 +218,14 @@ def test_in_sync_mode_a_step_of_two_workers_is_one_big_batch(tmp_path: Path) -> 
             LocalCluster(servers=1, settings={"slot_count": 16}) as cluster,
             JobProcesses(cluster, spec, folder) as processes,
         ):
+            if name == "broken":
+                # It leads: it is there before the others.
+                processes.start_worker("w-2", SIGNAL="SIGKILL", AT_BATCH="10")
+                processes.until(lambda status: bool(status.workers))
             processes.start_worker("w-0")
             if name != "alone":
                 processes.start_worker("w-1")
             if name == "broken":
-                # Whatever part it has at its tenth batch, leader or not.
-                processes.start_worker("w-2", SIGNAL="SIGKILL", AT_BATCH="10")
                 assert processes.code("w-2") == -9
             status = processes.over()
             assert status.state == "done", status.reason
