@@ -81,10 +81,10 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """The command's exit code."""
-        if self.audit is not None and not self.audit.records_counted_once:
-            return EXIT_FAILED
         if self.state == "done":
-            return 0
+            # What an audit finds missing or doubled is a failure, whatever the master says.
+            right = self.audit is None or self.audit.records_counted_once
+            return 0 if right else EXIT_FAILED
         if self.is_finished and self.status is not None and self.status.parked:
             return EXIT_PARKED
         return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
