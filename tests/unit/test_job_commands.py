@@ -20,6 +20,7 @@ from backstay.cli.progress import metrics_text, round_text, summary_lines
 from backstay.cli.servers import chosen_servers
 from backstay.cli.supervisor import Outcome
 from backstay.job_spec import DataSpec, JobSpec, ServersSpec
+from backstay.trainer.worker.audit import RecordsAudit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 MODEL = """\
@@ -203,6 +204,16 @@ def test_exit_codes_of_outcomes() -> None:
         document = outcome.to_mapping(spec_with(ServersSpec()))
         assert (document["state"], document["exit_code"]) == (state, code)
         json.dumps(document)
+
+
+def test_an_audit_that_finds_something_is_a_failure() -> None:
+    parked = status_of(parked=1)
+    wrong = RecordsAudit(1, 10, 9, 1, 0, 0, (("a.csv", 3, 0),))
+    right = RecordsAudit(1, 10, 10, 0, 0, 0, ())
+    assert Outcome(status_of(), "done", "", 1.0, right, True).exit_code == 0
+    assert Outcome(status_of(), "done", "", 1.0, wrong, True).exit_code == 1
+    # The records of a parked task are missing, and the command says so by its own code.
+    assert Outcome(parked, "failed", "", 1.0, wrong, True).exit_code == 3
 
 
 def test_the_metrics_log_has_each_change_and_each_evaluation_once(tmp_path: Path) -> None:
