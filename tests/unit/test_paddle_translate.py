@@ -11,7 +11,7 @@ paddle = pytest.importorskip("paddle")
 
 from backstay import tables
 from backstay.errors import ConfigError
-from backstay.trainer.paddle.environment import TrainerEnvironment
+from backstay.trainer.adapter.session import TrainerEnvironment
 from backstay.trainer.paddle.lookup import Bags
 from backstay.trainer.paddle.translate import (
     base_learning_rate,
