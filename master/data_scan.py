@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from types import ModuleType
 
+from backstay.course.task_table import TaskTable
 from backstay.errors import ConfigError
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.master.core.task_table import TaskTable
 from backstay.trainer.readers import open_reader
 
 __all__ = ["DATA", "data_specs", "scan"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
-from backstay.master.core.task_table import TaskTable
 from backstay.trainer.model import model_definition
 from backstay.trainer.readers import open_reader
 

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
+from backstay.course.course import Course
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
-from backstay.master.core.course import Course
 from backstay.master.core.evaluation import TaskOutputs
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
 from backstay.master.core.progress import JobProgress
-from backstay.master.core.rounds import RoundId, RoundKind
-from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal

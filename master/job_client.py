@@ -16,9 +16,9 @@ from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, Master
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
+from backstay.course.course import Course
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.core.course import Course
 from backstay.master.open_round import course_plan
 from backstay.master.recorded_parked import recorded_parked
 from backstay.master.status import recorded_status

@@ -5,7 +5,7 @@ Who holds the task leads its steps; who asks for one meanwhile is sent there. Va
 
 from __future__ import annotations
 
-from backstay.master.core.rounds import RoundKind
+from backstay.course.rounds import RoundKind
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import Given, OpenRound
 

@@ -1,6 +1,7 @@
 """A round under way: its tasks, its ledger, and what an evaluation brought so far.
 
-Puts the values of ``master.core`` and the job's settings together. Does no I/O.
+Puts the values of ``backstay.course``, of ``master.core`` and the job's settings together. Does
+no I/O.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from functools import partial
 from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
+from backstay.course.course import CoursePlan, EarlyStopRule
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.seeds import order_seed, shuffle_seed
+from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
-from backstay.master.core.course import CoursePlan, EarlyStopRule
 from backstay.master.core.evaluation import RoundOutputs
 from backstay.master.core.holds import HeldTask, LedgerLimits, ParkedTask
 from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.rounds import RoundId, RoundKind
-from backstay.master.core.seeds import order_seed, shuffle_seed
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
-from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerPolicy
 from backstay.master.journal import Journal
 from backstay.trainer.metrics import METRICS

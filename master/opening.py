@@ -2,7 +2,7 @@
 
 Called by a process that holds the office, so nobody else writes. What is written goes through the
 journal and is durable before the next step needs it; a master that dies in between leaves what the
-next one does again. Imports ``backstay.consensus`` and ``master.core``.
+next one does again. Imports ``backstay.consensus``, ``backstay.course`` and ``master.core``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import replace
 from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
+from backstay.course.course import Course
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.core.course import Course
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, ParkedTask, WorkerRecord
 from backstay.master.core.ledger import NOBODY
-from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
-from backstay.master.core.task_table import TaskTable
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import data_specs, scan
 from backstay.master.job import Records, RowsIdentity

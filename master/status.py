@@ -9,9 +9,9 @@ import json
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable
 from backstay.master.core.holds import ParkedTask
-from backstay.master.core.rounds import RoundId, RoundKind
-from backstay.master.core.task_table import TaskTable
 from backstay.master.job import Job
 
 __all__ = [

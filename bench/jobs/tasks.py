@@ -23,9 +23,9 @@ import zlib
 from collections.abc import Iterable
 from typing import Protocol
 
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.core.holds import Changes, Grant, HeldTask, LedgerLimits
 from backstay.master.core.ledger import TaskLedger
-from backstay.master.core.rounds import RoundId, RoundKind
 from bench.jobs.local import print_result
 
 HOLD_TTL_S = 2.0

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
+from backstay.course.rounds import RoundId
+from backstay.course.seeds import permutation
 from backstay.errors import InvalidRequest
 from backstay.master.core.closing import NOBODY, StreamsToClose
 from backstay.master.core.hold_book import Hold, HoldBook, Median
@@ -34,8 +36,6 @@ from backstay.master.core.holds import (
     ParkedTask,
     WorkerRecord,
 )
-from backstay.master.core.rounds import RoundId
-from backstay.master.core.seeds import permutation
 from backstay.master.core.task_bits import TaskBits, chunk_of
 from backstay.master.core.todo import TodoQueue
 from backstay.master.core.trouble import Trouble

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backstay.consensus.json_fields import dump, fields_of, parse_fields
+from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
 from backstay.master.core.holds import ParkedTask
-from backstay.master.core.rounds import RoundId
 from backstay.master.core.task_bits import TaskBits
 
 __all__ = ["JobProgress", "RoundProgress"]

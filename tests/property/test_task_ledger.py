@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.core.holds import (
     ATTEMPTS_PER_MASTER,
     Changes,
@@ -30,7 +31,6 @@ from backstay.master.core.holds import (
     WorkerRecord,
 )
 from backstay.master.core.ledger import TaskLedger
-from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 
 ROUND = RoundId(RoundKind.TRAINING, 1)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import WorkerReplaced
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, HeldTask
-from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.job import Job, RowsIdentity
 from backstay.master.open_round import Given
 from tests.sim.events import MS, Clock, Micros

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from backstay.consensus.checkpoint_records import RestorePlan
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.store import Put, Txn
+from backstay.course.task_table import TaskTable
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.core.task_table import TaskTable
 from backstay.master.job import Job
 from backstay.master.saving import records_of
 from backstay.trainer.readers import Shard

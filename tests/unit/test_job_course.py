@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from backstay.course.course import Course, CoursePlan, EarlyStopRule
+from backstay.course.rounds import RoundId
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.master.core.course import Course, CoursePlan, EarlyStopRule
-from backstay.master.core.rounds import RoundId
 
 PLAN = CoursePlan(passes=2, evaluates=True, train_end=True)
 

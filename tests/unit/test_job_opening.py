@@ -12,11 +12,11 @@ import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable
 from backstay.errors import ConfigError, InvalidRequest, JobRefused, NotJobMaster, StoreUnavailable
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, WorkerRecord
 from backstay.master.core.progress import JobProgress
-from backstay.master.core.rounds import RoundId, RoundKind
-from backstay.master.core.task_table import TaskTable
 from backstay.master.job import Job, RowsIdentity
 from backstay.master.saving import records_of
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs

@@ -2,6 +2,7 @@
 
 import pytest
 
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.master.core.holds import (
     Failure,
@@ -12,7 +13,6 @@ from backstay.master.core.holds import (
     WorkerRecord,
 )
 from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.rounds import RoundId, RoundKind
 from backstay.master.core.task_bits import TaskBits
 
 ROUND = RoundId(RoundKind.TRAINING, 1)

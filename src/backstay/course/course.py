@@ -4,7 +4,7 @@ Level-triggered: events come in, and ``open_rounds`` and ``outcome`` say how thi
 the caller makes it so. A round that is no longer open and not over is to be cut short. Training
 passes follow one another; an evaluation comes after each pass (the next pass waits for it, so that
 it sees one state of the model) or every so many steps, beside the training; at most one more waits.
-Imports ``master.core``, ``backstay.errors`` and ``json_fields``; does no I/O.
+Imports ``backstay.course.rounds``, ``backstay.errors`` and ``json_fields``; does no I/O.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.master.core.rounds import RoundId, RoundKind
 
 __all__ = ["Course", "CoursePlan", "EarlyStopRule", "Outcome"]
 
