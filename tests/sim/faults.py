@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from backstay.consensus.store import Delete, Txn
 from tests.sim.events import MS, Micros
 from tests.sim.network import STORE
 
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
     from tests.sim.pserver import Pserver
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "depose"]
 
 BEGIN = 150 * MS
+OFFICE = "controller"
 
 
 class Faults:
@@ -55,7 +57,7 @@ class Faults:
 
     def _someone(self) -> Pserver | None:
         alive = [one for one in self._cluster.processes.values() if one.is_alive]
-        controller = self._cluster.store.state.get("controller")
+        controller = self._cluster.store.state.get(OFFICE)
         if controller is not None and self._queue.random.random() < 0.3:
             ruling = [one for one in alive if one.node_id == controller.value]
             alive = ruling or alive
@@ -167,9 +169,22 @@ class Faults:
             self._queue.at(begin + at * 20 * MS, partial(network.unblock, source, target))
 
     def depose(self) -> None:
-        """The controller's lease is revoked under it: another one rules, it does not know yet."""
-        state = self._cluster.store.state
-        office = state.get("controller")
-        if office is not None and self._cluster.store.is_up:
-            state.revoke(office.lease)
-            self._cluster.store.changed()
+        """Another node rules, and the controller does not know yet."""
+        depose(self._cluster)
+
+
+def depose(cluster: Cluster) -> None:
+    """Take the office from the controller, wherever it is and whatever it hears.
+
+    Its lease is revoked, too, where slots have more copies than one: what their backups promise
+    keeps I3. With one copy the lease alone does, and nothing revokes that of a process that lives.
+    """
+    store = cluster.store
+    office = store.state.get(OFFICE)
+    if office is None or not store.is_up:
+        return
+    if cluster.options.replicas == 1:
+        store.state.transact(Txn((), (Delete(OFFICE),)))
+    else:
+        store.state.revoke(office.lease)
+    store.changed()

@@ -16,6 +16,8 @@ from backstay.consensus.records import RoutingTable
 from backstay.consensus.store import Put, Txn
 from tests.sim.cluster import Cluster, simulate
 from tests.sim.events import MS, S
+from tests.sim.faults import depose
+from tests.sim.network import STORE
 from tests.sim.plans import PLAN, plan_of
 from tests.sim.tasks import TABLES, TaskTrainer
 
@@ -172,6 +174,24 @@ def test_clusters_that_are_restored_at_any_moment_keep_every_rule() -> None:
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts["checkpoints"], counts["restores"], counts["slots_loaded"]) > RESTORED_SEEDS
+
+
+def test_a_controller_cut_off_and_deposed_keeps_its_only_copies_while_its_lease_lasts() -> None:
+    restored = 0
+    for seed in range(60):
+        cluster = Cluster(seed, trace=False, checkpoints=True)
+        if cluster.options.replicas != 1:
+            continue
+        cluster.queue.run_until(1 * S)
+        office = cluster.store.state.get("controller")
+        assert office is not None
+        cluster.network.block(office.value, STORE)
+        cluster.network.block(STORE, office.value)
+        depose(cluster)
+        # I3 is looked at all the time, also while others take its slots from a checkpoint.
+        cluster.queue.run_until(3 * S)
+        restored += cluster.queue.counts["slots_loaded"] > 0
+    assert restored > 5
 
 
 @pytest.mark.timeout(600)
