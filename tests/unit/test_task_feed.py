@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,35 @@ def test_the_order_is_part_of_the_contract() -> None:
 
 
 ORDER_OF_SEED_1 = [2, 4, 7, 5, 0, 6, 3, 1]
+
+
+def until_made(feed: TaskFeed) -> None:
+    """Wait until the feed's thread has made all batches."""
+    limit_s = time.monotonic() + 30
+    while not feed.all_made:
+        assert time.monotonic() < limit_s
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("count", [0, 10, 25])
+def test_the_first_batch_can_be_looked_at_before_its_turn(
+    definition: ModelDefinition, count: int
+) -> None:
+    part = TaskRange("numbers", 100, count)
+    with TaskFeed(lambda: Numbers(), definition, "training", part, batch_size=10) as feed:
+        until_made(feed)
+        first = feed.first_ready()
+        assert feed.first_ready() is first
+        batches = list(feed)
+    assert (first is None) == (count == 0)
+    assert not batches or batches[0] is first
+    assert flat([batch.features.tolist() for batch in batches]) == list(range(100, 100 + count))
+
+
+def test_a_feed_that_fails_at_once_has_no_first_batch(definition: ModelDefinition) -> None:
+    part = TaskRange("letters", 0, 10)
+    with TaskFeed(lambda: Numbers(), definition, "training", part, batch_size=10) as feed:
+        until_made(feed)
+        assert feed.first_ready() is None
+        with pytest.raises(FeedFailed):
+            list(feed)

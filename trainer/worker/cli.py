@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from types import FrameType
 
 import click
@@ -18,6 +19,7 @@ from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ConfigError
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
+from backstay.trainer.directory import reach
 from backstay.trainer.worker.worker import Worker
 
 __all__ = ["main"]
@@ -38,19 +40,35 @@ _LOG = logging.getLogger(__name__)
 )
 @click.option("--job", required=True, help="Name of the job.")
 @click.option("--worker-id", required=True, help="Name of this worker, never used before.")
+@click.option(
+    "--first-contact-timeout-ms",
+    type=int,
+    help="How long servers may take to answer a first time; 0: as long as it takes.",
+)
 @click.option("--log-level", default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
-def main(endpoint: str, job: str, worker_id: str, log_level: str, log_format: str) -> None:
+def main(
+    endpoint: str,
+    job: str,
+    worker_id: str,
+    first_contact_timeout_ms: int | None,
+    log_level: str,
+    log_format: str,
+) -> None:
     """Work for a job until it is over. SIGTERM: give back what is held, and end."""
     lifeline.attach(grace_s=GRACE_S)
     set_up_logging(log_level, log_format, worker_id)
-    sys.exit(run(endpoint, job, worker_id))
+    explicit = {"first_contact_timeout_ms": first_contact_timeout_ms}
+    sys.exit(run(endpoint, job, worker_id, explicit))
 
 
-def run(endpoint: str, job: str, worker_id: str) -> int:
+def run(endpoint: str, job: str, worker_id: str, explicit: Mapping[str, object]) -> int:
     """Work for a job; return the exit code."""
     try:
-        worker = Worker(endpoint, job, worker_id, config=ClientConfig.load())
+        config = ClientConfig.load(explicit=explicit)
+        # Before signals are taken: one ends this wait at once.
+        reach(endpoint, config)
+        worker = Worker(endpoint, job, worker_id, config=config)
 
         def stop(number: int, _: FrameType | None) -> None:
             worker.stop(f"it was told to end ({signal.Signals(number).name})")

@@ -43,11 +43,12 @@ class Pace:
 
     Attributes:
         batches_per_push: Batches that are sent together, and counted as settled together.
-        asks_ahead: Whether the next task may be asked for before this one is done.
+        overlaps_tasks: Whether the next task may be asked for, and begun, before this one is
+            recorded as done.
     """
 
     batches_per_push = 1
-    asks_ahead = True
+    overlaps_tasks = True
 
     def stand_before(self, client: Client) -> Any:
         """Return what the program takes for its client, on a new connection."""

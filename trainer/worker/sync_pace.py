@@ -64,7 +64,7 @@ class SyncPace(Pace):
         ListenError: The host cannot be listened on.
     """
 
-    asks_ahead = False
+    overlaps_tasks = False
 
     def __init__(self, host: str, instance: int, security: SecurityConfig) -> None:
         self._instance = instance

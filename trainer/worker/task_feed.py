@@ -7,6 +7,7 @@ and nothing of the network but what readers do.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -132,6 +133,8 @@ class TaskFeed:
         self._batch_size = batch_size
         self._first = first_batch
         self._batches: int | None = None
+        # Taken from the queue before its turn; of the thread that takes.
+        self._first_ready: Fed | None = None
         self._ready: queue.Queue[Fed | Exception | None] = queue.Queue(BATCHES_AHEAD_MAX)
         self._unwanted = threading.Event()
         self._all_made = threading.Event()
@@ -154,12 +157,27 @@ class TaskFeed:
         """Whether all batches are ready or taken: a good moment to ask for the next task."""
         return self._all_made.is_set()
 
+    def first_ready(self) -> Fed | None:
+        """Return the first batch if it is ready; it stays. Only before any was taken."""
+        if self._first_ready is None:
+            with contextlib.suppress(queue.Empty):
+                item = self._ready.get_nowait()
+                if isinstance(item, Fed):
+                    self._first_ready = item
+                else:
+                    # The end, or an error: for its turn. Nobody else puts any more.
+                    self._ready.put(item)
+        return self._first_ready
+
     def __iter__(self) -> Iterator[Fed]:
         """Yield the batches from ``first_batch`` on.
 
         Raises:
             FeedFailed: The user's ``feed`` failed, or the records cannot be read.
         """
+        first, self._first_ready = self._first_ready, None
+        if first is not None:
+            yield first
         while (item := self._ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item

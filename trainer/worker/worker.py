@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +33,7 @@ from backstay.trainer.model.model_definition import ModelDefinition, load
 from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.engine import Engine, open_engine
 from backstay.trainer.worker.failure_report import bad_records_of, failure_report
+from backstay.trainer.worker.figures import Figures
 from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.master_link import (
     Ended,
@@ -42,13 +41,16 @@ from backstay.trainer.worker.master_link import (
     JobTerms,
     MasterLink,
     Task,
+    Wait,
 )
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
 from backstay.trainer.worker.patience import PASSING, until_answered
 from backstay.trainer.worker.stream_closing import StreamCloser
 from backstay.trainer.worker.sync_pace import pace_of
+from backstay.trainer.worker.task_ends import ENDING_MAX, TaskEnds
 from backstay.trainer.worker.task_feed import Fed, TaskFeed, TaskFeeds, with_following
+from backstay.trainer.worker.task_source import TaskSource
 
 __all__ = ["Worker"]
 
@@ -56,7 +58,6 @@ _LOG = logging.getLogger(__name__)
 
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
-LOSSES_KEPT = 50
 # After an attempt that failed for passing reasons; doubled each time in a row, up to the last.
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 5.0
@@ -92,12 +93,10 @@ class Worker:
         self._link = MasterLink(endpoints, job, worker_id, config=config)
         self._stop = threading.Event()
         self._stop_reason = ""
-        self._ahead = ThreadPoolExecutor(1, "backstay-ask")
-        self._asked: Future[HeldWork | Task | Ended | float] | None = None
+        self._source: TaskSource | None = None
         self._closer = StreamCloser(self._link)
-        self._losses: deque[float] = deque(maxlen=LOSSES_KEPT)
-        self._examples = self._steps = 0
-        self._told_steps = self._steps_when_told = 0
+        self._ends = TaskEnds(lambda work, loss: self._complete(work, loss=loss), self._closer)
+        self._figures = Figures(self._link)
         self._pause_s = FIRST_PAUSE_S
         self._terms: JobTerms
         self._spec: JobSpec
@@ -137,6 +136,7 @@ class Worker:
                 self._spec, self._link, self._endpoints, self._config or ClientConfig.load()
             )
             self._feeds = TaskFeeds(self._spec, self._definition)
+            self._source = TaskSource(self._link, self._feeds, self._pace, self._told)
             self._others = OtherTasks(self._definition, self._spec, self._id)
             self._callbacks = Callbacks(
                 self._definition.make_callbacks(),
@@ -175,39 +175,21 @@ class Worker:
                 return Ended("left", reason)
             engine = self._connected()
             self._closer.close_for_others(engine.client, self._terms.stream_job, engine.rows)
-            asked, self._asked = self._asked, None
-            # An answer "wait" that was asked for during the last task is old news.
-            answer = asked.result() if asked is not None else None
-            if answer is None or isinstance(answer, float):
-                answer = self._ask(engine.rows)
-            if not isinstance(answer, float):
+            assert self._source is not None
+            answer = self._source.next(engine.rows)
+            if not isinstance(answer, Wait):
                 return answer
-            self._stop.wait(answer)
-
-    def _ask(self, rows: tuple[int, int]) -> HeldWork | Task | Ended | float:
-        """Ask the master; a task's records are read from now on.
-
-        A task itself is one that another worker leads. A number: wait so many seconds.
-        """
-        answer = self._told(lambda: self._link.get_task(rows))
-        if isinstance(answer, Ended):
-            return answer
-        if not isinstance(answer, Task):
             self._other_rows = answer.other_rows
-            return answer.wait_s
-        if answer.leader:
-            return answer
-        work = HeldWork(answer, self._pace.batches_per_push, rows)
-        self._link.hold(answer, work)
-        if answer.kind != "train_end":
-            work.feed = self._feeds.of(answer)
-        return work
+            # There may be none because one that failed at its end is still held here.
+            if self._all_ended_well():
+                self._stop.wait(answer.wait_s)
 
-    def _ask_ahead(self, feed: TaskFeed, rows: tuple[int, int]) -> None:
-        """Ask for the next task while the last batches of this one are computed."""
-        may_ask = self._pace.asks_ahead and self._asked is None
-        if may_ask and feed.all_made and not self._told_to_stop():
-            self._asked = self._ahead.submit(self._ask, rows)
+    def _ask_ahead(self, work: HeldWork) -> TaskSource:
+        """Ask for the next task once the last batches of this one are made."""
+        assert self._source is not None
+        if work.feed is not None and work.feed.all_made and not self._told_to_stop():
+            self._source.ask_ahead(work.rows)
+        return self._source
 
     def _told_to_stop(self) -> str:
         if not self._stop.is_set():
@@ -226,6 +208,7 @@ class Worker:
             BackstayError: This worker cannot go on.
         """
         try:
+            self._all_ended_well(left=ENDING_MAX - 1 if work.task.kind == "training" else 0)
             work.check()
             engine = self._ready()
             if work.rows != engine.rows:
@@ -236,24 +219,44 @@ class Worker:
             else:
                 self._do_other(work, engine)
             self._pause_s = FIRST_PAUSE_S
-        except HoldLost as lost:
-            _LOG.info("%s: dropped: %s", work, lost)
-            self._abandon()
-        except FATAL:
-            raise
         except Stopped:
             self._give_back(work, self._stop_reason)
             raise
-        except StateLost as error:
+        except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
+            # With steps in flight, what fails here may be a push of the task before.
+            if self._all_ended_well() or work.is_revoked:
+                self._went_wrong(work, error)
+            else:
+                self._give_back(work, f"a task before it failed at its end: {error}")
+
+    def _all_ended_well(self, left: int = 0) -> bool:
+        """Wait until at most so many tasks are ending; see to those that failed."""
+        failed = self._ends.collect(left)
+        for work, error in failed:
+            self._went_wrong(work, error)
+        return not failed
+
+    def _went_wrong(self, work: HeldWork, error: Exception) -> None:
+        """Do what an attempt's error asks for.
+
+        Raises:
+            BackstayError: This worker cannot go on.
+        """
+        if isinstance(error, HoldLost):
+            _LOG.info("%s: dropped: %s", work, error)
+            self._abandon()
+        elif isinstance(error, FATAL):
+            raise error
+        elif isinstance(error, StateLost):
             _LOG.warning("%s: the servers have lost state or were restored: %s", work, error)
             self._give_back(work, str(error))
             self._forget_engine()
-        except PASSING as error:
+        elif isinstance(error, PASSING):
             _LOG.warning("%s: given back: %s", work, error)
             self._abandon()
             self._give_back(work, str(error))
             self._back_off()
-        except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
+        else:
             self._abandon()
             self._fail(work, error)
 
@@ -274,24 +277,25 @@ class Worker:
         self._pace.begin_task(work)
         try:
             losses = self._train_batches(work, engine, stream, feed)
-            stream.settle()
+            # What was on its way when this worker was told to end counts as settled.
+            if task.first_batch + work.batches < feed.batches:
+                stream.settle()
+                raise Stopped
         finally:
             self._pace.end_task()
-        # What was on its way when this worker was told to end counts as settled.
-        if task.first_batch + work.batches < feed.batches:
-            raise Stopped
         loss = losses / work.batches if work.batches else None
         self._callbacks.task_ended(
             TaskReport(task.round, task.number, work.examples, work.batches, loss)
         )
-        if self._complete(work, loss=loss):
-            self._closer.close_later(stream, task)
+        self._ends.begin(work, stream, loss)
+        if not self._pace.overlaps_tasks:
+            self._all_ended_well()
 
     def _follow(self, task: Task) -> None:
         """Take part in the steps of a task that another worker leads."""
         ways = Follower(
             lambda number: self._feeds.of(task, number),
-            lambda: self._callbacks.batch_begins(self._job_steps()),
+            lambda: self._callbacks.batch_begins(self._figures.job_steps()),
             lambda: bool(self._told_to_stop()),
         )
         try:
@@ -321,8 +325,7 @@ class Worker:
         def check() -> None:
             work.check()
             self._check_stop()
-            if work.feed is not None:
-                self._ask_ahead(work.feed, work.rows)
+            self._ask_ahead(work)
 
         outputs: EvaluationOutputs | None = None
         if work.feed is None:
@@ -373,9 +376,10 @@ class Worker:
         unsent: list[NDArray[np.int64]] = []
         with stream:
             for fed, following in with_following(feed):
+                source = self._ask_ahead(work)
                 if fed.number % together == 0:
                     stream.begin_batch(fed.number // together)
-                losses += self._train_batch(work, engine, fed, following)
+                losses += self._train_batch(work, engine, fed, following or source.first_ready())
                 unsent.append(fed.places)
                 if (fed.number + 1) % together == 0 or fed.number + 1 == feed.batches:
                     self._pace.send()
@@ -383,7 +387,6 @@ class Worker:
                         task, places = work.task, np.concatenate(unsent)
                         engine.counter.count(task.shard, task.start, places)
                     unsent = []
-                self._ask_ahead(feed, work.rows)
                 if self._told_to_stop():
                     if unsent:  # leaving by an error, these do not count as ended
                         raise Stopped
@@ -394,7 +397,7 @@ class Worker:
         self, work: HeldWork, engine: Engine, fed: Fed, following: Fed | None
     ) -> float:
         self._pace.begin_batch()
-        self._callbacks.batch_begins(self._job_steps())
+        self._callbacks.batch_begins(self._figures.job_steps())
         if following is not None:
             engine.program.prefetch(following.features)
         try:
@@ -407,11 +410,7 @@ class Worker:
             raise
         work.batches += 1
         work.examples += len(fed.places)
-        self._steps += 1
-        self._examples += len(fed.places)
-        self._losses.append(loss)
-        mean = sum(self._losses) / len(self._losses)
-        self._link.figures(examples=self._examples, steps=self._steps, loss=mean)
+        self._figures.trained(len(fed.places), loss)
         return loss
 
     # -- how a task ends ------------------------------------------------------------------
@@ -453,6 +452,7 @@ class Worker:
                     return engine
             except StateLost as error:
                 _LOG.warning("the servers were restored: %s", error)
+            self._all_ended_well()
             self._forget_engine()
             self._other_rows = False
 
@@ -470,18 +470,21 @@ class Worker:
 
     def _end(self, reason: str) -> None:
         """Give back what was asked for ahead, say good-bye, end the threads."""
-        if self._asked is not None:
+        for work, error in self._ends.collect():
+            _LOG.warning("%s was not recorded as done: %s", work, error)
             with contextlib.suppress(BackstayError):
-                ahead = self._asked.result()
-                if isinstance(ahead, HeldWork):
-                    ahead.close()
-                    self._give_back(ahead, reason)
+                self._give_back(work, str(error))
+        ahead = None if self._source is None else self._source.shutdown()
+        if ahead is not None:
+            ahead.close()
+            with contextlib.suppress(BackstayError):
+                self._give_back(ahead, reason)
         self._forget_engine()
         with contextlib.suppress(BackstayError):
             self._link.leave(reason)
         self._link.close()
         self._pace.close()
-        self._ahead.shutdown()
+        self._ends.shutdown()
         self._closer.shutdown()
 
     def _back_off(self) -> None:
@@ -491,10 +494,3 @@ class Worker:
     def _check_stop(self) -> None:
         if self._told_to_stop():
             raise Stopped
-
-    def _job_steps(self) -> int:
-        """Return the steps of all workers so far: what was told last, and this one's since."""
-        told = self._link.job_steps
-        if told != self._told_steps:
-            self._told_steps, self._steps_when_told = told, self._steps
-        return told + self._steps - self._steps_when_told
