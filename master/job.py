@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
-from backstay.course.course import Course
+from backstay.course.course import Course, CoursePlan
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
@@ -29,7 +29,7 @@ from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
-from backstay.master.open_round import Given, OpenRound, course_plan, open_round, worker_policy
+from backstay.master.open_round import Given, OpenRound, open_round, worker_policy
 from backstay.trainer.metrics import METRICS
 
 __all__ = ["Job", "Records", "RowsIdentity"]
@@ -376,7 +376,7 @@ class Job:
         of the restore with :meth:`note_rows`. A job that had ended goes on, unless the progress
         says that it had ended then, too.
         """
-        plan = course_plan(self.spec)
+        plan = CoursePlan.of(self.spec)
         course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
         kept = {} if progress is None else progress.rounds
         self.figures = Counter({} if progress is None else progress.figures)

@@ -16,10 +16,9 @@ from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, Master
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
-from backstay.course.course import Course
+from backstay.course.course import Course, CoursePlan
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.open_round import course_plan
 from backstay.master.recorded_parked import recorded_parked
 from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
@@ -126,7 +125,7 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
     spec = JobSpec.from_json(record.spec)
     course = None
     if state is not None and state.course:
-        course = Course.from_json(course_plan(spec), state.course)
+        course = Course.from_json(CoursePlan.of(spec), state.course)
     return JobEntry(
         job=job,
         uid=record.uid,

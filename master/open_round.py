@@ -12,9 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
-from backstay.course.course import CoursePlan, EarlyStopRule
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.seeds import order_seed, shuffle_seed
+from backstay.course.orders import record_order_seed, task_order_seed
+from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
 from backstay.master.core.evaluation import RoundOutputs
@@ -28,21 +27,12 @@ from backstay.trainer.metrics import METRICS
 __all__ = [
     "Given",
     "OpenRound",
-    "course_plan",
-    "data_of",
     "ledger_limits",
     "open_round",
     "worker_policy",
 ]
 
 NEVER_S = 1e9
-
-_DATA = {
-    RoundKind.TRAINING: "training",
-    RoundKind.TRAIN_END: "training",
-    RoundKind.EVALUATION: "validation",
-    RoundKind.PREDICTION: "prediction",
-}
 
 
 @dataclass
@@ -114,9 +104,7 @@ class OpenRound:
 
     def seed_of(self, spec: JobSpec, task: int) -> int:
         """Return the seed of the order of a task's records, 0 for the order that they have."""
-        if self.id.kind is not RoundKind.TRAINING or spec.shuffle != "tasks_and_records":
-            return 0
-        return shuffle_seed(spec.seed, self.id, task)
+        return record_order_seed(spec, self.id, task)
 
 
 class Given(NamedTuple):
@@ -147,11 +135,6 @@ def _held(ledger: TaskLedger, worker: str) -> str | None:
     return record.to_json() if record else None
 
 
-def data_of(kind: RoundKind) -> str:
-    """Return which data a round of that kind goes over."""
-    return _DATA[kind]
-
-
 def open_round(
     round_id: RoundId,
     tables: Mapping[str, TaskTable],
@@ -170,11 +153,10 @@ def open_round(
     table = tables[data_of(round_id.kind)]
     if round_id.kind is RoundKind.TRAIN_END:
         table = table.first_task_only()
-    shuffled = round_id.kind is RoundKind.TRAINING and spec.shuffle != "none"
     ledger = TaskLedger(
         round_id,
         len(table),
-        order_seed(spec.seed, round_id) if shuffled else None,
+        task_order_seed(spec, round_id),
         ledger_limits(spec, twins=round_id.kind is not RoundKind.TRAIN_END),
         first_attempt=first_attempt,
         done=done,
@@ -182,26 +164,6 @@ def open_round(
         keeps_streams=round_id.kind is RoundKind.TRAINING,
     )
     return OpenRound(round_id, table, ledger, steps=steps)
-
-
-def course_plan(spec: JobSpec) -> CoursePlan:
-    """Return what a job consists of."""
-    stop = spec.early_stop
-    rule = None
-    if stop is not None:
-        rule = EarlyStopRule(
-            stop.metric, "max" if stop.mode == "max" else "min", stop.patience, stop.min_delta
-        )
-    trains = spec.training is not None
-    return CoursePlan(
-        passes=spec.epochs if trains else 0,
-        evaluates=spec.validation is not None,
-        evaluation_every_steps=spec.evaluation_every_steps,
-        max_steps=spec.max_steps,
-        early_stop=rule,
-        train_end=trains,
-        predicts=spec.prediction is not None,
-    )
 
 
 def ledger_limits(spec: JobSpec, *, twins: bool = True) -> LedgerLimits:

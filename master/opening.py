@@ -15,8 +15,8 @@ from dataclasses import replace
 from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
-from backstay.course.course import Course
-from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.course import Course, CoursePlan
+from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
@@ -27,7 +27,7 @@ from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import data_specs, scan
 from backstay.master.job import Records, RowsIdentity
 from backstay.master.journal import Journal
-from backstay.master.open_round import OpenRound, course_plan, data_of, open_round, worker_policy
+from backstay.master.open_round import OpenRound, open_round, worker_policy
 
 __all__ = ["open_records"]
 
@@ -113,9 +113,9 @@ async def open_records(
     tables = await _tables(found, keys, journal, spec)
     state = await _state(found, keys, rows, goes_on=bool(known_uid))
     course = (
-        Course.from_json(course_plan(spec), state.course)
+        Course.from_json(CoursePlan.of(spec), state.course)
         if state.course
-        else Course(course_plan(spec))
+        else Course(CoursePlan.of(spec))
     )
     policy = worker_policy(spec)
     if state.workers and state.state == "running":

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.keys import JobKeys
-from backstay.course.rounds import RoundId
+from backstay.course.rounds import RoundId, data_of
 from backstay.course.task_table import TaskTable
 from backstay.master.core.holds import ParkedTask
-from backstay.master.open_round import data_of
 from backstay.master.status import parked_message
 
 __all__ = ["recorded_parked"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.json_fields import fields_of
-from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable
 from backstay.errors import (
     BackstayError,
@@ -27,7 +27,6 @@ from backstay.errors import (
 from backstay.master.core.holds import ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.job import Job, RowsIdentity
-from backstay.master.open_round import data_of
 from backstay.trainer.checkpoints import Checkpoints, RestoreState
 
 __all__ = ["JobRecords", "Saving", "records_of", "restored_uid", "rows_of"]

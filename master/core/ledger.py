@@ -16,13 +16,12 @@ numpy and ``backstay.errors``; does no I/O and is not thread-safe.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
+from backstay.course.orders import task_order
 from backstay.course.rounds import RoundId
-from backstay.course.seeds import permutation
 from backstay.errors import InvalidRequest
 from backstay.master.core.closing import NOBODY, StreamsToClose
 from backstay.master.core.hold_book import Hold, HoldBook, Median
@@ -97,11 +96,7 @@ class TaskLedger:
         self._last_done: dict[str, tuple[int, int]] = {}
         self._new_batches = 0
         # Every task to do is in it.
-        self._todo = TodoQueue(
-            range(size)
-            if order_seed is None
-            else array("I", permutation(order_seed, size).tobytes())
-        )
+        self._todo = TodoQueue(task_order(order_seed, size))
         self._dirty_chunks: set[int] = set()
         self._dirty_workers: set[str] = set()
         self._dirty_parked: set[int] = set()

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from backstay.course.course import Course, CoursePlan, EarlyStopRule
+from backstay.course.course import Course, CoursePlan
 from backstay.course.rounds import RoundId
 from backstay.errors import ConfigError, InvalidRequest
+from backstay.job_spec import EarlyStop
 
 PLAN = CoursePlan(passes=2, evaluates=True, train_end=True)
 
@@ -97,7 +98,7 @@ def test_training_ends_in_the_middle_of_a_pass_at_its_most_steps() -> None:
 
 
 def stopping(mode: str, patience: int, *values: float, min_delta: float = 0.0) -> Course:
-    rule = EarlyStopRule("auc", "max" if mode == "max" else "min", patience, min_delta)
+    rule = EarlyStop(metric="auc", mode=mode, patience=patience, min_delta=min_delta)
     course = Course(replace(PLAN, passes=20, early_stop=rule))
     for number, value in enumerate(values, start=1):
         end(course, f"training-{number}")
@@ -129,7 +130,7 @@ def test_early_stop(course: Course, goes_on: bool) -> None:
 
 
 def test_early_stop_in_the_middle_of_a_pass() -> None:
-    rule = EarlyStopRule("auc")
+    rule = EarlyStop(metric="auc")
     course = Course(replace(PLAN, evaluation_every_steps=5, early_stop=rule))
     course.add_steps(5)
     end(course, "evaluation-1", auc=0.5)
@@ -166,19 +167,16 @@ def test_parked_tasks_are_put_back_while_the_next_pass_runs() -> None:
     assert course.outcome == "finished_with_parked"
 
 
-def test_stop_and_fail_end_the_job_once() -> None:
+def test_stop_ends_the_job_once() -> None:
     course = Course(PLAN)
     course.stop("asked by ann")
-    course.fail("too late")
+    course.stop("too late")
     assert (course.outcome, course.reason) == ("stopped", "asked by ann")
     assert now_open(course) == []
     course.add_steps(5)
     course.round_over(RoundId.parse("training-1"))
     assert course.outcome == "stopped"
     assert not course.reopen(RoundId.parse("training-1"))
-    other = Course(PLAN)
-    other.fail("no workers")
-    assert other.outcome == "failed"
 
 
 def test_a_round_that_is_not_open_is_ignored() -> None:
@@ -222,10 +220,8 @@ def test_plans_are_checked() -> None:
     with pytest.raises(ConfigError, match="no data"):
         CoursePlan(passes=0)
     with pytest.raises(ConfigError, match="early_stop: needs"):
-        CoursePlan(early_stop=EarlyStopRule("auc"))
+        CoursePlan(early_stop=EarlyStop(metric="auc"))
     with pytest.raises(ConfigError, match="max_steps = -1"):
         CoursePlan(max_steps=-1)
-    with pytest.raises(ConfigError, match="patience"):
-        EarlyStopRule("auc", patience=0)
     with pytest.raises(InvalidRequest, match="-1 steps"):
         Course(PLAN).add_steps(-1)

@@ -4,7 +4,8 @@ Level-triggered: events come in, and ``open_rounds`` and ``outcome`` say how thi
 the caller makes it so. A round that is no longer open and not over is to be cut short. Training
 passes follow one another; an evaluation comes after each pass (the next pass waits for it, so that
 it sees one state of the model) or every so many steps, beside the training; at most one more waits.
-Imports ``backstay.course.rounds``, ``backstay.errors`` and ``json_fields``; does no I/O.
+Imports ``backstay.course.rounds``, ``backstay.job_spec``, ``backstay.errors`` and ``json_fields``;
+does no I/O.
 """
 
 from __future__ import annotations
@@ -18,44 +19,12 @@ from typing import Any, Literal, get_args
 from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
+from backstay.job_spec import EarlyStop, JobSpec
 
-__all__ = ["Course", "CoursePlan", "EarlyStopRule", "Outcome"]
+__all__ = ["Course", "CoursePlan", "Outcome"]
 
-Outcome = Literal["finished", "finished_with_parked", "stopped", "failed"]
+Outcome = Literal["finished", "finished_with_parked", "stopped"]
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-
-
-@dataclass(frozen=True)
-class EarlyStopRule:
-    """When training has stopped getting better.
-
-    Attributes:
-        metric: Name of the metric that is looked at.
-        mode: Whether a higher ("max") or a lower value is better.
-        patience: Training ends after so many evaluations in a row without a better value. One
-            without the metric, or with NaN, is not better.
-        min_delta: A value must be better by more than this to count as better.
-    """
-
-    metric: str
-    mode: Literal["max", "min"] = "max"
-    patience: int = 1
-    min_delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("max", "min"):
-            raise ConfigError(f"early_stop.mode = {self.mode!r}: must be max or min")
-        if self.patience < 1 or not self.min_delta >= 0.0:
-            raise ConfigError("early_stop: patience must be at least 1, min_delta at least 0")
-
-    def is_better(self, value: float, best: float | None) -> bool:
-        """Return whether a value is better than the best one so far (None: there is none)."""
-        if math.isnan(value):
-            return False
-        if best is None:
-            return True
-        gain = value - best if self.mode == "max" else best - value
-        return gain > self.min_delta
 
 
 @dataclass(frozen=True)
@@ -67,7 +36,7 @@ class CoursePlan:
         evaluates: Whether there is validation data.
         evaluation_every_steps: Steps between evaluations; 0 evaluates after each pass.
         max_steps: Training ends after so many steps; 0 for no such limit.
-        early_stop: See there; needs ``evaluates``.
+        early_stop: When training has stopped getting better; needs ``evaluates``.
         train_end: Whether one task is run at the end of training (export, callbacks).
         predicts: Whether there is prediction data.
     """
@@ -76,7 +45,7 @@ class CoursePlan:
     evaluates: bool = False
     evaluation_every_steps: int = 0
     max_steps: int = 0
-    early_stop: EarlyStopRule | None = None
+    early_stop: EarlyStop | None = None
     train_end: bool = False
     predicts: bool = False
 
@@ -90,6 +59,20 @@ class CoursePlan:
             )
         if self.early_stop is not None and not (self.passes and self.evaluates):
             raise ConfigError("early_stop: needs training and validation data")
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> CoursePlan:
+        """Return what a job consists of."""
+        trains = spec.training is not None
+        return cls(
+            passes=spec.epochs if trains else 0,
+            evaluates=spec.validation is not None,
+            evaluation_every_steps=spec.evaluation_every_steps,
+            max_steps=spec.max_steps,
+            early_stop=spec.early_stop,
+            train_end=trains,
+            predicts=spec.prediction is not None,
+        )
 
 
 class Course:
@@ -234,7 +217,7 @@ class Course:
         if (
             round_id not in self._parked
             or round_id.kind is RoundKind.EVALUATION
-            or self._ended in ("stopped", "failed")
+            or self._ended == "stopped"
         ):
             return False
         self._ended = None
@@ -245,11 +228,9 @@ class Course:
 
     def stop(self, reason: str) -> None:
         """End the job now, as "stopped"; one that has ended stays as it is."""
-        self._end("stopped", reason)
-
-    def fail(self, reason: str) -> None:
-        """End the job now, as "failed"; one that has ended stays as it is."""
-        self._end("failed", reason)
+        if self._ended is None:
+            self._ended = "stopped"
+            self._reason = reason
 
     def to_json(self) -> str:
         """Return where the job is, as JSON."""
@@ -325,11 +306,6 @@ class Course:
         if not self.open_rounds:
             self._ended = "finished_with_parked" if self._parked else "finished"
 
-    def _end(self, outcome: Outcome, reason: str) -> None:
-        if self._ended is None:
-            self._ended = outcome
-            self._reason = reason
-
     def _end_training(self, reason: str, *, evaluates: bool = True) -> None:
         """Train no more; the model as it is then is evaluated once, unless it just was.
 
@@ -351,7 +327,7 @@ class Course:
         if rule is None:
             return
         value = metrics.get(rule.metric, math.nan)
-        if rule.is_better(value, self._best):
+        if _is_better(rule, value, self._best):
             self._best = value
             self._not_better = 0
             return
@@ -378,6 +354,16 @@ class Course:
             self._ended = None
             self._train_end_due = self._plan.train_end
         self._advance()
+
+
+def _is_better(rule: EarlyStop, value: float, best: float | None) -> bool:
+    """Return whether a value is better than the best one so far (None: there is none)."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    gain = value - best if rule.mode == "max" else best - value
+    return gain > rule.min_delta
 
 
 _COUNTS = (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from backstay.errors import InvalidRequest
 
-__all__ = ["RoundId", "RoundKind"]
+__all__ = ["RoundId", "RoundKind", "data_of"]
 
 
 class RoundKind(enum.Enum):
@@ -50,3 +50,16 @@ class RoundId(NamedTuple):
         if parsed.number < 1 or str(parsed) != text:
             raise InvalidRequest(f"round {text!r}: expected a kind and a number from 1 on")
         return parsed
+
+
+_DATA = {
+    RoundKind.TRAINING: "training",
+    RoundKind.TRAIN_END: "training",
+    RoundKind.EVALUATION: "validation",
+    RoundKind.PREDICTION: "prediction",
+}
+
+
+def data_of(kind: RoundKind) -> str:
+    """Return which of a job's data a round of that kind goes over, by the name of its field."""
+    return _DATA[kind]
