@@ -35,6 +35,7 @@ from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
 from backstay.supervision import Ready, Supervisor
+from backstay.trainer.directory import reach
 
 __all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "main"]
 
@@ -73,6 +74,11 @@ log = logging.getLogger(__name__)
     show_default=True,
     help="How long workers are waited for, at most, when the job is over.",
 )
+@click.option(
+    "--first-contact-timeout-ms",
+    type=int,
+    help="How long servers may take to answer a first time; 0: as long as it takes.",
+)
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback with neither token nor TLS.")
 @click.option("--log-level", default="info", show_default=True)
 @click.option("--log-format", default="text", show_default=True, help="text or json")
@@ -87,6 +93,7 @@ def main(
     fresh: bool,
     lease_ttl_ms: int,
     linger_ms: int,
+    first_contact_timeout_ms: int | None,
     insecure: bool,
     log_level: str,
     log_format: str,
@@ -102,7 +109,9 @@ def main(
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         config = MasterConfig(
             endpoints=tuple(parse_endpoints(endpoints)),
-            client=ClientConfig.load(),
+            client=ClientConfig.load(
+                explicit={"first_contact_timeout_ms": first_contact_timeout_ms}
+            ),
             listen_control=listen,
             advertise_host=advertise_host,
             lease_ttl_ms=lease_ttl_ms,
@@ -112,6 +121,8 @@ def main(
             insecure=insecure,
         )
         set_up_logging(log_level, log_format, f"master of {spec.name}")
+        # Before signals are taken: one ends this wait at once.
+        reach(config.endpoints, config.client)
         state = asyncio.run(_run(config, spec, instance, supervisor_fd))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)

@@ -97,14 +97,15 @@ class Client:
                 five, and when it goes on; from a thread of the client. The log says the same.
 
         Raises:
-            ServerUnavailable: None of the endpoints answered within the deadline.
+            NeverReached: None of the endpoints answered within ``first_contact_timeout_ms``.
+            ServerUnavailable: A server of the cluster did not answer within the deadline.
             Unauthenticated: The token is missing or wrong.
             ConfigError: A setting is wrong.
         """
         self._config = config if config is not None else ClientConfig.load()
         self._directory = Directory(endpoint, self._config)
         try:
-            info = self._directory.cluster()
+            info = self._directory.first_contact()
             self._native = make_data_plane(self._config, info)
             self._watch = ClusterWatch(self._native, self._directory, info, progress)
             self._watch.start()

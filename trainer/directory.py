@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, cast
 
 import grpc
@@ -20,7 +20,13 @@ from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import routing_from_message
-from backstay.errors import BackstayError, ClosedError, ServerUnavailable, Stopping
+from backstay.errors import (
+    BackstayError,
+    ClosedError,
+    NeverReached,
+    ServerUnavailable,
+    Stopping,
+)
 from backstay.tables import TableSpec
 
 T = TypeVar("T")
@@ -35,6 +41,25 @@ _SILENCE_S = 5.0
 _THOROUGH_ATTEMPT_MS = 15_000
 
 _LOG = logging.getLogger(__name__)
+
+
+def reach(endpoints: str | Sequence[str], config: ClientConfig) -> None:
+    """Return once one of the endpoints has answered; at once if that has no limit.
+
+    For programs that wait for servers as long as it takes, once there are known to be any.
+
+    Raises:
+        NeverReached: None has within ``first_contact_timeout_ms``.
+        BackstayError: One refuses this client.
+    """
+    if not config.first_contact_timeout_ms:
+        return
+    limit_ms = config.first_contact_timeout_ms
+    directory = Directory(endpoints, replace(config, deadline_ms=limit_ms))
+    try:
+        directory.first_contact()
+    finally:
+        directory.close()
 
 
 class RoutingStream(Protocol):
@@ -84,12 +109,30 @@ class Directory:
         self._last_asked = ""
         self._closed = False
 
-    def cluster(self) -> ClusterInfo:
+    def first_contact(self) -> ClusterInfo:
+        """Fetch nodes and routing for the first time: nobody may ever answer here.
+
+        Raises:
+            NeverReached: None of the endpoints answered within ``first_contact_timeout_ms``, or
+                ``deadline_ms`` if that is shorter.
+        """
+        config = self._config
+        limit_ms = min(config.deadline_ms, config.first_contact_timeout_ms or config.deadline_ms)
+        try:
+            return self.cluster(deadline_ms=limit_ms)
+        except ServerUnavailable as error:
+            raise NeverReached(
+                f"{error} (nobody has ever answered here; to try for longer than {limit_ms / 1000} "
+                "s, raise first_contact_timeout_ms)"
+            ) from error
+
+    def cluster(self, *, deadline_ms: int | None = None) -> ClusterInfo:
         """Fetch nodes and routing, and remember the nodes as further endpoints."""
         response = self._call(
             lambda channel, timeout_s: cluster_pb2_grpc.ClusterServiceStub(channel).GetCluster(
                 cluster_pb2.GetClusterRequest(), timeout=timeout_s
-            )
+            ),
+            deadline_ms=deadline_ms,
         )
         info = _info_of(response)
         self.learn(info)
@@ -208,10 +251,11 @@ class Directory:
         self,
         call: Callable[[grpc.Channel, float], T],
         attempt_ms: int | None = None,
+        deadline_ms: int | None = None,
     ) -> T:
         """Make a call at one endpoint after the other until one answers or time is up."""
         started = time.monotonic()
-        deadline = started + self._config.deadline_ms / 1000
+        deadline = started + (deadline_ms or self._config.deadline_ms) / 1000
         backoff = _FIRST_BACKOFF_S
         reasons: dict[str, str] = {}
         warned = False

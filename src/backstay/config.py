@@ -417,6 +417,13 @@ class ClientConfig(SecurityConfig):
     connect_timeout_ms: int = setting(
         5000, "Time one attempt to connect may take.", minimum=1, maximum=600_000
     )
+    first_contact_timeout_ms: int = setting(
+        30_000,
+        "Time in which one of the addresses must have answered a first time; a cluster that was "
+        "reached once is waited for longer. 0: no limit of its own.",
+        minimum=0,
+        maximum=3_600_000,
+    )
     stall_timeout_ms: int = setting(
         30_000,
         "Time a frame under way may stand still before its connection is given up.",

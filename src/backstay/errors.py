@@ -12,6 +12,7 @@
     ├── TakenForDead           this server was taken for dead, and its slots went to others
     ├── TransportError         the network or the peer failed
     │   ├── ServerUnavailable  nobody answers at that address within the deadline
+    │   │   └── NeverReached   nobody has answered at any of the addresses, from the beginning
     │   ├── DeadlineExceeded   the peer is there but did not answer in time
     │   ├── OutcomeUnknown     a push was sent and no answer came: it may or may not be applied
     │   └── ProtocolError      the peer does not speak our protocol (or speaks another version)
@@ -87,6 +88,7 @@ __all__ = [
     "LimitExceeded",
     "ListenError",
     "MemoryLimitReached",
+    "NeverReached",
     "NonFiniteGradient",
     "NonFiniteLoss",
     "NotJobMaster",
@@ -167,6 +169,10 @@ class TransportError(BackstayError):
 
 class ServerUnavailable(TransportError, ConnectionError):
     """Nobody answered at the address named in the message within the deadline."""
+
+
+class NeverReached(ServerUnavailable):
+    """None of the addresses has answered a first time: they are wrong, or no server runs there."""
 
 
 class DeadlineExceeded(TransportError, TimeoutError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import click
@@ -22,12 +22,15 @@ EXIT_WRONG_SETTING = 2
 
 
 @contextmanager
-def exit_on_error(code: int, *, as_json: bool) -> Iterator[None]:
+def exit_on_error(
+    code: int, *, as_json: bool, others: Mapping[type[BackstayError], int] | None = None
+) -> Iterator[None]:
     """End the process if the block raises an error of ours: a sentence, and the exit code.
 
     Args:
         code: Of all errors but a wrong setting, which has its own.
         as_json: Print the error as a JSON object, too.
+        others: Errors with codes of their own.
     """
     try:
         yield
@@ -36,7 +39,8 @@ def exit_on_error(code: int, *, as_json: bool) -> Iterator[None]:
         sys.exit(EXIT_WRONG_SETTING)
     except BackstayError as error:
         _say(error, as_json=as_json)
-        sys.exit(code)
+        own = (one for kind, one in (others or {}).items() if isinstance(error, kind))
+        sys.exit(next(own, code))
 
 
 def _say(error: BackstayError, *, as_json: bool) -> None:

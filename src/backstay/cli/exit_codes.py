@@ -10,6 +10,7 @@ from backstay.exits import EXIT_WRONG_SETTING
 __all__ = [
     "EXIT_CODES",
     "EXIT_FAILED",
+    "EXIT_NEVER_REACHED",
     "EXIT_NO_ANSWER",
     "EXIT_PARKED",
     "EXIT_STOPPED",
@@ -22,6 +23,7 @@ EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
 EXIT_PARKED = 3
 EXIT_NO_ANSWER = 3
+EXIT_NEVER_REACHED = 4
 EXIT_STOPPED = 130
 # Of train, evaluate and predict.
 EXIT_CODES = {
@@ -29,6 +31,7 @@ EXIT_CODES = {
     EXIT_FAILED: "failed; the message says why, and the same command goes on where it was",
     EXIT_WRONG_ARGUMENTS: "a field of the job, an argument or a setting is wrong",
     EXIT_PARKED: "finished, but for tasks that failed too often (`backstay jobs show` names them)",
+    EXIT_NEVER_REACHED: "no server answered within `first_contact_timeout_ms`; nothing was begun",
     EXIT_STOPPED: "stopped by Ctrl-C or `backstay jobs stop`; the same command goes on",
 }
 JOBS_EXIT_CODES = {

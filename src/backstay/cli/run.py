@@ -13,13 +13,13 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, examples
+from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED, examples
 from backstay.cli.local_training import train_here
 from backstay.cli.progress import Show, summary_lines
 from backstay.cli.servers import chosen_servers
 from backstay.cli.supervisor import Outcome, Supervisor
 from backstay.config import ENDPOINT_VARIABLE
-from backstay.errors import ConfigError
+from backstay.errors import BackstayError, ConfigError, NeverReached
 from backstay.exits import exit_on_error, print_json
 from backstay.job_spec import MODES, JobSpec
 from backstay.master.dry_run import DryRun, dry_run
@@ -50,6 +50,7 @@ class Ways(NamedTuple):
     """What the flags say about how to run, not what the job is."""
 
     config_file: Path | None
+    first_contact_timeout_ms: int | None
     run_local: bool
     dry_run: bool
     fresh: bool
@@ -108,6 +109,12 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
             type=click.Path(dir_okay=False, path_type=Path),
             help="TOML file with token, certificates and deadlines, section [client]. "
             "[BACKSTAY_CONFIG]",
+        ),
+        click.option(
+            "--first-contact-timeout-ms",
+            type=int,
+            metavar="N",
+            help="How long servers may take to answer a first time (30000). 0: no limit.",
         ),
         click.option("--fresh", is_flag=True, help="Forget what the job has done before."),
         click.option("--dry-run", is_flag=True, help="Show what would be run, and run nothing."),
@@ -186,12 +193,14 @@ def _command(use: str, given: dict[str, Any]) -> None:
     job_file: Path | None = given.pop("job_file")
     ways = Ways(
         config_file=given.pop("config_file"),
+        first_contact_timeout_ms=given.pop("first_contact_timeout_ms"),
         run_local=given.pop("run_local", False),
         dry_run=given.pop("dry_run"),
         fresh=given.pop("fresh"),
         as_json=given.pop("as_json"),
     )
-    with exit_on_error(EXIT_FAILED, as_json=ways.as_json):
+    others: dict[type[BackstayError], int] = {NeverReached: EXIT_NEVER_REACHED}
+    with exit_on_error(EXIT_FAILED, as_json=ways.as_json, others=others):
         spec = load_job(job_file, _fields(given), folder=Path.cwd(), use=use)
         if ways.dry_run:
             _show_dry_run(spec, dry_run(spec), as_json=ways.as_json)
@@ -246,7 +255,13 @@ def _run(spec: JobSpec, ways: Ways) -> int:
             f"{spec.name}: {spec.workers.initial} workers, {_servers_text(spec)}; "
             f"logs in {spec.log_dir}"
         )
-        supervisor = Supervisor(spec, show, config_file=ways.config_file, fresh=ways.fresh)
+        supervisor = Supervisor(
+            spec,
+            show,
+            config_file=ways.config_file,
+            first_contact_timeout_ms=ways.first_contact_timeout_ms,
+            fresh=ways.fresh,
+        )
         outcome = supervisor.run()
     if ways.as_json:
         print_json(outcome.to_mapping(spec))

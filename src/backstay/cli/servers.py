@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +25,7 @@ from backstay.job_spec import JobSpec
 from backstay.pserver.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.pserver.provisioning import PlanFollower
+from backstay.trainer.directory import reach
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 
@@ -33,6 +35,7 @@ LOOK_PAUSE_S = 0.25
 # A whole cluster is asked, so not often.
 COUNT_PAUSE_S = 5.0
 COUNT_LIMIT_MS = 2000
+REACH_PAUSE_S = 0.05
 JOIN_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -85,24 +88,26 @@ def chosen_servers(spec: JobSpec, environment: Mapping[str, str]) -> Chosen:
 
 @contextmanager
 def job_servers(
-    spec: JobSpec, *, config_file: Path | None = None, fresh: bool = False
+    spec: JobSpec, client: ClientConfig, *, stopped: Callable[[float], bool], fresh: bool = False
 ) -> Iterator[JobServers]:
     """Have the servers of a job, from ``with`` to its end.
 
     Args:
         spec: The job.
-        config_file: TOML file with token, certificates and deadlines.
+        client: Token, certificates and deadlines, for servers that were there before.
+        stopped: Waits for so many seconds; returns whether the job is to stop.
         fresh: Begin with empty servers, whatever checkpoints there are.
 
     Raises:
         ConfigError: A setting is wrong.
+        NeverReached: There is nobody at the addresses.
         ServerStartError: A server did not start.
         JobError: There is no checkpoint with the model that is to be evaluated.
     """
     chosen = chosen_servers(spec, os.environ)
     if not chosen.local:
-        config = ClientConfig.load(file=config_file)
-        with _OtherServers(chosen.endpoints, config) as others:
+        _reach(chosen.endpoints, client, stopped)
+        with _OtherServers(chosen.endpoints, client) as others:
             yield others
         return
     log_dir = Path(spec.log_dir)
@@ -115,6 +120,33 @@ def job_servers(
     cluster = LocalCluster(chosen.local, directory=directory, settings=settings)
     with cluster, PlanFollower(cluster, cluster.client_config()), _OwnServers(cluster) as own:
         yield own
+
+
+def _reach(
+    endpoints: tuple[str, ...], client: ClientConfig, stopped: Callable[[float], bool]
+) -> None:
+    """Wait until a server has answered once: after that, it is waited for as long as it takes.
+
+    Raises:
+        NeverReached: None did.
+        JobError: The job is to stop.
+    """
+    reached: Future[None] = Future()
+
+    def ask() -> None:
+        try:
+            reach(endpoints, client)
+        except Exception as error:  # noqa: BLE001 (raised again by whoever waits)
+            reached.set_exception(error)
+        else:
+            reached.set_result(None)
+
+    # A thread, so that a call which waits for its deadline does not hold up the end.
+    threading.Thread(target=ask, name="first contact", daemon=True).start()
+    while not reached.done():
+        if stopped(REACH_PAUSE_S):
+            raise JobError("stopped before a server had answered")
+    reached.result()
 
 
 def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:

@@ -54,6 +54,8 @@ FORGET_LIMIT_S = 8.0
 # More of them say nothing new; all are in the logs.
 FAILURES_SHOWN_MAX = 20
 OVER = ("done", "stopped", "failed")
+# The servers were reached before any of these processes starts: they are waited for.
+PATIENCE = ("--first-contact-timeout-ms", "0")
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +123,13 @@ class Supervisor:
     """Runs one job to its end."""
 
     def __init__(
-        self, spec: JobSpec, show: Show, *, config_file: Path | None = None, fresh: bool = False
+        self,
+        spec: JobSpec,
+        show: Show,
+        *,
+        config_file: Path | None = None,
+        first_contact_timeout_ms: int | None = None,
+        fresh: bool = False,
     ) -> None:
         """Prepare.
 
@@ -129,11 +137,18 @@ class Supervisor:
             spec: The job, with absolute paths.
             show: Where its progress is shown.
             config_file: TOML file with token, certificates and deadlines.
+            first_contact_timeout_ms: Wins over the file's.
             fresh: Forget what the job has done before.
+
+        Raises:
+            ConfigError: A setting is wrong.
         """
         self._spec = spec
         self._show = show
         self._config_file = config_file
+        self._config = ClientConfig.load(
+            file=config_file, explicit={"first_contact_timeout_ms": first_contact_timeout_ms}
+        )
         self._fresh = fresh
         self._log_dir = Path(spec.log_dir)
         self._status: job_pb2.JobStatus | None = None
@@ -143,13 +158,19 @@ class Supervisor:
 
         Raises:
             ConfigError: A setting is wrong.
+            NeverReached: No server of the cluster answers.
             BackstayError: The servers or the master do not start, or a hook failed.
         """
         begun_s = time.monotonic()
         with StopSignals() as stops, ExitStack() as stack:
-            servers = stack.enter_context(
-                job_servers(self._spec, config_file=self._config_file, fresh=self._fresh)
-            )
+            try:
+                servers = stack.enter_context(
+                    job_servers(self._spec, self._config, stopped=stops.wait, fresh=self._fresh)
+                )
+            except BackstayError:
+                if not stops.asked:
+                    raise
+                return Outcome(None, "stopped", stops.reason, time.monotonic() - begun_s)
             stack.enter_context(self._show)
             env = self._environment(servers)
             self._show.say(f"export {ENDPOINT_VARIABLE}={env[ENDPOINT_VARIABLE]}")
@@ -245,7 +266,7 @@ class Supervisor:
     def _master(self, spec_path: Path, env: dict[str, str]) -> MasterProcess:
         def command(instance: int, replaces: int) -> list[str]:
             words = [sys.executable, "-m", "backstay.master.serve_cli", str(spec_path)]
-            words += ["--instance", str(instance), "--replaces", str(replaces)]
+            words += ["--instance", str(instance), "--replaces", str(replaces), *PATIENCE]
             # Also the progress that a restored cluster has; a master started again goes on.
             return [*words, "--fresh"] if self._fresh and not replaces else words
 
@@ -263,7 +284,7 @@ class Supervisor:
 
     def _worker_command(self, worker_id: str) -> list[str]:
         words = [sys.executable, "-m", "backstay.trainer.worker.cli"]
-        return [*words, "--job", self._spec.name, "--worker-id", worker_id]
+        return [*words, "--job", self._spec.name, "--worker-id", worker_id, *PATIENCE]
 
     def _watch(
         self,
