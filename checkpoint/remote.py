@@ -199,6 +199,7 @@ def restore(
     url: str = "",
     slots: Sequence[int] = (),
     fallback: bool = False,
+    allow_inexact: bool = False,
     timeout_s: float | None = None,
 ) -> tuple[str, tuple[str, ...]]:
     """Let slots take their content from a checkpoint; what they hold is void from then on.
@@ -209,6 +210,8 @@ def restore(
         url: Its folder; empty: the cluster's.
         slots: Only these; none: all.
         fallback: If it is damaged, take the newest one before it that is not.
+        allow_inexact: Restore some slots although a job goes on: its records may then count never
+            or twice.
         timeout_s: How long the look at its files may take; None: as long as it takes.
 
     Returns:
@@ -217,10 +220,11 @@ def restore(
 
     Raises:
         CheckpointDamaged: It is damaged; the message names the file. Nothing was changed.
-        CheckpointRefused: It has another number of slots, or another one is being restored.
+        CheckpointRefused: It has another number of slots, another one is being restored, or only
+            some slots are wanted while there is a job that is not done.
     """
     request = checkpoint_pb2.RestoreRequest(
-        id=checkpoint_id, url=url, slots=slots, fallback=fallback
+        id=checkpoint_id, url=url, slots=slots, fallback=fallback, allow_inexact=allow_inexact
     )
     answer = _stub(channel).Restore(request, timeout=timeout_s)
     return answer.id, tuple(answer.passed_over)

@@ -213,6 +213,10 @@ def verify(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
 @click.option(
     "--fallback", is_flag=True, help="If it is damaged, take the newest before it that is not."
 )
+@click.option(
+    "--allow-inexact", is_flag=True,
+    help="With --slots, also while a job goes on: its records may then count never or twice.",
+)  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask: what the slots hold now is given up.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until everything is loaded.")
 @click.option(
@@ -230,6 +234,7 @@ def restore(
     url: str,
     slots_text: str | None,
     fallback: bool,
+    allow_inexact: bool,
     yes: bool,
     no_wait: bool,
     timeout_s: float,
@@ -238,7 +243,8 @@ def restore(
     """Give up what slots hold now, and load them from a checkpoint; by default the newest.
 
     Its files are read first: if one is damaged, nothing is changed. Trainers that run are told
-    that state was lost (StateLost): start them again from the checkpoint's progress.
+    that state was lost (StateLost): start them again from the checkpoint's progress. Jobs go
+    back by themselves; --slots is refused while there is one that is not done.
     """
     slots = _slots(slots_text)
     if not yes:
@@ -253,7 +259,12 @@ def restore(
     def question(inspection: ClusterInspection) -> dict[str, Any]:
         restored, passed_over = inspection.first_answer(
             lambda channel: remote.restore(
-                channel, checkpoint_id, url=url, slots=slots, fallback=fallback
+                channel,
+                checkpoint_id,
+                url=url,
+                slots=slots,
+                fallback=fallback,
+                allow_inexact=allow_inexact,
             )
         )
         state = _state(inspection)

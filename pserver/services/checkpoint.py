@@ -25,6 +25,7 @@ from backstay.errors import (
     ServerUnavailable,
 )
 from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.checkpoints.jobs import refuse_while_jobs_go_on
 from backstay.pserver.checkpoints.restoring import choose, request_restore
 from backstay.pserver.checkpoints.saving import TURN_WAIT_S, SaveKind, Saver
 from backstay.pserver.checkpoints.writing import Base, SlotWriter
@@ -196,6 +197,8 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         wrong = [slot for slot in request.slots if slot >= routing.slot_count]
         if wrong:
             raise InvalidRequest(f"slot {wrong[0]} does not exist: there are {routing.slot_count}")
+        if request.slots and not request.allow_inexact:
+            await refuse_while_jobs_go_on(parts.store)
         storage = await in_disk_thread(CheckpointStorage, self._url(request.url))
         turns = parts.saver.turns
         # Nothing is removed, and nothing newer is written, between the choice and the plan.

@@ -362,11 +362,14 @@ class RestoreRequest(_message.Message):
     URL_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Empty: the newest."""
     url: _builtins.str
     fallback: _builtins.bool
     """If it is damaged, the newest one before it that is not."""
+    allow_inexact: _builtins.bool
+    """Only some slots, although a job goes on: its records may then count never or twice."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Only these; empty: all."""
@@ -378,10 +381,11 @@ class RestoreRequest(_message.Message):
         url: _builtins.str = ...,
         slots: _abc.Iterable[_builtins.int] | None = ...,
         fallback: _builtins.bool = ...,
+        allow_inexact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback", b"fallback", "id", b"id", "slots", b"slots", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_inexact", b"allow_inexact", "fallback", b"fallback", "id", b"id", "slots", b"slots", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,7 +119,8 @@ class CheckpointServiceServicer:
 
     def Restore(self, request, context):
         """Lets slots take their content from a checkpoint; what they hold is void from then on. Answers
-        when that is decided; GetRestore tells how it goes.
+        when that is decided; GetRestore tells how it goes. FAILED_PRECONDITION (CheckpointRefused):
+        only some slots are wanted while there is a job that is not done, without allow_inexact.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,8 @@ class CheckpointServiceStub:
     """Removes a checkpoint. FAILED_PRECONDITION if another one adds to it."""
     Restore: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.RestoreRequest, _checkpoint_pb2.RestoreResponse]
     """Lets slots take their content from a checkpoint; what they hold is void from then on. Answers
-    when that is decided; GetRestore tells how it goes.
+    when that is decided; GetRestore tells how it goes. FAILED_PRECONDITION (CheckpointRefused):
+    only some slots are wanted while there is a job that is not done, without allow_inexact.
     """
     GetRestore: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.GetRestoreRequest, _checkpoint_pb2.GetRestoreResponse]
     """The restore that is under way, or the last one."""
@@ -79,7 +80,8 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """Removes a checkpoint. FAILED_PRECONDITION if another one adds to it."""
     Restore: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.RestoreRequest, _checkpoint_pb2.RestoreResponse]  # type: ignore[assignment]
     """Lets slots take their content from a checkpoint; what they hold is void from then on. Answers
-    when that is decided; GetRestore tells how it goes.
+    when that is decided; GetRestore tells how it goes. FAILED_PRECONDITION (CheckpointRefused):
+    only some slots are wanted while there is a job that is not done, without allow_inexact.
     """
     GetRestore: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.GetRestoreRequest, _checkpoint_pb2.GetRestoreResponse]  # type: ignore[assignment]
     """The restore that is under way, or the last one."""
@@ -140,7 +142,8 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_pb2.RestoreResponse, _abc.Awaitable[_checkpoint_pb2.RestoreResponse]]:
         """Lets slots take their content from a checkpoint; what they hold is void from then on. Answers
-        when that is decided; GetRestore tells how it goes.
+        when that is decided; GetRestore tells how it goes. FAILED_PRECONDITION (CheckpointRefused):
+        only some slots are wanted while there is a job that is not done, without allow_inexact.
         """
 
     @_abc_1.abstractmethod
