@@ -176,6 +176,7 @@ class JobStateRecord:
         restore_version: Which restore of the cluster the progress goes with; 0: none.
         generation: Of the cluster's rows that it goes with: it grows when some are lost.
         checkpoint: The newest checkpoint of the job; empty: none.
+        hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
         figures: Sums for people: ``examples``, ``steps``, ``bad_records``, ...
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
             ``metrics``.
@@ -191,6 +192,7 @@ class JobStateRecord:
     restore_version: int = 0
     generation: int = 0
     checkpoint: str = ""
+    hold_ttl_ms: int = 0
     figures: Mapping[str, int] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()
 
@@ -213,6 +215,7 @@ class JobStateRecord:
                 "restore_version": self.restore_version,
                 "generation": self.generation,
                 "checkpoint": self.checkpoint,
+                "hold_ttl_ms": self.hold_ttl_ms,
                 "figures": dict(self.figures),
                 "evaluations": [dict(each) for each in self.evaluations],
             }
@@ -245,6 +248,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "restore_version": int,
     "generation": int,
     "checkpoint": str,
+    "hold_ttl_ms": int,
     "figures": dict,
     "evaluations": list,
 }

@@ -29,6 +29,7 @@ from backstay.control_server import ControlServer
 from backstay.errors import LeaseLost, ServerUnavailable, StoreUnavailable
 from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
+from backstay.master.hold_time import keep_hold_time
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.launch_desk import LaunchDesk
@@ -211,6 +212,7 @@ class MasterHost:
         background = [
             asyncio.create_task(self._advance(job), name="the course"),
             asyncio.create_task(self._expire(job), name="the holds"),
+            asyncio.create_task(keep_hold_time(job), name="the time of holds"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
             asyncio.create_task(saving.look_on(), name="restores"),
         ]
@@ -251,7 +253,7 @@ class MasterHost:
         if job.state.state == "done":
             await saving.finish(LAST_CHECKPOINT_S)
         deadline_s = self._clock() + self._config.linger_ms / 1000
-        ttl_s = job.spec.hold_ttl_ms / 1000
+        ttl_s = job.hold_ttl_ms / 1000
         while self._clock() < deadline_s and _is_waited_for(job, ttl_s):
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(job.changed.wait(), LOOK_S)

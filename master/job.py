@@ -96,7 +96,9 @@ class Job:
         self.rounds: dict[RoundId, OpenRound] = dict(records.rounds)
         self.known = KnownWorkers()
         digests = {name: table.digest() for name, table in records.tables.items()}
-        self.state = replace(records.state, data=digests)
+        # How long holds last by now; the record may be ahead of it (``hold_time``).
+        self.hold_ttl_ms = max(records.spec.hold_ttl_ms, records.state.hold_ttl_ms)
+        self.state = replace(records.state, data=digests, hold_ttl_ms=self.hold_ttl_ms)
         self.figures = Counter(records.state.figures)
         self.keys = keys
         self.journal = journal
@@ -425,6 +427,7 @@ class Job:
             self.tables,
             self.spec,
             first_attempt=first,
+            hold_ttl_ms=self.hold_ttl_ms,
             steps=steps,
             **kept,  # type: ignore[arg-type]
         )

@@ -96,7 +96,7 @@ class LaunchDesk:
 
     def _replace_hanging(self, alive: Iterable[str]) -> None:
         job = self._job
-        limit_s = max(HANGS_AFTER_MIN_S, HANGS_AFTER_TTLS * job.spec.hold_ttl_ms / 1000)
+        limit_s = max(HANGS_AFTER_MIN_S, HANGS_AFTER_TTLS * job.hold_ttl_ms / 1000)
         for worker in alive:
             known = job.known.get(worker)
             # One that has not joined yet may be importing its framework.

@@ -141,6 +141,7 @@ def open_round(
     spec: JobSpec,
     *,
     first_attempt: int,
+    hold_ttl_ms: int,
     steps: int,
     done: TaskBits | None = None,
     parked: Iterable[ParkedTask] = (),
@@ -157,7 +158,7 @@ def open_round(
         round_id,
         len(table),
         task_order_seed(spec, round_id),
-        ledger_limits(spec, twins=round_id.kind is not RoundKind.TRAIN_END),
+        ledger_limits(spec, hold_ttl_ms, twins=round_id.kind is not RoundKind.TRAIN_END),
         first_attempt=first_attempt,
         done=done,
         parked=parked,
@@ -166,16 +167,17 @@ def open_round(
     return OpenRound(round_id, table, ledger, steps=steps)
 
 
-def ledger_limits(spec: JobSpec, *, twins: bool = True) -> LedgerLimits:
+def ledger_limits(spec: JobSpec, hold_ttl_ms: int, *, twins: bool = True) -> LedgerLimits:
     """Return how long holds last and how much may go wrong.
 
     Args:
         spec: Of the job.
+        hold_ttl_ms: How long holds last by now.
         twins: Whether a slow task is given to a second worker: what is done at the end of the
             training should be done by one.
     """
     return LedgerLimits(
-        hold_ttl_s=spec.hold_ttl_ms / 1000,
+        hold_ttl_s=hold_ttl_ms / 1000,
         max_retries=spec.max_task_retries,
         straggler_factor=spec.straggler_factor if twins else NEVER_S,
         straggler_min_s=spec.straggler_min_s if twins else NEVER_S,

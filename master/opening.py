@@ -225,6 +225,8 @@ def _rounds(
             tables,
             spec,
             first_attempt=(state.starts + 1) * ATTEMPTS_PER_MASTER,
+            # A worker counts on the time that it was told by an earlier master.
+            hold_ttl_ms=max(spec.hold_ttl_ms, state.hold_ttl_ms),
             steps=course.steps,
             done=TaskBits.from_chunks(size, done),
             parked=[ParkedTask.from_json(text) for text in parked.values()],

@@ -161,7 +161,7 @@ def _add_round(status: job_pb2.JobStatus, job: Job) -> None:
 
 
 def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
-    ttl_s = job.spec.hold_ttl_ms / 1000
+    ttl_s = job.hold_ttl_ms / 1000
     now_s = job.now()
     losses = []
     for known in sorted(job.known, key=lambda one: one.id):

@@ -79,6 +79,8 @@ class TaskLedger:
         self.round_id = round_id
         self._size = size
         self._limits = limits
+        # Of holds from now on; it may only grow: no hold ends before the time that it was given.
+        self.hold_ttl_s = limits.hold_ttl_s
         self._next_attempt = first_attempt
         self._state = bytearray(size)
         self._done = TaskBits(size) if done is None else done.copy()
@@ -138,7 +140,7 @@ class TaskLedger:
                 revoked.append(held)
                 continue
             self._settle(held.task, held.settled)
-            hold.expires_s = now_s + self._limits.hold_ttl_s
+            hold.expires_s = now_s + self.hold_ttl_s
             if hold.lapsed:
                 self._book.revive(hold)
                 if self._state[held.task] == _TODO:
@@ -410,9 +412,8 @@ class TaskLedger:
 
     def _hold(self, held: HeldTask, worker: str, now_s: float) -> Hold:
         """Make a worker hold a task that is to do, or held by others."""
-        hold = Hold(
-            worker, held.task, held.attempt, held.settled, now_s, now_s + self._limits.hold_ttl_s
-        )
+        over_s = now_s + self.hold_ttl_s
+        hold = Hold(worker, held.task, held.attempt, held.settled, now_s, over_s)
         self._next_attempt = max(self._next_attempt, held.attempt + 1)
         self._book.add(hold)
         self._dirty_workers.add(worker)

@@ -262,7 +262,8 @@ class JobSpec:
     checkpoint: CheckpointSpec = entry(CheckpointSpec, "When model and progress are saved.")
     hold_ttl_ms: int = entry(
         2000,
-        "How long a worker may be silent before its tasks go to others.",
+        "How long a worker may be silent before its tasks go to others; "
+        "with N workers at least N / 500 s.",
         minimum=200,
         maximum=600_000,
     )

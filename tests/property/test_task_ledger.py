@@ -7,7 +7,7 @@ them. Whoever was answered was answered after everything was written.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -69,12 +69,14 @@ class Journal:
             else:
                 self.workers.pop(worker, None)
 
-    def ledger(self, size: int, seed: int | None, generation: int, now_s: float) -> TaskLedger:
+    def ledger(
+        self, size: int, seed: int | None, generation: int, now_s: float, ttl_s: float
+    ) -> TaskLedger:
         ledger = TaskLedger(
             ROUND,
             size,
             seed,
-            LIMITS,
+            replace(LIMITS, hold_ttl_s=ttl_s),
             first_attempt=generation * ATTEMPTS_PER_MASTER,
             done=TaskBits.from_chunks(size, self.done),
             parked=map(ParkedTask.from_json, self.parked.values()),
@@ -96,12 +98,13 @@ class LedgerMachine(RuleBasedStateMachine):
         self.seed = seed
         self.now_s = 0.0
         self.generation = 1
+        self.ttl_s = LIMITS.hold_ttl_s
         self.journal = Journal()
         bits = TaskBits(self.size)
         for task in self.done:
             bits.add(task)
         self.journal.done = bits.chunks()
-        self.ledger = self.journal.ledger(self.size, seed, 1, 0.0)
+        self.ledger = self.journal.ledger(self.size, seed, 1, 0.0, self.ttl_s)
         # Every grant ever answered, who got it, and which of them a worker may still rely on.
         self.grants: list[tuple[str, Grant]] = []
         self.valid: set[tuple[str, int, int]] = set()
@@ -166,7 +169,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.write()
         self.grants.append((worker, grant))
         self.valid.add((worker, grant.task, grant.attempt))
-        self.ends[worker, grant.task, grant.attempt] = self.now_s + LIMITS.hold_ttl_s
+        self.ends[worker, grant.task, grant.attempt] = self.now_s + self.ttl_s
         self.forget_lapsed()
 
     @property
@@ -197,7 +200,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert revoked == ([] if valid else [held])
         if valid:
             self.settled[grant.task] = max(settled, self.settled.get(grant.task, 0))
-            self.ends[worker, grant.task, grant.attempt] = self.now_s + LIMITS.hold_ttl_s
+            self.ends[worker, grant.task, grant.attempt] = self.now_s + self.ttl_s
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data())
@@ -288,6 +291,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.write()
 
     @rule()
+    def holds_last_longer(self) -> None:
+        """More workers have come; what was given before keeps its time."""
+        self.ttl_s += 1.0
+        self.ledger.hold_ttl_s = self.ttl_s
+
+    @rule()
     def retry_parked(self) -> None:
         parked = sorted(self.ledger.parked)
         assert self.ledger.retry_parked() == parked
@@ -299,10 +308,13 @@ class LedgerMachine(RuleBasedStateMachine):
         if between:
             self.change_unanswered(data)
         self.generation += 1
-        self.ledger = self.journal.ledger(self.size, self.seed, self.generation, self.now_s)
+        # The time of holds is read from the job's record, which is never behind.
+        self.ledger = self.journal.ledger(
+            self.size, self.seed, self.generation, self.now_s, self.ttl_s
+        )
         # Settled batches are kept with the holds of their time, or forgotten.
         for held in self.valid:
-            self.ends[held] = self.now_s + LIMITS.hold_ttl_s
+            self.ends[held] = self.now_s + self.ttl_s
         self.write()
         self.forget_lapsed()
 
@@ -359,7 +371,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 break
             grant = self.ledger.assign("w-last", self.now_s)
             if grant is None:
-                self.now_s += LIMITS.hold_ttl_s
+                self.now_s += self.ttl_s
                 self.ledger.expire(self.now_s)
             else:
                 assert self.ledger.complete("w-last", grant.task, grant.attempt, self.now_s)

@@ -28,7 +28,7 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
-from backstay.trainer.worker.job_calls import JobCalls, JobIsOver
+from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver
 from backstay.trainer.worker.job_tasks import (
     TASK_KINDS,
     Ended,
@@ -427,7 +427,8 @@ class MasterLink:
             return stub.KeepHolds(request, timeout=timeout)
 
         # What is renewed late is not renewed: no use in waiting longer for one answer.
-        answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=self._ttl_s)
+        attempt_s = min(self._ttl_s, ATTEMPT_S)
+        answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
         self._ttl_s = answer.hold_ttl_ms / 1000
         self._job_steps = answer.job_steps
         self._training = frozenset(answer.training)

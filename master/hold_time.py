@@ -1,0 +1,61 @@
+"""How long holds last: longer where workers are too many to be heard of that often.
+
+A worker sends a sign of life four times in the time that a hold lasts. At 10,000 workers and 2 s
+these alone would be more calls than one process answers, so the time grows with the number of
+workers. A longer time is recorded before any worker is told of it: the next master takes over what
+they hold, and must not take it for over too soon. It never gets shorter again, as a worker may not
+have heard of that. Imports ``master`` and the rate of signs that workers keep to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from backstay.errors import StoreUnavailable
+from backstay.master.job import Job
+from backstay.trainer.worker.master_link import SIGNS_PER_TTL
+
+__all__ = ["hold_ttl_ms", "keep_hold_time", "lengthen_holds"]
+
+# Signs of life of all workers together; about a third of a core.
+SIGNS_PER_S_MAX = 2000
+LOOK_S = 0.25
+DURABLE_S = 4.0
+
+
+def hold_ttl_ms(least_ms: int, workers: int) -> int:
+    """Return how long holds are to last: the least time, or a multiple of it.
+
+    Args:
+        least_ms: ``hold_ttl_ms`` of the job.
+        workers: How many there are.
+    """
+    needed_ms = SIGNS_PER_TTL * workers * 1000 // SIGNS_PER_S_MAX
+    return least_ms * max(1, -(-needed_ms // least_ms))
+
+
+async def lengthen_holds(job: Job) -> None:
+    """Have holds last as long as the number of workers asks for, once that is recorded.
+
+    If the store does not answer, they last as long as before; call again.
+    """
+    ttl_ms = hold_ttl_ms(job.spec.hold_ttl_ms, len(job.known))
+    if ttl_ms <= job.hold_ttl_ms:
+        return
+    job.state = replace(job.state, hold_ttl_ms=ttl_ms)
+    job.stage_state()
+    try:
+        await job.journal.durable(DURABLE_S)
+    except StoreUnavailable:
+        return
+    job.hold_ttl_ms = ttl_ms
+    for opened in job.rounds.values():
+        opened.ledger.hold_ttl_s = ttl_ms / 1000
+
+
+async def keep_hold_time(job: Job) -> None:
+    """Look after it for as long as the job is served; never returns."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        await lengthen_holds(job)
