@@ -17,6 +17,9 @@ from backstay.errors import ConfigError, InvalidRequest
 
 __all__ = ["WorkerPolicy", "WorkerSet"]
 
+# In a record that is read.
+PLACES_MAX = 1_000_000
+
 # As Popen tells it, and as a shell or a container does. Whoever sends these means the process,
 # or needs its memory; neither is a fault of the program.
 _KILLED = {code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number)}
@@ -108,6 +111,8 @@ class WorkerSet:
         self._next_id = 0
         self._desired = 0
         self._finished = False
+        # As ``to_json`` gave it, until something changes: it is asked for with every few tasks.
+        self._text: str | None = None
         self._set_places(policy.initial)
 
     def wanted(self, now_s: float) -> tuple[str, ...]:
@@ -119,6 +124,7 @@ class WorkerSet:
             return ()
         for place in self._places:
             if place.worker is None and not place.given_up and place.not_before_s <= now_s:
+                self._text = None
                 place.worker, self._next_id = self._next_id, self._next_id + 1
                 self._by_worker[f"w-{place.worker}"] = place
         return tuple(
@@ -180,6 +186,7 @@ class WorkerSet:
 
     def finish(self) -> None:
         """Want no workers any more."""
+        self._text = None
         self._finished = True
 
     @property
@@ -206,13 +213,19 @@ class WorkerSet:
 
     def to_json(self) -> str:
         """Return the set as JSON; pauses and times are left out."""
+        if self._text is None:
+            self._text = self._to_json()
+        return self._text
+
+    def _to_json(self) -> str:
         return dump(
             {
                 "next_id": self._next_id,
                 "desired": self._desired,
                 "finished": self._finished,
-                # Ten thousand places must fit into one record: most have nothing to tell.
-                "untroubled": [p.number for p in self._places if not p.relaunches],
+                # It is written with every few tasks: of ten thousand places most have nothing to
+                # tell, and numbers that follow each other.
+                "untroubled": _runs([p.number for p in self._places if not p.relaunches]),
                 "troubled": [
                     [p.number, p.failures, p.relaunches, int(p.given_up), p.last]
                     for p in self._places
@@ -231,11 +244,10 @@ class WorkerSet:
         what = "worker set"
         fields = parse_fields(what, text, _FIELDS)
         whole_numbers_of(what, "next_id, desired", [fields["next_id"], fields["desired"]])
-        places = [_Place() for _ in fields["untroubled"]]
-        for place, number in zip(
-            places, whole_numbers_of(what, "untroubled", fields["untroubled"], -1), strict=True
-        ):
-            place.number = number
+        places = []
+        for number in _numbers(what, fields["untroubled"]):
+            places.append(_Place())
+            places[-1].number = number
         places += [_troubled_place(what, entry) for entry in fields["troubled"]]
         numbers = [place.worker for place in places if place.worker is not None]
         if len(set(numbers)) != len(numbers) or any(n >= fields["next_id"] for n in numbers):
@@ -248,6 +260,7 @@ class WorkerSet:
 
     def _ended(self, place: _Place, how: str, *, killed: bool, now_s: float) -> None:
         """Empty a place; its next worker comes after a pause, if there is to be one."""
+        self._text = None
         policy = self._policy
         if place.since_s is not None and now_s - place.since_s >= policy.steady_s:
             place.failures = place.relaunches = 0
@@ -265,6 +278,7 @@ class WorkerSet:
 
     def _set_places(self, count: int) -> None:
         """Have so many places: new ones at the end; the newest workers' go first."""
+        self._text = None
         self._desired = count
         while len(self._places) < count:
             self._places.append(_Place())
@@ -273,6 +287,34 @@ class WorkerSet:
             self._places.sort(key=lambda p: float("inf") if p.worker is None else p.worker)
             del self._places[count:]
         self._by_worker = {f"w-{p.worker}": p for p in self._places if p.worker is not None}
+
+
+def _runs(numbers: list[int]) -> list[list[int]]:
+    """Return numbers as [first, how many] that follow each other; those of -1 are all -1."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == (-1 if runs[-1][0] == -1 else sum(runs[-1])):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
+
+
+def _numbers(what: str, runs: list[object]) -> list[int]:
+    """Return the numbers that ``_runs`` was given.
+
+    Raises:
+        InvalidRequest: These are no runs.
+    """
+    numbers: list[int] = []
+    for run in runs:
+        if not isinstance(run, list) or len(run) != 2:
+            raise InvalidRequest(f"{what}: an entry of untroubled is not two numbers")
+        first, count = whole_numbers_of(what, "untroubled", run, -1)
+        if len(numbers) + count > PLACES_MAX:
+            raise InvalidRequest(f"{what}: more than {PLACES_MAX} places")
+        numbers += [-1] * count if first == -1 else range(first, first + count)
+    return numbers
 
 
 def _troubled_place(what: str, entry: object) -> _Place:

@@ -154,10 +154,36 @@ def test_a_new_master_knows_ids_places_and_counts() -> None:
     assert fewer.wanted(0.0) == ("w-0",)
 
 
+def test_every_change_is_in_the_record() -> None:
+    workers = WorkerSet(POLICY)
+    texts = [workers.to_json()]
+    for change in (
+        lambda: workers.wanted(0.0),
+        lambda: workers.exited("w-0", 1, 0.0),
+        lambda: workers.wanted(100.0),
+        lambda: workers.alive(["w-1"], 100.0) or workers.alive([], 100.0),
+        lambda: workers.scale(3),
+        lambda: workers.wanted(100.0),
+        lambda: workers.replace("w-2", 100.0),
+        workers.finish,
+    ):
+        change()
+        texts.append(workers.to_json())
+    assert len(set(texts)) == len(texts)
+
+
 def test_ten_thousand_workers_fit_into_a_record() -> None:
     workers = WorkerSet(WorkerPolicy(initial=10_000, most=10_000))
     assert len(workers.wanted(0.0)) == 10_000
-    assert len(workers.to_json()) < 100_000
+    # The record is written anew with every few tasks that are done.
+    assert len(workers.to_json()) < 100
+    for number in range(0, 10_000, 100):
+        workers.exited(f"w-{number}", -9, 0.0)
+    workers.wanted(1.0)
+    assert len(workers.to_json()) < 10_000
+    assert WorkerSet.from_json(WorkerPolicy(most=10_000), workers.to_json()).wanted(
+        1.0
+    ) == workers.wanted(1.0)
     for number in range(10_000):
         workers.exited(f"w-{number}", 1, 0.0)
     assert (
@@ -169,10 +195,13 @@ def test_ten_thousand_workers_fit_into_a_record() -> None:
     "text",
     [
         "{}",
-        '{"next_id":1,"desired":1,"finished":false,"untroubled":[1],"troubled":[]}',
+        '{"next_id":1,"desired":1,"finished":false,"untroubled":[[1,1]],"troubled":[]}',
+        '{"next_id":3,"desired":1,"finished":false,"untroubled":[[1,1],[1,1]],"troubled":[]}',
         '{"next_id":3,"desired":1,"finished":false,"untroubled":[1,1],"troubled":[]}',
+        '{"next_id":3,"desired":1,"finished":false,"untroubled":[[1]],"troubled":[]}',
+        '{"next_id":3,"desired":1,"finished":false,"untroubled":[[-1,1000001]],"troubled":[]}',
         '{"next_id":3,"desired":1,"finished":false,"untroubled":[],"troubled":[[1,1,1,0]]}',
-        '{"next_id":3,"desired":1,"finished":false,"untroubled":[-2],"troubled":[]}',
+        '{"next_id":3,"desired":1,"finished":false,"untroubled":[[-2,1]],"troubled":[]}',
     ],
 )
 def test_a_damaged_record_is_refused(text: str) -> None:
