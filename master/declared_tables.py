@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstay.errors import InvalidRequest, JobRefused
+from backstay.errors import InvalidRequest, TableConflict
 
 __all__ = ["TABLES_MAX", "check_tables"]
 
@@ -23,7 +23,7 @@ def check_tables(names: Sequence[str], known: Sequence[str]) -> None:
         known: The job's; empty: not known yet.
 
     Raises:
-        JobRefused: They differ; the message says where.
+        TableConflict: They differ; the message says where.
         InvalidRequest: These cannot be the tables of a job.
     """
     if len(names) > TABLES_MAX or len(set(names)) != len(names):
@@ -35,12 +35,12 @@ def check_tables(names: Sequence[str], known: Sequence[str]) -> None:
         return
     for number, (theirs, ours) in enumerate(zip(names, known, strict=False)):
         if theirs != ours:
-            raise JobRefused(
+            raise TableConflict(
                 f"table {number} of this worker's model is {theirs!r}, of the job's {ours!r}: each "
                 "worker must run the same model file with the same parameters"
             )
     if len(names) != len(known):
-        raise JobRefused(
+        raise TableConflict(
             f"this worker's model makes {len(names)} tables, the job has {len(known)} "
             f"({', '.join(known)}): each worker must run the same model file"
         )

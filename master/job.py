@@ -142,7 +142,7 @@ class Job:
         """Take the job's tables from the first worker, and compare those of the others.
 
         Raises:
-            JobRefused: They differ.
+            TableConflict: They differ.
             InvalidRequest: These cannot be the tables of a job.
         """
         check_tables(names, self.state.tables)

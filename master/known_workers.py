@@ -38,6 +38,7 @@ class KnownWorker:
         answer: What it was answered; None: nothing.
         knows_end: It was told that the job is over.
         sync_address: Where others can take part in its steps; empty: nowhere.
+        has_program: Its model file and its tables are as the job's: it works, or may.
     """
 
     id: str
@@ -53,6 +54,7 @@ class KnownWorker:
     answer: Any = None
     knows_end: bool = False
     sync_address: str = ""
+    has_program: bool = False
     measured_s: float = 0.0
 
     def measure(self, examples: int, steps: int, loss: float | None, now_s: float) -> None:
@@ -122,6 +124,10 @@ class KnownWorkers:
             )
         known.heard_s = now_s
         return known
+
+    def have_program(self) -> bool:
+        """Return whether there is a worker whose program runs."""
+        return any(one.has_program for one in self)
 
     def forget(self, worker: str) -> None:
         """Forget a worker that is gone."""

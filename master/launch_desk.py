@@ -41,21 +41,23 @@ class LaunchDesk:
         """
         job = self._job
         lost: list[tuple[str, str]] = []
+        wrong = ""
         for one in request.exits:
             job.worker_set.exited(one.worker_id, one.code, job.now())
             how = f"signal {-one.code}" if one.code < 0 else f"exit code {one.code}"
             log.info("worker %s has ended (%s) %s", one.worker_id, how, one.last_words.strip())
             lost.append((one.worker_id, f"its process has ended ({how})"))
-            # Nobody has got the program running yet, so others would end in the same way.
-            if one.code == EXIT_WRONG_SETTING and not job.state.tables:
-                said = one.last_words.strip().rpartition("\n")[2][-LAST_WORDS_MAX:]
-                job.end("failed", f"the model file or a setting is wrong: {said}")
+            if one.code == EXIT_WRONG_SETTING:
+                wrong = one.last_words.strip().rpartition("\n")[2][-LAST_WORDS_MAX:] or how
         gone = job.worker_set.alive(request.alive, job.now())
         lost += [(worker, "its process is gone") for worker in gone]
         for worker, why in lost:
             job.drop_worker(worker, why)
         if lost:
             job.stage_state()
+        # Nobody has the program running, so others would end in the same way.
+        if wrong and not job.known.have_program():
+            job.end("failed", f"the model file or a setting is wrong: {wrong}")
         self._replace_hanging(request.alive)
         if job.worker_set.failed:
             job.end("failed", job.worker_set.failed)

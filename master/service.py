@@ -83,8 +83,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     ) -> job_pb2.DeclareTablesResponse:
         """Take or compare the names of the job's tables."""
         job = self._open()
-        self._heard(job, request.worker)
+        known = self._heard(job, request.worker)
         job.declare_tables(request.names)
+        known.has_program = True
         await job.journal.durable(DURABLE_S)
         return job_pb2.DeclareTablesResponse()
 
@@ -94,6 +95,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Give a task; waits a little for one."""
         job = self._open()
         known = self._heard(job, request.worker)
+        known.has_program = True
         job.closed((one.pass_number, one.task) for one in request.closed_streams)
         answer = job_pb2.GetTaskResponse()
         given = self._given_before(job, known, request.request)
@@ -134,6 +136,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         known = self._heard(job, request.worker)
         loss = request.loss if request.HasField("loss") else None
         known.measure(request.examples, request.steps, loss, job.now())
+        # It may have told its tables to an earlier master.
+        known.has_program |= bool(request.holds)
         revoked = job.renew(known.id, [_held(job, one) for one in request.holds])
         return job_pb2.KeepHoldsResponse(
             revoked=[_hold_message(round_id, held) for round_id, held in revoked],

@@ -7,11 +7,13 @@ a callback of the model file does it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
@@ -150,6 +152,24 @@ def test_a_feed_that_fails_parks_its_task(cluster: LocalCluster, tmp_path: Path)
     # The batches of the failing task before the bad one count, the others not, none twice.
     assert told.doubled == 0
     assert 0 < told.missing <= TASK
+
+
+def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    spec = job(tmp_path, "refitted", "torch", "", epochs=1)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        assert processes.over().state == "done"
+    # The same file, with rows of another width.
+    path = Path(spec.model)
+    path.write_text(path.read_text().replace("custom_model(dim=4)", "custom_model(dim=8)"))
+    with JobProcesses(cluster, replace(spec, epochs=2), tmp_path) as processes:
+        processes.start_worker("w-1")
+        assert processes.code("w-1") == EXIT_WRONG_SETTING
+        log = processes.log("w-1")
+        assert "dim: 4 there, 8 asked for" in log
+        assert "give the model the old settings, or the job another name" in log
 
 
 def test_predictions_of_two_workers(cluster: LocalCluster, tmp_path: Path) -> None:

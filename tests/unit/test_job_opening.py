@@ -14,7 +14,14 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable
-from backstay.errors import ConfigError, InvalidRequest, JobRefused, NotJobMaster, StoreUnavailable
+from backstay.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobRefused,
+    NotJobMaster,
+    StoreUnavailable,
+    TableConflict,
+)
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, WorkerRecord
 from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job, RowsIdentity
@@ -360,9 +367,9 @@ def test_tables_of_another_order_are_refused(tmp_path: Path) -> None:
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
             job.declare_tables(["wide", "deep"])
             job.declare_tables(["wide", "deep"])
-            with pytest.raises(JobRefused, match=r"table 0 .* 'deep', of the job's 'wide'"):
+            with pytest.raises(TableConflict, match=r"table 0 .* 'deep', of the job's 'wide'"):
                 job.declare_tables(["deep", "wide"])
-            with pytest.raises(JobRefused, match="1 tables, the job has 2"):
+            with pytest.raises(TableConflict, match="1 tables, the job has 2"):
                 job.declare_tables(["wide"])
 
     run(scenario)

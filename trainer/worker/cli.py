@@ -1,7 +1,8 @@
 """``python -m backstay.trainer.worker.cli``: one worker process, as launchers start it.
 
 Exit codes: 0 the job is over or this worker was told to end; 1 it failed; 2 the model file or a
-setting is wrong, and another try would end alike. May import the worker and the logs.
+setting is wrong, or the job has other tables than the model: another try would end alike. May
+import the worker and the logs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import click
 
 from backstay import lifeline
 from backstay.config import ClientConfig
-from backstay.errors import BackstayError, ConfigError
+from backstay.errors import BackstayError, ConfigError, TableConflict
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
 from backstay.trainer.directory import reach
@@ -78,6 +79,9 @@ def run(endpoint: str, job: str, worker_id: str, explicit: Mapping[str, object])
         reason = worker.run()
     except ConfigError as error:
         _LOG.error("%s", error)
+        return EXIT_WRONG_SETTING
+    except TableConflict as error:
+        _LOG.error("%s; give the model the old settings, or the job another name", error)
         return EXIT_WRONG_SETTING
     except BackstayError as error:
         _LOG.error("%s: %s", type(error).__name__, error)

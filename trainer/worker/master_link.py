@@ -159,7 +159,7 @@ class MasterLink:
         """Tell the names of the job's tables, in the order in which the program made them.
 
         Raises:
-            JobRefused: Another worker's list differs; the message says where.
+            TableConflict: Another worker's list differs; the message says where.
         """
         request = job_pb2.DeclareTablesRequest(worker=self._who, names=names)
         self._calls.call(lambda stub, timeout: stub.DeclareTables(request, timeout=timeout))
