@@ -165,6 +165,8 @@ def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
     path = Path(spec.model)
     path.write_text(path.read_text().replace("custom_model(dim=4)", "custom_model(dim=8)"))
     with JobProcesses(cluster, replace(spec, epochs=2), tmp_path) as processes:
+        # What is told before its master is open is how it was.
+        processes.until(lambda status: status.state == "running")
         processes.start_worker("w-1")
         assert processes.code("w-1") == EXIT_WRONG_SETTING
         log = processes.log("w-1")
