@@ -320,6 +320,16 @@ class JobSpec:
             return "training"
         return "evaluation" if self.prediction is None else "prediction"
 
+    @property
+    def data(self) -> dict[str, DataSpec]:
+        """The data that it has, by the names of the fields."""
+        found = (
+            ("training", self.training),
+            ("validation", self.validation),
+            ("prediction", self.prediction),
+        )
+        return {name: data for name, data in found if data is not None}
+
     @classmethod
     def from_mapping(cls, document: Mapping[str, Any]) -> JobSpec:
         """Return the job that a mapping of plain values describes.

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backstay.course.orders import task_order, task_order_seed
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, NonFiniteLoss
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
@@ -63,7 +65,7 @@ def test_trains_and_evaluates(framework: str, data: Path, tmp_path: Path) -> Non
     spec = job(write_model(tmp_path, framework), data, output=str(tmp_path / "out"))
     result = run(spec, report=seen.append)
     assert (result.examples, result.steps) == (2 * RECORDS, 2 * RECORDS // BATCH)
-    assert (result.passes, result.stopped) == (2, "")
+    assert (result.passes, result.reason) == (2, "")
     first, second = (metrics["auc"] for metrics in result.evaluations)
     assert second > first > 0.7
     assert seen[-1].metrics == result.evaluations[-1]
@@ -197,16 +199,48 @@ def test_callbacks(framework: str, data: Path, tmp_path: Path) -> None:
     assert result.evaluations[0] == result.evaluations[1]
 
 
+TASKS_SEEN = """
+
+from backstay.trainer.callbacks import Callback
+
+TASKS = []
+
+
+class Recorder(Callback):
+    def on_task_end(self, report):
+        TASKS.append((report.pass_number, report.task))
+
+
+def callbacks():
+    return [Recorder()]
+"""
+
+
+def test_tasks_are_done_in_the_order_in_which_a_master_gives_them(
+    data: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    spec = job(write_model(tmp_path, "torch", TASKS_SEEN), data, validation=None, seed=5)
+    definition = load(spec.model)
+    LocalRun(spec, definition).run()
+    expected = []
+    for number in (1, 2):
+        seed = task_order_seed(spec, RoundId(RoundKind.TRAINING, number))
+        expected += [(number, task) for task in task_order(seed, RECORDS // 1000)]
+    assert expected == definition.module.TASKS
+
+
 def test_limits(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     model = write_model(tmp_path, "torch")
     result = run(job(model, data, max_steps=7))
     assert (result.steps, result.passes) == (7, 0)
-    assert "max_steps" in result.stopped
+    assert "max_steps" in result.reason
+    assert len(result.evaluations) == 1, "of the model as it is at the end"
     rule = EarlyStop(metric="positives", patience=2)  # which never gets better
     result = run(job(model, data, epochs=9, early_stop=rule))
     assert result.passes == 3
-    assert "positives" in result.stopped
+    assert "positives" in result.reason
     result = run(job(model, data, epochs=1, evaluation_every_steps=20))
     assert len(result.evaluations) == 3
 

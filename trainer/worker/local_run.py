@@ -1,8 +1,9 @@
 """``backstay train --local``: a job's model file in this process, with no master and no workers.
 
-The same feed, batches, callbacks and metrics as on a cluster; the optimizer is the framework's own.
-A model with layers of backstay opens a session by the factory that is given, and only then. May
-import the readers, the adapters by name, and the program; starts no process itself.
+The same course, feed, batches, callbacks and metrics as on a cluster with one worker; the optimizer
+is the framework's own. A model with layers of backstay opens a session by the factory that is
+given, and only then. May import the readers, the adapters by name, and the program; starts no
+process itself.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from backstay.course.rounds import RoundId, RoundKind, data_of
+from backstay.course.task_table import cut_data, round_table
+from backstay.course.walk import RoundOver, Walk, WalkTask
 from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
-from backstay.job_spec import DataSpec, EarlyStop, JobSpec
+from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import SessionFactory, current_session, set_session_factory
 from backstay.trainer.callbacks import Callbacks, TaskReport
 from backstay.trainer.metrics import compute
@@ -27,7 +31,7 @@ from backstay.trainer.model.model_definition import (
     is_users,
     user_traceback,
 )
-from backstay.trainer.readers import Reader, Shard, open_reader
+from backstay.trainer.readers import Reader, open_reader
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
@@ -35,8 +39,11 @@ from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
 REPORT_S = 0.3
-# A 63-bit number from which each pass and task draws its order.
-SEED_MAX = (1 << 63) - 1
+MODES: dict[RoundKind, Mode] = {
+    RoundKind.TRAINING: "training",
+    RoundKind.EVALUATION: "evaluation",
+    RoundKind.PREDICTION: "prediction",
+}
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,9 @@ class LocalProgress:
 
     Attributes:
         mode: What is done now.
-        pass_number: From 1; of training.
+        number: From 1; of the pass, evaluation or prediction.
         passes: How many there will be at most.
-        records_done: Of this pass, evaluation or prediction.
+        records_done: Of it.
         records_total: Likewise.
         examples: Trained on since the beginning.
         steps: Batches trained since the beginning.
@@ -57,7 +64,7 @@ class LocalProgress:
     """
 
     mode: Mode
-    pass_number: int
+    number: int
     passes: int
     records_done: int
     records_total: int
@@ -79,7 +86,8 @@ class LocalResult:
         evaluations: Metrics of each evaluation, oldest first.
         predictions: Records predicted.
         bad_records: Damaged records that were skipped, each time that they were met.
-        stopped: Why it ended before the last pass; empty: it did not.
+        stopped: Whether it was told to stop.
+        reason: Why it ended before the last pass; empty: it did not.
         seconds: How long it took.
     """
 
@@ -89,8 +97,26 @@ class LocalResult:
     evaluations: tuple[dict[str, float], ...]
     predictions: int
     bad_records: int
-    stopped: str
+    stopped: bool
+    reason: str
     seconds: float
+
+
+@dataclass
+class _Here:
+    """A round under way.
+
+    Attributes:
+        round: Which.
+        records_total: Of its data.
+        records_done: So far.
+        outputs: Of an evaluation.
+    """
+
+    round: RoundId
+    records_total: int
+    records_done: int = 0
+    outputs: Outputs = field(default_factory=Outputs)
 
 
 class LocalRun:
@@ -117,15 +143,14 @@ class LocalRun:
         self._factory = session_factory
         self._report = report
         self._stop = threading.Event()
-        self._stopped = ""
         self._others = OtherTasks(definition, spec, "local")
         self._readers: dict[str, Reader] = {}
-        self._examples = self._steps = self._bad = self._predictions = self._passes = 0
-        self._evaluated_at = 0
+        self._rounds: dict[RoundId, _Here] = {}
+        self._examples = self._bad = self._predictions = 0
         self._losses: list[float] = []
         self._evaluations: list[dict[str, float]] = []
         self._begin_s = self._reported_s = 0.0
-        self._place = ("training", 1, 0, 0)
+        self._walk: Walk
         self._program: Program
         self._callbacks: Callbacks
 
@@ -137,7 +162,7 @@ class LocalRun:
         """Train, evaluate and predict as the job says.
 
         Raises:
-            ConfigError: The model file is wrong.
+            ConfigError: The model file is wrong, or there are no records.
             BackstayError: Data cannot be read, the loss is not finite, or a server failed.
         """
         self._begin_s = self._reported_s = time.monotonic()
@@ -156,136 +181,97 @@ class LocalRun:
             set_session_factory(before)
             if session is not None and self._factory is not None:
                 session.close()
+        course = self._walk.course
         return LocalResult(
             self._examples,
-            self._steps,
-            self._passes,
+            course.steps,
+            course.passes_over,
             tuple(self._evaluations),
             self._predictions,
             self._bad,
-            self._stopped,
+            course.outcome == "stopped",
+            course.reason,
             time.monotonic() - self._begin_s,
         )
 
     def _run(self) -> None:
         spec = self._spec
-        if spec.training is not None:
-            stopper = Stopper(spec.early_stop)
-            for number in range(1, spec.epochs + 1):
-                self._train_pass(number, spec.training, stopper)
-                if self._stopped:
-                    break
-            if not self._stop.is_set():
-                self._others.end_training(self._program, self._callbacks)
-        elif spec.validation is not None:
-            self._evaluate()
-        else:
-            self._predict()
-
-    def _train_pass(self, number: int, data: DataSpec, stopper: Stopper) -> None:
-        spec = self._spec
-        self._callbacks.pass_is(number)
-        self._program.pass_begins(number)
-        for task, part in self._tasks("training", data, number):
-            with self._feed("training", data, part) as feed:
-                self._train_task(number, task, feed)
-            if self._evaluation_is_due():
-                self._evaluate()
-                self._stopped = self._stopped or stopper.verdict(self._evaluations)
+        tables = {name: cut_data(name, self._reader(name).shards(), spec) for name in spec.data}
+        self._walk = walk = Walk(spec, tables)
+        while (turn := walk.next()) is not None:
+            if turn.round not in self._rounds:
+                records = round_table(tables, turn.round).records
+                self._rounds[turn.round] = _Here(turn.round, records)
+            here = self._rounds[turn.round]
+            if isinstance(turn, RoundOver):
+                walk.course.round_over(turn.round, metrics=self._metrics_of(here))
+            else:
+                self._do(here, turn)
             if self._stop.is_set():
-                self._stopped = "it was told to stop"
-            if self._stopped:
+                walk.course.stop("it was told to stop")
+
+    def _do(self, here: _Here, task: WalkTask) -> None:
+        kind = task.round.kind
+        if kind is RoundKind.TRAIN_END:
+            self._others.end_training(self._program, self._callbacks)
+            return
+        with self._feed(task) as feed:
+            if kind is RoundKind.TRAINING:
+                self._train(here, task, feed)
                 return
-        self._passes = number
-        if spec.validation is not None and not spec.evaluation_every_steps:
-            self._evaluate()
-            self._stopped = stopper.verdict(self._evaluations)
+            if kind is RoundKind.EVALUATION:
+                here.outputs.extend(self._others.evaluate(feed, self._program, lambda: None))
+            else:
+                self._predictions += self._others.predict(
+                    feed, task.number, self._program, lambda: None
+                )
+        self._tell(here, task.records.count)
 
-    def _evaluation_is_due(self) -> bool:
-        every = self._spec.evaluation_every_steps
-        if not every or self._steps // every <= self._evaluated_at:
-            return False
-        self._evaluated_at = self._steps // every
-        return True
-
-    def _train_task(self, pass_number: int, task: int, feed: TaskFeed) -> None:
+    def _train(self, here: _Here, task: WalkTask, feed: TaskFeed) -> None:
+        """Train a task's batches; fewer, if told to stop or if these were the job's last steps."""
+        course, pass_number = self._walk.course, task.round.number
+        self._callbacks.pass_is(pass_number)
+        self._program.pass_begins(pass_number)
         losses: list[float] = []
         examples = 0
         for fed in feed:
-            self._callbacks.batch_begins(self._steps)
+            self._callbacks.batch_begins(course.steps)
             loss, _ = self._program.train_batch(fed.features, fed.labels)
             losses.append(loss)
-            examples += len(fed.places)
-            self._steps += 1
-            self._examples += len(fed.places)
             self._losses.append(loss)
-            self._tell(len(fed.places))
-            if self._spec.max_steps and self._steps >= self._spec.max_steps:
-                self._stopped = f"max_steps ({self._spec.max_steps}) is reached"
-            if self._stopped or self._stop.is_set():
+            examples += len(fed.places)
+            self._examples += len(fed.places)
+            course.add_steps(1)
+            self._tell(here, len(fed.places))
+            if task.round not in course.open_rounds or self._stop.is_set():
                 break
         mean = float(np.mean(losses)) if losses else None
-        self._callbacks.task_ended(TaskReport(pass_number, task, examples, len(losses), mean))
+        self._callbacks.task_ended(
+            TaskReport(pass_number, task.number, examples, len(losses), mean)
+        )
 
-    def _evaluate(self) -> None:
-        data = self._spec.validation
-        if data is None:
-            return
-        whole = Outputs()
-        place = self._place
-        for _, part in self._tasks("evaluation", data, 1):
-            with self._feed("evaluation", data, part) as feed:
-                whole.extend(self._others.evaluate(feed, self._program, lambda: None))
-            self._tell(part.count)
-            if self._stop.is_set():
-                return
-        labels, predictions = whole.arrays()
+    def _metrics_of(self, here: _Here) -> dict[str, float]:
+        """Return the metrics of a round that is over, if it is an evaluation, and tell of them."""
+        if here.round.kind is not RoundKind.EVALUATION:
+            return {}
+        labels, predictions = here.outputs.arrays()
         metrics = compute(self._definition.metrics, labels, predictions)
         self._evaluations.append(metrics)
         self._callbacks.evaluated(metrics)
-        self._tell(0, at_once=True)
-        self._place = place
-
-    def _predict(self) -> None:
-        data = self._spec.prediction
-        assert data is not None
-        for task, part in self._tasks("prediction", data, 1):
-            with self._feed("prediction", data, part) as feed:
-                self._predictions += self._others.predict(feed, task, self._program, lambda: None)
-            self._tell(part.count)
-            if self._stop.is_set():
-                self._stopped = "it was told to stop"
-                return
+        self._tell(here, 0, at_once=True)
+        return metrics
 
     # -- data -----------------------------------------------------------------------------
 
-    def _reader(self, mode: Mode, data: DataSpec) -> Reader:
-        if mode not in self._readers:
-            self._readers[mode] = open_reader(data, module=self._definition.module)
-        return self._readers[mode]
-
-    def _tasks(self, mode: Mode, data: DataSpec, number: int) -> Iterator[tuple[int, TaskRange]]:
-        """Yield the tasks of a pass, in its order, with their numbers."""
-        spec = self._spec
-        shards: list[Shard] = list(self._reader(mode, data).shards())
-        size = spec.records_per_task
-        parts = [
-            (shard.name, first, min(size, shard.records - first))
-            for shard in shards
-            for first in range(0, shard.records, size)
-        ]
-        self._place = (mode, number, 0, sum(count for _, _, count in parts))
-        shuffled = mode == "training" and spec.shuffle != "none"
-        generator = np.random.Generator(np.random.PCG64([spec.seed, number]))
-        order = generator.permutation(len(parts)) if shuffled else np.arange(len(parts))
-        seeds = generator.integers(1, SEED_MAX, len(parts))
-        within = mode == "training" and spec.shuffle == "tasks_and_records"
-        for task in order.tolist():
-            shard, first, count = parts[task]
-            yield task, TaskRange(shard, first, count, int(seeds[task]) if within else 0)
+    def _reader(self, name: str) -> Reader:
+        """Return the reader of one of the job's data; opened once."""
+        if name not in self._readers:
+            data = self._spec.data[name]
+            self._readers[name] = open_reader(data, module=self._definition.module)
+        return self._readers[name]
 
     @contextmanager
-    def _feed(self, mode: Mode, data: DataSpec, part: TaskRange) -> Iterator[TaskFeed]:
+    def _feed(self, task: WalkTask) -> Iterator[TaskFeed]:
         """Yield a task's batches; the user's errors say where they come from.
 
         Raises:
@@ -293,11 +279,12 @@ class LocalRun:
             NonFiniteLoss: With the task's records named.
             BackstayError: The data cannot be read.
         """
+        kind, records = task.round.kind, task.records
         feed = TaskFeed(
-            lambda: self._reader(mode, data),
+            lambda: self._reader(data_of(kind)),
             self._definition,
-            mode,
-            part,
+            MODES[kind],
+            TaskRange(records.shard, records.start, records.count, task.shuffle_seed),
             batch_size=self._spec.batch_size,
             bad_records_max=max(0, self._spec.max_bad_records - self._bad),
         )
@@ -310,22 +297,21 @@ class LocalRun:
             if isinstance(cause, BackstayError) and not is_users(cause, self._definition.path):
                 raise cause from error
             text = user_traceback(cause, self._definition.path)
-            raise ConfigError(f"feed failed on {part.shard}:\n{text}") from cause
+            raise ConfigError(f"feed failed on {records.shard}:\n{text}") from cause
         except NonFiniteLoss as error:
-            last = part.start + part.count - 1
-            where = f"records {part.start} to {last} of {part.shard}"
+            last = records.start + records.count - 1
+            where = f"records {records.start} to {last} of {records.shard}"
             raise NonFiniteLoss(f"{error}\n{where}") from error
         except BackstayError:
             raise
         except Exception as error:
             text = user_traceback(error, self._definition.path)
-            raise ConfigError(f"the model failed on {part.shard}:\n{text}") from error
+            raise ConfigError(f"the model failed on {records.shard}:\n{text}") from error
         finally:
             self._bad += feed.bad.count
 
-    def _tell(self, records: int, *, at_once: bool = False) -> None:
-        mode, number, done, total = self._place
-        self._place = (mode, number, done + records, total)
+    def _tell(self, here: _Here, records: int, *, at_once: bool = False) -> None:
+        here.records_done += records
         now_s = time.monotonic()
         if self._report is None or (now_s - self._reported_s < REPORT_S and not at_once):
             return
@@ -333,52 +319,15 @@ class LocalRun:
         losses, self._losses = self._losses, []
         self._report(
             LocalProgress(
-                mode,  # type: ignore[arg-type]
-                number,
+                MODES[here.round.kind],
+                here.round.number,
                 self._spec.epochs,
-                done + records,
-                total,
+                here.records_done,
+                here.records_total,
                 self._examples,
-                self._steps,
+                self._walk.course.steps,
                 float(np.mean(losses)) if losses else None,
                 now_s - self._begin_s,
                 dict(self._evaluations[-1]) if self._evaluations else {},
             )
         )
-
-
-class Stopper:
-    """Decides on an early stop, by the evaluations so far.
-
-    Args:
-        rule: Of the job; None: never.
-    """
-
-    def __init__(self, rule: EarlyStop | None) -> None:
-        self._rule = rule
-
-    def verdict(self, evaluations: list[dict[str, float]]) -> str:
-        """Return why to stop, or an empty text.
-
-        Raises:
-            ConfigError: The metric is none of the model file's.
-        """
-        rule = self._rule
-        if rule is None or not evaluations:
-            return ""
-        if rule.metric not in evaluations[-1]:
-            raise ConfigError(
-                f"early_stop.metric: {rule.metric!r} is none of the model file's eval_metrics "
-                f"({', '.join(evaluations[-1])})"
-            )
-        sign = 1.0 if rule.mode == "max" else -1.0
-        best, waited = -np.inf, 0
-        for metrics in evaluations:
-            value = sign * metrics[rule.metric]
-            if value > best + rule.min_delta:
-                best, waited = value, 0
-            else:
-                waited += 1
-        if waited < rule.patience:
-            return ""
-        return f"{rule.metric} has not got better for {waited} evaluations"

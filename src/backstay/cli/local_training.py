@@ -98,7 +98,7 @@ class _Told:
         """Take note of how far it is, and show it."""
         status, size = self.status, self._spec.records_per_task
         status.kind = KINDS[progress.mode]
-        status.round = progress.pass_number
+        status.round = progress.number
         status.tasks.done = progress.records_done // size
         status.tasks.total = -(-progress.records_total // size)
         status.records_done, status.records_total = progress.records_done, progress.records_total
@@ -113,15 +113,14 @@ class _Told:
 
     def outcome(self, result: LocalResult) -> Outcome:
         """Return how it ended."""
-        stopped = result.stopped == "it was told to stop"
-        self.status.state = "stopped" if stopped else "done"
-        self.status.reason = result.stopped
+        self.status.state = "stopped" if result.stopped else "done"
+        self.status.reason = result.reason
         self.status.bad_records = result.bad_records
         self._count(result.examples, result.steps, result.seconds)
         for metrics in result.evaluations[len(self._evaluations) :]:
             self._add(metrics)
         self._metrics.write(self.status)
-        return Outcome(self.status, self.status.state, result.stopped, result.seconds)
+        return Outcome(self.status, self.status.state, result.reason, result.seconds)
 
     def _count(self, examples: int, steps: int, seconds: float) -> None:
         self.status.examples, self.status.steps = examples, steps

@@ -1,7 +1,8 @@
 """A job's data cut into tasks: task number -> (shard, first record, number of records).
 
 Nothing is stored for each task, only for each shard: a million tasks of a thousand files take
-some kilobytes. Imports ``backstay.errors`` and ``json_fields``; does no I/O.
+some kilobytes. Imports ``backstay.course.rounds``, ``backstay.job_spec``, ``backstay.errors`` and
+``json_fields``; does no I/O.
 """
 
 from __future__ import annotations
@@ -10,17 +11,28 @@ import hashlib
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
-from backstay.errors import InvalidRequest, LimitExceeded
+from backstay.course.rounds import RoundId, RoundKind, data_of
+from backstay.errors import ConfigError, InvalidRequest, LimitExceeded
+from backstay.job_spec import JobSpec
 
-__all__ = ["TASKS_MAX", "ShardLike", "TaskRecords", "TaskTable"]
+__all__ = [
+    "TASKS_MAX",
+    "ShardLike",
+    "TaskRecords",
+    "TaskTable",
+    "cut_data",
+    "no_records",
+    "round_table",
+]
 
 # The queue, the bitmap and the streams of a round stay small up to here.
 TASKS_MAX = 1 << 24
+PLACES_SHOWN_MAX = 5
 
 
 class ShardLike(Protocol):
@@ -168,3 +180,38 @@ class TaskTable:
         if len(sizes) != 1:
             raise InvalidRequest(f"shards: {len(sizes)} different records_per_task, expected one")
         return cls(names, records, sizes.pop())
+
+
+def cut_data(name: str, shards: Iterable[ShardLike], spec: JobSpec) -> TaskTable:
+    """Return the tasks of one of a job's data, given what an index scan of it found.
+
+    Raises:
+        ConfigError: There are no records.
+        InvalidRequest: A shard is there twice.
+        LimitExceeded: There would be more than ``TASKS_MAX`` tasks.
+    """
+    table = TaskTable.from_shards(shards, spec.records_per_task)
+    if not len(table):
+        raise no_records(name, spec.data[name].paths)
+    return table
+
+
+def no_records(name: str, places: Sequence[str]) -> ConfigError:
+    """Return the error for data without a single record.
+
+    Args:
+        name: ``training``, ``validation`` or ``prediction``.
+        places: Files or tables that have none; the first ones are named.
+    """
+    more = len(places) - PLACES_SHOWN_MAX
+    shown = ", ".join(places[:PLACES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    return ConfigError(
+        f"{name}: there are no records in {shown or 'what the custom reader names'}; a file with "
+        "nothing but a header has none. Name data with at least one record"
+    )
+
+
+def round_table(tables: Mapping[str, TaskTable], round_id: RoundId) -> TaskTable:
+    """Return the tasks of a round, given those of the job's data by the names of their fields."""
+    table = tables[data_of(round_id.kind)]
+    return table.first_task_only() if round_id.kind is RoundKind.TRAIN_END else table

@@ -1,0 +1,190 @@
+"""A job in one process and a job with a master and one worker: the same tasks in the same order.
+
+The master's side is the real ``Job`` on the real ledgers; what the journal would write is not
+looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.course.course import Course, CoursePlan
+from backstay.course.rounds import RoundKind
+from backstay.course.task_table import TaskRecords, TaskTable, cut_data
+from backstay.course.walk import RoundOver, Walk
+from backstay.job_spec import CheckpointSpec, DataSpec, EarlyStop, JobSpec
+from backstay.master.core.worker_set import WorkerSet
+from backstay.master.job import Job, Records
+from backstay.master.journal import Journal
+from backstay.master.open_round import worker_policy
+from tests.unit.memory_nodes import run
+
+METRIC = "auc"
+# A course that never ends is a fault, too.
+TURNS_MAX = 2000
+
+
+@dataclass(frozen=True)
+class Shard:
+    name: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is done next: a task, or (with a negative number) the end of an evaluation."""
+
+    round: str
+    number: int
+    records: TaskRecords | None = None
+    shuffle_seed: int = 0
+    steps: int = 0
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[JobSpec, dict[str, TaskTable]]:
+    """A job of any kind, and its data cut into tasks."""
+    data = DataSpec(paths=("somewhere.csv",))
+    kind = draw(st.sampled_from(["train", "train and evaluate", "evaluate", "predict"]))
+    fields: dict[str, object] = {
+        "train": {"training": data},
+        "train and evaluate": {"training": data, "validation": data},
+        "evaluate": {"validation": data},
+        "predict": {"prediction": data},
+    }[kind]  # type: ignore[assignment]
+    if kind.startswith("train"):
+        fields["epochs"] = draw(st.integers(1, 4))
+        fields["max_steps"] = draw(st.sampled_from([0, 0, 1, 7, 30]))
+    if kind == "train and evaluate":
+        fields["evaluation_every_steps"] = draw(st.sampled_from([0, 0, 1, 5, 40]))
+        fields["early_stop"] = draw(
+            st.none()
+            | st.builds(
+                EarlyStop,
+                metric=st.just(METRIC),
+                mode=st.sampled_from(["max", "min"]),
+                patience=st.integers(1, 3),
+                min_delta=st.sampled_from([0.0, 0.1]),
+            )
+        )
+    spec = JobSpec(
+        name="walked",
+        model="model.py",
+        records_per_task=draw(st.integers(1, 8)),
+        batch_size=draw(st.integers(1, 4)),
+        shuffle=draw(st.sampled_from(["tasks_and_records", "tasks", "none"])),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        checkpoint=CheckpointSpec(every="none"),
+        **fields,  # type: ignore[arg-type]
+    )
+    sizes = st.lists(st.integers(0, 20), min_size=1, max_size=3).filter(any)
+    tables = {
+        name: cut_data(name, [Shard(f"s{n}", size) for n, size in enumerate(draw(sizes))], spec)
+        for name in spec.data
+    }
+    return spec, tables
+
+
+def batches_of(spec: JobSpec, records: int) -> int:
+    return -(-records // spec.batch_size)
+
+
+def alone(
+    spec: JobSpec, tables: dict[str, TaskTable], values: Sequence[float]
+) -> tuple[list[Turn], str]:
+    """Return what a job in one process does, and why it ended."""
+    walk, left = Walk(spec, tables), list(values)
+    turns: list[Turn] = []
+    while (turn := walk.next()) is not None:
+        assert len(turns) < TURNS_MAX
+        name = str(turn.round)
+        if isinstance(turn, RoundOver):
+            metrics = {}
+            if turn.round.kind is RoundKind.EVALUATION:
+                metrics = {METRIC: left.pop(0)} if left else {}
+                turns.append(Turn(name, -1, steps=walk.course.steps))
+            walk.course.round_over(turn.round, metrics=metrics)
+            continue
+        part = turn.records
+        turns.append(Turn(name, turn.number, part, turn.shuffle_seed, walk.course.steps))
+        if turn.round.kind is RoundKind.TRAINING:
+            walk.course.add_steps(batches_of(spec, part.count))
+    assert walk.course.outcome == "finished"
+    return turns, walk.course.reason
+
+
+def with_a_master(
+    spec: JobSpec, tables: dict[str, TaskTable], values: Sequence[float]
+) -> tuple[list[Turn], str]:
+    """Return what one worker of a cluster does, and why the job ended."""
+    turns: list[Turn] = []
+    left = list(values)
+
+    def advance(job: Job) -> None:
+        while due := job.advance():
+            for opened in due:
+                turns.append(Turn(str(opened.id), -1, steps=job.course.steps))
+                job.evaluated(opened, {METRIC: left.pop(0)} if left else {})
+
+    async def inside(backend: MemoryBackend) -> str:
+        keys = JobKeys(spec.name)
+        records = Records(
+            spec,
+            JobSpecRecord("ab12", 1, spec.to_json()),
+            JobStateRecord("running"),
+            tables,
+            Course(CoursePlan.of(spec)),
+            WorkerSet(worker_policy(spec)),
+            {},
+        )
+        job = Job(records, keys, Journal(MemoryStore(backend), keys, 1), lambda: 100.0)
+        advance(job)
+        while not job.is_over:
+            assert len(turns) < TURNS_MAX
+            task = job.assign("the only one")
+            assert task is not None
+            opened, hold, _ = task
+            part = opened.table[hold.task]
+            seed = opened.seed_of(spec, hold.task)
+            turns.append(Turn(str(opened.id), hold.task, part, seed, job.course.steps))
+            done = hold._replace(settled=batches_of(spec, part.count))
+            assert job.complete("the only one", opened.id, done, part.count, 0) == (True, True)
+            job.closed([(opened.id.number, hold.task)])
+            advance(job)
+        assert job.state.state == "done"
+        return job.course.reason
+
+    reasons: list[str] = []
+
+    async def keep(backend: MemoryBackend) -> None:
+        reasons.append(await inside(backend))
+
+    run(keep)
+    return turns, reasons[0]
+
+
+@given(jobs(), st.lists(st.floats(allow_infinity=False), max_size=12))
+def test_one_process_does_what_one_worker_of_a_cluster_does(
+    job: tuple[JobSpec, dict[str, TaskTable]], values: list[float]
+) -> None:
+    spec, tables = job
+    assert alone(spec, tables, values) == with_a_master(spec, tables, values)
+
+
+@given(jobs())
+def test_each_pass_goes_once_over_every_record(job: tuple[JobSpec, dict[str, TaskTable]]) -> None:
+    spec, tables = job
+    assume(spec.training is not None and not spec.max_steps and spec.early_stop is None)
+    turns, reason = alone(spec, tables, [])
+    assert reason == ""
+    table = tables["training"]
+    for number in range(1, spec.epochs + 1):
+        tasks = sorted(turn.number for turn in turns if turn.round == f"training-{number}")
+        assert tasks == list(range(len(table)))
