@@ -1,22 +1,30 @@
 """The index scan of a job's data: which files or tables there are, and how many records in each.
 
-Done once, when the job begins, and kept in its records: tasks are numbers into it. Blocking; call
-it in a thread. Imports the readers; reads no more than they need to count.
+Done once, when the job begins, and kept in its records: tasks are numbers into it. ``first_look``
+only asks whether there is anything at all. Blocking; call them in a thread. Imports the readers;
+reads no more than they need to count.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from backstay.course.task_table import TaskTable
-from backstay.errors import ConfigError
+from backstay.errors import ConfigError, DataChanged
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.trainer.readers import open_reader
+from backstay.trainer.readers import BadRecords, Reader, open_reader
+from backstay.trainer.readers.files import FileSet
 
-__all__ = ["DATA", "data_specs", "scan"]
+__all__ = ["DATA", "data_specs", "first_look", "no_records", "scan"]
 
 DATA = ("training", "validation", "prediction")
+# Once one with records is found, no more files than this are looked at.
+FILES_LOOKED_AT_MAX = 1000
+NAMES_SHOWN_MAX = 5
+# Damaged records are counted when the job runs, not here.
+UNLIMITED = 2**62
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +47,76 @@ def scan(spec: JobSpec, name: str) -> TaskTable:
     reader = open_reader(data, module=_module(spec) if data.kind == "custom" else None)
     table = TaskTable.from_shards(reader.shards(), spec.records_per_task)
     if not len(table):
-        raise ConfigError(f"{name}: no records in {', '.join(data.paths) or 'the custom reader'}")
+        raise no_records(name, data.paths)
     log.info("%s data: %d records, %d tasks", name, table.records, len(table))
     return table
+
+
+def first_look(name: str, data: DataSpec, reader: Reader) -> str:
+    """Find out whether there are records, without counting them where that costs.
+
+    Of files, the beginning of each is read; tables and readers of the user's own are counted.
+
+    Args:
+        name: ``training``, ``validation`` or ``prediction``.
+        data: Where they are.
+        reader: Of this data.
+
+    Returns:
+        A warning that names what has no records beside others that have; empty: none.
+
+    Raises:
+        ConfigError: An option is wrong, or there are no records at all.
+        DataUnavailable: It cannot be read, or there are no such files.
+        DataDamaged: It is not of its format.
+    """
+    empty, has_records = [], False
+    for shard, is_empty in _beginnings(data, reader):
+        if is_empty:
+            empty.append(shard)
+        has_records = has_records or not is_empty
+    if not has_records:
+        raise no_records(name, empty or data.paths)
+    return f"{name}: no records in {_shown(empty)}; the job goes on without" if empty else ""
+
+
+def no_records(name: str, places: Sequence[str]) -> ConfigError:
+    """Return the error for data without a single record."""
+    return ConfigError(
+        f"{name}: there are no records in {_shown(places) or 'what the custom reader names'}; a "
+        "file with nothing but a header has none. Name data with at least one record"
+    )
+
+
+def _beginnings(data: DataSpec, reader: Reader) -> Iterator[tuple[str, bool]]:
+    """Yield files or tables, and whether each has no records."""
+    if data.kind in ("sql", "custom"):
+        for shard in reader.shards():
+            yield shard.name, not shard.records
+        return
+    found = False
+    storage = data.options.get("storage", {})
+    for number, file in enumerate(FileSet(data.paths, storage).files()):
+        # Behind a URL each look is a round trip.
+        if found and (number >= FILES_LOOKED_AT_MAX or file.system is not None):
+            return
+        is_empty = not file.size() or not _has_a_record(reader, file.name)
+        yield file.name, is_empty
+        found = found or not is_empty
+
+
+def _has_a_record(reader: Reader, shard: str) -> bool:
+    try:
+        next(iter(reader.read(shard, 0, 1, BadRecords(UNLIMITED, kept=0))), None)
+    except DataChanged:
+        # It has fewer than the one that was asked for.
+        return False
+    return True
+
+
+def _shown(places: Sequence[str]) -> str:
+    more = len(places) - NAMES_SHOWN_MAX
+    return ", ".join(places[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _module(spec: JobSpec) -> ModuleType:

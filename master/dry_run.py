@@ -1,17 +1,20 @@
-"""What a job would do, without doing it: its tasks counted, its model file checked.
+"""What a job would do, without doing it: its tasks counted, its model tried on a few records.
 
-Loads the model file, so it runs the file's top level code, and scans the data's index as the master
-would. Starts nothing and writes nothing.
+Loads the model file, so it runs the file's code, and scans the data's index as the master would.
+Starts nothing and writes nothing; for a process of its own (``backstay.master.check_process``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
-from backstay.trainer.model import model_definition
+from backstay.master.data_scan import data_specs, no_records
+from backstay.master.job_check import check_data, load_definition
+from backstay.master.trial import Trial
 from backstay.trainer.readers import open_reader
 
 __all__ = ["DataPlan", "DryRun", "dry_run"]
@@ -29,6 +32,7 @@ class DataPlan:
         records: In all of them, damaged ones included.
         tasks: Of each round over them.
         columns: The first columns; none where records are bytes.
+        tried: What was done with its first records.
     """
 
     use: str
@@ -36,6 +40,7 @@ class DataPlan:
     records: int
     tasks: int
     columns: tuple[str, ...]
+    tried: str
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class DryRun:
         has: Its optional parts that are there.
         data: One entry for each data set.
         rounds: How many rounds over which of them.
+        warnings: About the data.
     """
 
     framework: str
@@ -55,6 +61,14 @@ class DryRun:
     has: tuple[str, ...]
     data: tuple[DataPlan, ...]
     rounds: dict[str, int]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def from_mapping(cls, document: Mapping[str, Any]) -> DryRun:
+        """Return what ``to_mapping`` wrote."""
+        plans = [DataPlan(**{**one, "columns": tuple(one["columns"])}) for one in document["data"]]
+        lists = {name: tuple(document[name]) for name in ("metrics", "has", "warnings")}
+        return cls(**{**document, **lists, "data": tuple(plans)})
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -65,24 +79,27 @@ def dry_run(spec: JobSpec) -> DryRun:
     """Find out what a job would do.
 
     Raises:
-        ConfigError: The model file or an option of the data is wrong.
+        ConfigError: The model file, an option of the data or the data is wrong, or the model file's
+            functions fail on the first records.
+        NonFiniteLoss: The loss of the first records is.
         DataError: The data cannot be read.
         InvalidRequest: A data set has the same shard twice.
         LimitExceeded: There would be too many tasks.
     """
-    definition = model_definition.load(
-        spec.model, model_params=spec.model_params, callback_params=spec.callback_params
-    )
+    definition = load_definition(spec)
+    warnings = check_data(spec, definition)
+    trial = Trial(spec, definition)
     plans = []
-    for use in ("training", "validation", "prediction"):
-        data = getattr(spec, use)
-        if data is None:
-            continue
+    for use, data in data_specs(spec).items():
         reader = open_reader(data, module=definition.module)
         shards = list(reader.shards())
         table = TaskTable.from_shards(shards, spec.records_per_task)
+        if not len(table):
+            raise no_records(use, [shard.name for shard in shards])
         columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]
-        plans.append(DataPlan(use, len(shards), table.records, len(table), columns))
+        first = next(shard for shard in shards if shard.records)
+        tried = trial.on(use, reader, first)
+        plans.append(DataPlan(use, len(shards), table.records, len(table), columns, tried))
     optional = {
         "callbacks": hasattr(definition.module, "callbacks"),
         "custom_data_reader": definition.custom_data_reader is not None,
@@ -94,6 +111,7 @@ def dry_run(spec: JobSpec) -> DryRun:
         has=tuple(name for name, is_there in optional.items() if is_there),
         data=tuple(plans),
         rounds=_rounds(spec),
+        warnings=tuple(warnings),
     )
 
 

@@ -158,6 +158,9 @@ def user_traceback(error: BaseException, path: Path, *, lines_max: int = 40) -> 
     All of it where no frame is the user's.
     """
     frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError):
+        # It names file and line itself; the frames are those of Python's import.
+        return "".join(traceback.format_exception_only(error))
     own = [number for number, frame in enumerate(frames) if Path(frame.filename) == path.resolve()]
     text = traceback.format_list(frames[own[0] :] if own else frames)
     text += traceback.format_exception_only(error)

@@ -19,9 +19,9 @@ from backstay.cli.stop_signals import StopSignals
 from backstay.cli.supervisor import Outcome
 from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
+from backstay.master.job_check import check_data, load_definition
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import Session, init
-from backstay.trainer.model import model_definition
 from backstay.trainer.worker.local_run import LocalProgress, LocalResult, LocalRun
 
 __all__ = ["train_here"]
@@ -37,12 +37,10 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
     """Run a job in this process.
 
     Raises:
-        ConfigError: The model file or a field of the job is wrong.
+        ConfigError: The model file, a field of the job or the data is wrong.
         BackstayError: Data cannot be read, the loss is not finite, or the server or a hook failed.
     """
-    definition = model_definition.load(
-        spec.model, model_params=spec.model_params, callback_params=spec.callback_params
-    )
+    definition = load_definition(spec)
     with ExitStack() as stack:
         metrics = stack.enter_context(MetricsLog(Path(spec.log_dir), tensorboard=spec.tensorboard))
         told = _Told(spec, show, metrics)
@@ -55,6 +53,8 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
         stops = stack.enter_context(StopSignals(run.stop))
         stack.enter_context(show)
         with _between_hooks(spec, stops, told):
+            for warning in check_data(spec, definition):
+                show.say(warning)
             result = run.run()
             return told.outcome(result)
 

@@ -22,7 +22,8 @@ from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, NeverReached
 from backstay.exits import exit_on_error, print_json
 from backstay.job_spec import MODES, JobSpec
-from backstay.master.dry_run import DryRun, dry_run
+from backstay.master.check_process import dry_run_apart
+from backstay.master.dry_run import DryRun
 from backstay.master.job_file import load_job, parse_value, to_yaml
 
 __all__ = ["evaluate", "predict", "train"]
@@ -117,7 +118,11 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
             help="How long servers may take to answer a first time (30000). 0: no limit.",
         ),
         click.option("--fresh", is_flag=True, help="Forget what the job has done before."),
-        click.option("--dry-run", is_flag=True, help="Show what would be run, and run nothing."),
+        click.option(
+            "--dry-run",
+            is_flag=True,
+            help="Show what would be run; try the model on a few records, and start nothing.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object."),
     ]
 
@@ -203,7 +208,7 @@ def _command(use: str, given: dict[str, Any]) -> None:
     with exit_on_error(EXIT_FAILED, as_json=ways.as_json, others=others):
         spec = load_job(job_file, _fields(given), folder=Path.cwd(), use=use)
         if ways.dry_run:
-            _show_dry_run(spec, dry_run(spec), as_json=ways.as_json)
+            _show_dry_run(spec, dry_run_apart(spec), as_json=ways.as_json)
             return
         exit_code = _run(spec, ways)
     sys.exit(exit_code)
@@ -298,6 +303,9 @@ def _show_dry_run(spec: JobSpec, found: DryRun, *, as_json: bool) -> None:
             f"# {plan.use}: {plan.records:,} records in {plan.shards:,} shards, "
             f"{plan.tasks:,} tasks; columns {', '.join(plan.columns) or 'none'}"
         )
+        click.echo(f"#   tried: {plan.tried}")
+    for warning in found.warnings:
+        click.echo(f"# warning: {warning}")
     rounds = ", ".join(f"{count} x {kind}" for kind, count in found.rounds.items())
     click.echo(f"# rounds: {rounds}, by {spec.workers.initial} workers")
     click.echo(f"# {_servers_text(spec)}")

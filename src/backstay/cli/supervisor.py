@@ -32,6 +32,7 @@ from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, ConfigError, JobError, JobRefused
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
+from backstay.master.check_process import check_job_apart
 from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
@@ -157,13 +158,17 @@ class Supervisor:
         """Run the job and what belongs around it.
 
         Raises:
-            ConfigError: A setting is wrong.
+            ConfigError: A setting, the model file or the data is wrong.
+            DataError: The data cannot be read.
             NeverReached: No server of the cluster answers.
             BackstayError: The servers or the master do not start, or a hook failed.
         """
         begun_s = time.monotonic()
         with StopSignals() as stops, ExitStack() as stack:
             try:
+                # Commands before the job may fetch its data, or even write its model file.
+                if not self._spec.hooks.before:
+                    self._check(stops)
                 servers = stack.enter_context(
                     job_servers(self._spec, self._config, stopped=stops.wait, fresh=self._fresh)
                 )
@@ -177,6 +182,8 @@ class Supervisor:
             state, reason, audit, is_finished = "failed", "", None, False
             try:
                 self._hooks(self._spec.hooks.before, env, stops)
+                if self._spec.hooks.before:
+                    self._check(stops)
                 state, reason = self._run_job(servers, env, stops)
                 if state != "stopped":
                     audit, is_finished = self._judge(servers)
@@ -189,6 +196,11 @@ class Supervisor:
                 self._hooks(self._spec.hooks.after, {**env, **result}, None)
         seconds = time.monotonic() - begun_s
         return Outcome(self._status, state, reason, seconds, audit, is_finished)
+
+    def _check(self, stops: StopSignals) -> None:
+        """Refuse a job whose model file or data cannot be right, before anything works on it."""
+        for warning in check_job_apart(self._spec, lambda: stops.asked):
+            self._show.say(warning)
 
     def _environment(self, servers: JobServers) -> dict[str, str]:
         env = {ENDPOINT_VARIABLE: ",".join(servers.endpoints)}

@@ -1,0 +1,122 @@
+"""Checks of a job in a process of their own: a model file brings its framework, and runs code.
+
+The command that asks stays small and imports no framework. Errors come back as what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from backstay import errors, lifeline
+from backstay.errors import BackstayError, JobError
+from backstay.job_spec import JobSpec
+from backstay.master.dry_run import DryRun, dry_run
+from backstay.master.job_check import check_job
+
+__all__ = ["check_job_apart", "dry_run_apart"]
+
+# A model file may fetch something when it is loaded; for ever is a fault.
+LIMIT_S = 600.0
+LOOK_PAUSE_S = 0.05
+GRACE_S = 1.0
+STDERR = 2
+SPEC_FILE = "spec.json"
+ANSWER_FILE = "answer.json"
+
+
+def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> list[str]:
+    """Check a job's model file and data in another process; return warnings.
+
+    What the model file prints goes to standard error.
+
+    Args:
+        spec: The job.
+        stopped: Whether somebody wants the job to stop: the check is broken off then.
+
+    Raises:
+        ConfigError: The model file, an option or the data is wrong.
+        DataError: The data cannot be read.
+        JobError: The process died, took too long, or was stopped.
+    """
+    warnings: list[str] = _ask("check", spec, stopped)
+    return warnings
+
+
+def dry_run_apart(spec: JobSpec) -> DryRun:
+    """Find out in another process what a job would do; see ``dry_run`` and ``check_job_apart``."""
+    return DryRun.from_mapping(_ask("dry-run", spec, lambda: False))
+
+
+def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool]) -> Any:
+    with TemporaryDirectory(prefix="backstay-check-") as name:
+        folder = Path(name)
+        (folder / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
+        process, line = lifeline.start(
+            [sys.executable, "-m", "backstay.master.check_process", kind, name],
+            # As a worker has it.
+            env={**os.environ, **spec.workers.env},
+            log=STDERR,
+        )
+        try:
+            code = _wait(process, stopped)
+        finally:
+            process.kill()
+            process.wait()
+            line.close()
+        answer_file = folder / ANSWER_FILE
+        if not answer_file.exists():
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise JobError(
+                f"the process that loads {spec.model} to check it ended by {how} before it had an "
+                "answer; what it wrote stands above"
+            )
+        return _answer(json.loads(answer_file.read_text(encoding="utf-8")))
+
+
+def _wait(process: subprocess.Popen[bytes], stopped: Callable[[], bool]) -> int:
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return process.wait(LOOK_PAUSE_S)
+        except subprocess.TimeoutExpired:
+            if stopped():
+                raise JobError("stopped while the model file was checked") from None
+            if time.monotonic() > deadline_s:
+                raise JobError(f"checking the model file took longer than {LIMIT_S:g} s") from None
+
+
+def _answer(document: Mapping[str, Any]) -> Any:
+    """Return the result, or raise the error that the other process met."""
+    if "error" not in document:
+        return document["result"]
+    kind = getattr(errors, document["error"], JobError)
+    raise kind(document["text"])
+
+
+def main(kind: str, folder: Path) -> None:
+    """Do it, in the process that was started for it."""
+    lifeline.attach(grace_s=GRACE_S)
+    spec = JobSpec.from_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
+    answer: dict[str, Any]
+    try:
+        answer = {"result": check_job(spec) if kind == "check" else dry_run(spec).to_mapping()}
+    except BackstayError as error:
+        answer = {"error": type(error).__name__, "text": str(error)}
+    part = folder / f"{ANSWER_FILE}.part"
+    part.write_text(json.dumps(answer), encoding="utf-8")
+    part.rename(folder / ANSWER_FILE)
+    sys.stdout.flush()
+    # Whatever threads the user's file has started: this process has done its work.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,73 @@
+"""What can be told of a job before anything of it is started: its model file and its data.
+
+Loads the model file, and with it the framework, so it runs the file's top level code; the command
+has a process of its own do it (``backstay.master.check_process``). Starts nothing, writes nothing.
+"""
+
+from __future__ import annotations
+
+from backstay.errors import BackstayError, ConfigError
+from backstay.job_spec import JobSpec
+from backstay.master.data_scan import data_specs, first_look
+from backstay.trainer.model import model_definition
+from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
+from backstay.trainer.readers import open_reader
+
+__all__ = ["check_data", "check_job", "load_definition"]
+
+
+def load_definition(spec: JobSpec) -> ModelDefinition:
+    """Load a job's model file and hold it against the job.
+
+    Raises:
+        ConfigError: It is missing or fails, lacks a function, or does not fit the job.
+    """
+    definition = model_definition.load(
+        spec.model, model_params=spec.model_params, callback_params=spec.callback_params
+    )
+    definition.framework(spec.framework)
+    rule = spec.early_stop
+    if rule is not None and rule.metric not in definition.metrics:
+        raise ConfigError(
+            f"early_stop.metric: {rule.metric!r} is none of the model file's eval_metrics "
+            f"({', '.join(definition.metrics) or 'it has none'})"
+        )
+    processor = definition.prediction_outputs_processor
+    if spec.prediction is not None and not spec.output and processor is None:
+        raise ConfigError(
+            "output: predictions have nowhere to go; name a folder, or give the model file a "
+            "PredictionOutputsProcessor"
+        )
+    return definition
+
+
+def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
+    """Return warnings about a job's data.
+
+    Raises:
+        ConfigError: An option is wrong, there are no records, or the user's reader fails.
+        DataUnavailable: It cannot be read, or there are no such files.
+        DataDamaged: It is not of its format.
+    """
+    warnings = []
+    for name, data in data_specs(spec).items():
+        try:
+            reader = open_reader(data, module=definition.module)
+            warnings.append(first_look(name, data, reader))
+        except BackstayError:
+            raise
+        except Exception as error:
+            if data.kind != "custom":
+                raise
+            text = user_traceback(error, definition.path)
+            raise ConfigError(f"{name}: the custom reader failed:\n{text}") from error
+    return [warning for warning in warnings if warning]
+
+
+def check_job(spec: JobSpec) -> list[str]:
+    """Check model file and data; return warnings.
+
+    Raises:
+        BackstayError: As the two functions above do.
+    """
+    return check_data(spec, load_definition(spec))
