@@ -1,4 +1,4 @@
-"""Where a worker's tasks come from: asked of the master, the next one while this one is trained.
+"""Where a worker's tasks come from: asked of the master, the next ones while this one is trained.
 
 May import the link, the pace and the feeds. A task's records are read from the moment it is held.
 Decides nothing about a task.
@@ -6,12 +6,11 @@ Decides nothing about a task.
 
 from __future__ import annotations
 
-import contextlib
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from backstay.errors import BackstayError
 from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.master_link import Ended, MasterLink, Task, Wait
 from backstay.trainer.worker.pace import Pace
@@ -19,12 +18,16 @@ from backstay.trainer.worker.task_feed import Fed, TaskFeeds
 
 __all__ = ["Answer", "TaskSource"]
 
+# Tasks that are asked for before their turn. With small ones a single one would not be read in
+# time.
+AHEAD_MAX = 2
+
 # A task itself is one that another worker leads.
 Answer: TypeAlias = HeldWork | Task | Ended | Wait
 
 
 class TaskSource:
-    """Asks for tasks, at most one ahead; used by one thread.
+    """Asks for tasks, a few of them ahead; used by one thread.
 
     Args:
         link: Joined.
@@ -45,7 +48,7 @@ class TaskSource:
         self._pace = pace
         self._told = told
         self._thread = ThreadPoolExecutor(1, "backstay-ask")
-        self._asked: Future[Answer] | None = None
+        self._asked: deque[Future[Answer]] = deque()
 
     def next(self, rows: tuple[int, int]) -> Answer:
         """Return what was asked for ahead, or ask now.
@@ -53,37 +56,40 @@ class TaskSource:
         Args:
             rows: Those of the connection; see ``Engine``.
         """
-        asked, self._asked = self._asked, None
-        # An answer "wait" that was asked for during the last task is old news.
-        if asked is not None and not isinstance(answer := asked.result(), Wait):
-            return answer
+        while self._asked:
+            answer = self._asked.popleft().result()
+            # An answer "wait" that was asked for during the last task is old news.
+            if not isinstance(answer, Wait):
+                return answer
         return self._ask(rows)
 
     def ask_ahead(self, rows: tuple[int, int]) -> None:
-        """Have the next task asked for, where the mode allows it and it was not yet."""
-        if self._pace.overlaps_tasks and self._asked is None:
-            self._asked = self._thread.submit(self._ask, rows)
+        """Have another task asked for, where the mode allows it.
+
+        Only once all batches are made of those that were asked for before: with large tasks one
+        is enough.
+        """
+        if not self._pace.overlaps_tasks or len(self._asked) >= AHEAD_MAX:
+            return
+        if self._asked:
+            last = _work_of(self._asked[-1])
+            if last is None or last.feed is None or not last.feed.all_made:
+                return
+        self._asked.append(self._thread.submit(self._ask, rows))
 
     def first_ready(self) -> Fed | None:
-        """Return the first batch of the training task that was asked for ahead, if it is ready."""
-        asked = self._asked
-        if asked is None or not asked.done() or asked.exception() is not None:
-            return None
-        work = asked.result()
-        if not isinstance(work, HeldWork) or work.task.kind != "training" or work.feed is None:
+        """Return the first batch of the training task that comes next, if it is ready."""
+        work = _work_of(self._asked[0]) if self._asked else None
+        if work is None or work.task.kind != "training" or work.feed is None:
             return None
         return work.feed.first_ready()
 
-    def shutdown(self) -> HeldWork | None:
-        """End the thread; return the task that was asked for ahead, for the caller to give back."""
-        asked, self._asked = self._asked, None
+    def shutdown(self) -> list[HeldWork]:
+        """End the thread; return the tasks that were asked for ahead, to be given back."""
         self._thread.shutdown()
-        if asked is not None:
-            with contextlib.suppress(BackstayError):
-                answer = asked.result()
-                if isinstance(answer, HeldWork):
-                    return answer
-        return None
+        works = [_work_of(asked) for asked in self._asked]
+        self._asked.clear()
+        return [work for work in works if work is not None]
 
     def _ask(self, rows: tuple[int, int]) -> Answer:
         answer = self._told(lambda: self._link.get_task(rows))
@@ -94,3 +100,11 @@ class TaskSource:
         if answer.kind != "train_end":
             work.feed = self._feeds.of(answer)
         return work
+
+
+def _work_of(asked: Future[Answer]) -> HeldWork | None:
+    """Return the task of an answer that is there."""
+    if not asked.done() or asked.exception() is not None:
+        return None
+    answer = asked.result()
+    return answer if isinstance(answer, HeldWork) else None

@@ -185,7 +185,7 @@ class Worker:
                 self._stop.wait(answer.wait_s)
 
     def _ask_ahead(self, work: HeldWork) -> TaskSource:
-        """Ask for the next task once the last batches of this one are made."""
+        """Ask for the next tasks once the last batches of this one are made."""
         assert self._source is not None
         if work.feed is not None and work.feed.all_made and not self._told_to_stop():
             self._source.ask_ahead(work.rows)
@@ -474,8 +474,7 @@ class Worker:
             _LOG.warning("%s was not recorded as done: %s", work, error)
             with contextlib.suppress(BackstayError):
                 self._give_back(work, str(error))
-        ahead = None if self._source is None else self._source.shutdown()
-        if ahead is not None:
+        for ahead in [] if self._source is None else self._source.shutdown():
             ahead.close()
             with contextlib.suppress(BackstayError):
                 self._give_back(ahead, reason)
