@@ -22,6 +22,18 @@ Files = dict[str, str]
 GUARD = 'if __name__ != "backstay.{0}":\n    raise ImportError("import backstay.{0}")\n'
 
 FOLDERS = ("consensus", "master", "pserver", "trainer")
+# What the contracts of import-linter name must be there.
+ROOMS = (
+    "src/backstay/_proto/__init__.py",
+    "src/backstay/rpc.py",
+    "src/backstay/course/__init__.py",
+    "master/core/__init__.py",
+    "master/job.py",
+    *(
+        f"trainer/{room}/__init__.py"
+        for room in ("adapter", "modes", "paddle", "readers", "torch", "worker")
+    ),
+)
 CLEAN_PYTHON: Files = {
     "src/backstay/__init__.py": '"""Root."""\n',
     "src/backstay/errors.py": '"""Errors."""\n',
@@ -29,6 +41,7 @@ CLEAN_PYTHON: Files = {
     **{
         f"{folder}/__init__.py": f'"""{folder}."""\n\n' + GUARD.format(folder) for folder in FOLDERS
     },
+    **dict.fromkeys(ROOMS, '"""Room."""\n'),
     "pserver/store.py": '"""Store."""\n\nimport time\n\nSTARTED = time.time()\n',
     "consensus/slots.py": '"""Slots."""\n\nimport backstay.errors\n\nOF = backstay.errors\n',
 }
@@ -105,6 +118,16 @@ def test_ruff_refuses_clocks_and_randomness_in_consensus_only(
     assert ruff(elsewhere)[0] == 0
 
 
+def test_ruff_refuses_clocks_wherever_something_is_decided(tmp_path: Path) -> None:
+    folders = ("pserver/controller", "master/core", "src/backstay/course")
+    text = '"""Module."""\n\nimport time\n\nNOW = time.time()\n'
+    impure = {f"{folder}/impure.py": text for folder in folders}
+    status, output = ruff(plant(tmp_path, CLEAN_PYTHON | impure))
+    assert status != 0
+    for file in impure:
+        assert file in output
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -157,6 +180,18 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("src/backstay/homeless.py", "math", "homeless"),
         ("trainer/eager.py", "backstay.master", "backstay.trainer.eager -> backstay.master"),
         ("master/server.py", "backstay.pserver", "backstay.master.server -> backstay.pserver"),
+        ("trainer/homeless.py", "math", "homeless"),
+        ("trainer/readers/fault.py", "backstay.rpc", "readers.fault -> backstay.rpc"),
+        ("trainer/readers/fault.py", "socket", "readers.fault -> socket"),
+        ("trainer/readers/fault.py", "backstay.trainer.worker", "readers.fault -> "),
+        ("trainer/adapter/fault.py", "backstay.trainer.torch", "adapter.fault -> "),
+        ("trainer/paddle/fault.py", "backstay.trainer.torch", "paddle.fault -> "),
+        ("trainer/modes/fault.py", "backstay.trainer.worker", "modes.fault -> "),
+        ("master/core/fault.py", "backstay.master.job", "core.fault -> backstay.master.job"),
+        ("master/core/fault.py", "grpc", "core.fault -> grpc"),
+        ("master/core/fault.py", "threading", "core.fault -> threading"),
+        ("src/backstay/course/fault.py", "time", "course.fault -> time"),
+        ("src/backstay/course/fault.py", "backstay.master", "course.fault -> backstay.master"),
     ],
 )
 def test_import_linter_holds_the_layers(
