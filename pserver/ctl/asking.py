@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from backstay import exits
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import ConfigError
 from backstay.exits import EXIT_WRONG_SETTING, exit_on_error
@@ -67,10 +68,8 @@ def json_option(text: str = "Print one JSON object.") -> Callable[[CommandT], Co
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help: its examples, each line as it is, and the exit codes."""
-    shown = (f"  {line}" for line in lines)
-    codes = (f"  {code}  {meaning}" for code, meaning in EXIT_CODES.items())
-    return "\n".join(["\b", "Examples:", *shown, "", "\b", "Exit codes:", *codes])
+    """Return the end of a command's help, with the exit codes of ``pserverctl``."""
+    return exits.examples(EXIT_CODES, *lines)
 
 
 def chosen_endpoints(given: Given) -> str:

@@ -1,4 +1,4 @@
-"""How the programs of backstay end: the exit code that they all share, errors as sentences, JSON.
+"""How the programs of backstay end: exit codes, errors as sentences or JSON, the end of a help text.
 
 Imports :mod:`backstay.errors` only, and knows no program.
 """
@@ -14,7 +14,7 @@ import click
 
 from backstay.errors import BackstayError, ConfigError
 
-__all__ = ["EXIT_WRONG_SETTING", "exit_on_error", "print_json"]
+__all__ = ["EXIT_WRONG_SETTING", "examples", "exit_on_error", "print_json"]
 
 # A setting, an argument or the job is wrong: another process would end in the same way. It is also
 # what click ends with when it does not understand its arguments.
@@ -47,6 +47,14 @@ def _say(error: BackstayError, *, as_json: bool) -> None:
     if as_json:
         print_json({"error": str(error)})
     click.echo(f"Error: {error}", err=True)
+
+
+def examples(codes: Mapping[int, str], *lines: str) -> str:
+    """Return the end of a command's help: its examples, each line as it is, and the exit codes."""
+    width = max(len(str(code)) for code in codes)
+    shown = (f"  {line}" for line in lines)
+    told = (f"  {code:<{width}}  {meaning}" for code, meaning in codes.items())
+    return "\n".join(["\b", "Examples:", *shown, "", "\b", "Exit codes:", *told])
 
 
 def print_json(document: object) -> None:

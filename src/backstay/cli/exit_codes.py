@@ -16,7 +16,6 @@ __all__ = [
     "EXIT_STOPPED",
     "EXIT_WRONG_ARGUMENTS",
     "JOBS_EXIT_CODES",
-    "examples",
 ]
 
 EXIT_FAILED = 1
@@ -40,10 +39,3 @@ JOBS_EXIT_CODES = {
     EXIT_WRONG_ARGUMENTS: "an argument or a setting is wrong",
     EXIT_NO_ANSWER: "no server or no master answers, or there is no such job",
 }
-
-
-def examples(codes: dict[int, str], *lines: str) -> str:
-    """Return the end of a command's help: its examples, each line as it is, and the exit codes."""
-    shown = (f"  {line}" for line in lines)
-    told = (f"  {code:<3} {meaning}" for code, meaning in codes.items())
-    return "\n".join(["\b", "Examples:", *shown, "", "\b", "Exit codes:", *told])

@@ -21,12 +21,19 @@ from rich.markup import escape
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_lines, audit_mapping
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES, examples
+from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
+from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
 from backstay.cli.metrics_log import kind_name
 from backstay.cli.progress import round_text, summary_lines
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
-from backstay.errors import ConfigError, JobRefused, RequestRefused, UnknownJob
-from backstay.exits import exit_on_error, print_json
+from backstay.errors import (
+    ConfigError,
+    JobRefused,
+    RequestRefused,
+    ServerUnavailable,
+    UnknownJob,
+)
+from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, list_jobs
 from backstay.pserver.ctl.showing import grid, print_whole
@@ -108,12 +115,34 @@ def _json_option() -> Callable[[CommandT], CommandT]:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def _cluster(given: Given) -> Cluster:
+def _folder_option() -> Callable[[CommandT], CommandT]:
+    return click.option(
+        "--log-dir",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help="Ask nobody; read the log_dir of the job, on this machine.",
+    )
+
+
+def _endpoint(given: Given) -> str | None:
     candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
-    chosen = next((text for text in candidates if text), None)
+    return next((text for text in candidates if text), None)
+
+
+def _folder_without_cluster(given: Given, job: str) -> Path | None:
+    """Return the log folder of a job that was run from here, if no cluster is named."""
+    folder = default_folder(job)
+    found = _endpoint(given) is None and (folder / FILE_NAME).exists()
+    return folder if found else None
+
+
+def _cluster(given: Given) -> Cluster:
+    chosen = _endpoint(given)
     if chosen is None:
         raise ConfigError(
-            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
+            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; what a "
+            "job left in its log_dir, `show` and `logs` read with --log-dir FOLDER"
         )
     config = ClientConfig.load(file=given.config_file)
     shorter_ms = min(config.deadline_ms, CALL_LIMIT_MS)
@@ -121,12 +150,26 @@ def _cluster(given: Given) -> Cluster:
 
 
 @contextmanager
-def _asking(given: Given, *, as_json: bool = False) -> Iterator[Cluster]:
-    """Have the cluster; an error of the block ends the process with its code and a sentence."""
+def _asking(given: Given, *, as_json: bool = False, job: str = "") -> Iterator[Cluster]:
+    """Have the cluster; an error of the block ends the process with its code and a sentence.
+
+    Args:
+        given: The group's own options.
+        as_json: Print an error as a JSON object, too.
+        job: One that may have left its status and logs on this machine.
+    """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         cluster = _cluster(given)
         try:
             yield cluster
+        except ServerUnavailable as error:
+            if not job:
+                raise
+            raise ServerUnavailable(
+                f"{error}. If they were the job's own servers, they have ended with its command: "
+                f"--log-dir FOLDER reads its log_dir (backstay-jobs/{job} beside the job file, "
+                "unless the job file names another)"
+            ) from error
         except (JobRefused, RequestRefused) as error:
             _fail(str(error), as_json=as_json)
 
@@ -193,13 +236,28 @@ def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
     }
 
 
-@jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs show census"))
+@jobs.command(
+    epilog=examples(
+        JOBS_EXIT_CODES,
+        "backstay jobs show census",
+        "backstay jobs show census --log-dir backstay-jobs/census",
+    )
+)
 @_json_option()
+@_folder_option()
 @click.argument("job")
 @click.pass_obj
-def show(given: Given, job: str, as_json: bool) -> None:
-    """Show how JOB goes: its figures, workers and failing tasks; of one that is over, its end."""
-    with _asking(given, as_json=as_json) as cluster:
+def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
+    """Show how JOB goes: its figures, workers and failing tasks; of one that is over, its end.
+
+    Servers of a job's own end with its command: what it left in its log_dir is shown then, with
+    --log-dir, or of backstay-jobs/JOB here if no --endpoint is given.
+    """
+    folder = folder or _folder_without_cluster(given, job)
+    if folder is not None:
+        _show_last(folder, as_json=as_json)
+        return
+    with _asking(given, as_json=as_json, job=job) as cluster:
         entry = cluster.entry(job)
         document = _entry_mapping(entry)
         client = JobClient(cluster.endpoints, job, config=cluster.config)
@@ -220,6 +278,22 @@ def show(given: Given, job: str, as_json: bool) -> None:
         _print_status(status)
     for one in parked:
         _print_parked(one)
+
+
+def _show_last(folder: Path, *, as_json: bool) -> None:
+    """Show what a job's command left in its log folder."""
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+        last = LastStatus.read(folder)
+    status = last.status
+    if as_json:
+        known = {"job": status.job, "uid": status.uid, "state": status.state}
+        more = {"reason": status.reason, "progress": round_text(status), "master": None}
+        print_json({**known, **more, "created_ms": status.started_ms, **last.to_mapping()})
+        return
+    _print_status(status)
+    for one in last.parked:
+        _print_parked(one)
+    click.echo(last.origin(folder))
 
 
 def _print_status(status: job_pb2.JobStatus) -> None:
@@ -333,8 +407,10 @@ def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None
         "backstay jobs logs census",
         "backstay jobs logs census --worker w-3 --follow",
         "backstay jobs logs census --worker master -n 200",
+        "backstay jobs logs census --log-dir backstay-jobs/census --worker w-3",
     )
 )
+@_folder_option()
 @click.option("--worker", metavar="ID", help="A worker, or `master`. Default: list what there is.")
 @click.option(
     "-n",
@@ -347,10 +423,17 @@ def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None
 @click.option("--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
 @click.argument("job")
 @click.pass_obj
-def logs(given: Given, job: str, worker: str | None, lines: int, follow: bool) -> None:
-    """Print the log of a worker of JOB, if it was written on this machine."""
-    with _asking(given) as cluster:
-        folder = Path(JobSpec.from_json(cluster.entry(job).spec_json).log_dir)
+def logs(
+    given: Given, job: str, folder: Path | None, worker: str | None, lines: int, follow: bool
+) -> None:
+    """Print the log of a worker of JOB, if it was written on this machine.
+
+    Without --endpoint and --log-dir, those of backstay-jobs/JOB here.
+    """
+    folder = folder or _folder_without_cluster(given, job)
+    if folder is None:
+        with _asking(given, job=job) as cluster:
+            folder = Path(JobSpec.from_json(cluster.entry(job).spec_json).log_dir)
     if not folder.is_dir():
         _fail(
             f"the logs of {job!r} are in {folder} on the machine where its `backstay train` runs, "

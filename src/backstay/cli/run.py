@@ -13,14 +13,14 @@ import click
 from rich.console import Console
 from rich.logging import RichHandler
 
-from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED, examples
+from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
 from backstay.cli.local_training import train_here
 from backstay.cli.progress import Show, summary_lines
 from backstay.cli.servers import chosen_servers
 from backstay.cli.supervisor import Outcome, Supervisor
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, NeverReached
-from backstay.exits import exit_on_error, print_json
+from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import MODES, JobSpec
 from backstay.master.check_process import dry_run_apart
 from backstay.master.dry_run import DryRun
