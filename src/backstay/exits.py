@@ -1,4 +1,4 @@
-"""How the programs of backstay end: exit codes, errors as sentences or JSON, the end of a help text.
+"""How the programs of backstay end: exit codes, errors as sentences or JSON, ends of help texts.
 
 Imports :mod:`backstay.errors` only, and knows no program.
 """
