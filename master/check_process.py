@@ -30,12 +30,14 @@ GRACE_S = 1.0
 STDERR = 2
 SPEC_FILE = "spec.json"
 ANSWER_FILE = "answer.json"
+OUTPUT_FILE = "output"
+LAST_WORDS_BYTES_MAX = 4096
 
 
 def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> list[str]:
     """Check a job's model file and data in another process; return warnings.
 
-    What the model file prints goes to standard error.
+    What the model file prints is kept back, for the error of a process that dies.
 
     Args:
         spec: The job.
@@ -46,25 +48,29 @@ def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> list[str]:
         DataError: The data cannot be read.
         JobError: The process died, took too long, or was stopped.
     """
-    warnings: list[str] = _ask("check", spec, stopped)
+    warnings: list[str] = _ask("check", spec, stopped, shown=False)
     return warnings
 
 
 def dry_run_apart(spec: JobSpec) -> DryRun:
-    """Find out in another process what a job would do; see ``dry_run`` and ``check_job_apart``."""
-    return DryRun.from_mapping(_ask("dry-run", spec, lambda: False))
+    """Find out in another process what a job would do; see ``dry_run`` and ``check_job_apart``.
+
+    What the model file prints goes to standard error.
+    """
+    return DryRun.from_mapping(_ask("dry-run", spec, lambda: False, shown=True))
 
 
-def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool]) -> Any:
+def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool], *, shown: bool) -> Any:
     with TemporaryDirectory(prefix="backstay-check-") as name:
         folder = Path(name)
         (folder / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
-        process, line = lifeline.start(
-            [sys.executable, "-m", "backstay.master.check_process", kind, name],
-            # As a worker has it.
-            env={**os.environ, **spec.workers.env},
-            log=STDERR,
-        )
+        with (folder / OUTPUT_FILE).open("ab") as output:
+            process, line = lifeline.start(
+                [sys.executable, "-m", "backstay.master.check_process", kind, name],
+                # As a worker has it.
+                env={**os.environ, **spec.workers.env},
+                log=STDERR if shown else output,
+            )
         try:
             code = _wait(process, stopped)
         finally:
@@ -74,9 +80,10 @@ def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool]) -> Any:
         answer_file = folder / ANSWER_FILE
         if not answer_file.exists():
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            wrote = lifeline.last_words(folder / OUTPUT_FILE, LAST_WORDS_BYTES_MAX)
             raise JobError(
                 f"the process that loads {spec.model} to check it ended by {how} before it had an "
-                "answer; what it wrote stands above"
+                f"answer; it wrote:\n{wrote or 'nothing, or what stands above'}"
             )
         return _answer(json.loads(answer_file.read_text(encoding="utf-8")))
 

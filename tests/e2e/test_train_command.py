@@ -243,6 +243,10 @@ def test_ctrl_c_and_the_same_command_goes_on_from_the_checkpoint(folder: Path) -
         result = result_of(folder, process)
     assert (result["state"], result["reason"], process.returncode) == ("stopped", "Ctrl-C", 130)
     assert all(is_gone(pid) for pid in below)
+    # Nobody is left to ask; its folder tells.
+    left = [*BACKSTAY, "jobs", "show", "tiny", "--json"]
+    last = json.loads(subprocess.run(left, cwd=folder, capture_output=True, timeout=WAIT_S).stdout)
+    assert (last["state"], last["status"]["checkpoint"]) == ("stopped", result["checkpoint"])
     open_gate(folder, "evaluation")
     result = run(folder, *command)
     assert (result["state"], result["records_counted_once"]) == ("done", True)

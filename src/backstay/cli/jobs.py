@@ -19,12 +19,11 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.markup import escape
 
-from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_lines, audit_mapping
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
-from backstay.cli.metrics_log import kind_name
-from backstay.cli.progress import round_text, summary_lines
+from backstay.cli.progress import round_text
+from backstay.cli.status_text import print_parked, print_status
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import (
     ConfigError,
@@ -275,9 +274,9 @@ def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
     if status is None:
         click.echo(f"{job}: {entry.progress}; {_without_master(entry)}")
     else:
-        _print_status(status)
+        print_status(status)
     for one in parked:
-        _print_parked(one)
+        print_parked(one)
 
 
 def _show_last(folder: Path, *, as_json: bool) -> None:
@@ -286,63 +285,15 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
         last = LastStatus.read(folder)
     status = last.status
     if as_json:
+        progress = f"{status.steps} steps" if last.is_over else round_text(status)
         known = {"job": status.job, "uid": status.uid, "state": status.state}
-        more = {"reason": status.reason, "progress": round_text(status), "master": None}
+        more = {"reason": status.reason, "progress": progress, "master": None}
         print_json({**known, **more, "created_ms": status.started_ms, **last.to_mapping()})
         return
-    _print_status(status)
+    print_status(status)
     for one in last.parked:
-        _print_parked(one)
+        print_parked(one)
     click.echo(last.origin(folder))
-
-
-def _print_status(status: job_pb2.JobStatus) -> None:
-    for line in summary_lines(status):
-        click.echo(line)
-    click.echo(f"checkpoint {status.checkpoint or 'none'}")
-    if status.master_instance:
-        _print_work(status)
-
-
-def _print_work(status: job_pb2.JobStatus) -> None:
-    """Print what only a master knows: tasks, rates, workers."""
-    tasks = status.tasks
-    click.echo(
-        f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
-        f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.parked:,} parked"
-    )
-    click.echo(f"{status.examples_per_s:,.0f} examples/s")
-    if status.trouble:
-        click.echo(f"trouble: {status.trouble}")
-    table = grid("worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss")
-    for worker in status.workers:
-        table.add_row(
-            escape(worker.id),
-            "yes" if worker.alive else "no",
-            escape(worker.host),
-            str(worker.pid),
-            " ".join(worker.tasks) or "-",
-            f"{worker.examples:,}",
-            f"{worker.examples_per_s:,.0f}",
-            f"{worker.loss:.4f}" if worker.HasField("loss") else "-",
-        )
-    click.echo(
-        f"{sum(one.alive for one in status.workers)} workers alive of {status.workers_desired} "
-        f"wanted ({status.workers_min} to {status.workers_max})"
-    )
-    print_whole(Console(), table)
-
-
-def _print_parked(one: job_pb2.ParkedTask) -> None:
-    click.echo(
-        f"parked: {kind_name(one.kind)} {one.round}, task {one.number}: records {one.start} to "
-        f"{one.start + one.count - 1} of {one.shard}, {one.tries} tries, last by {one.worker}"
-    )
-    for line in one.error.strip().splitlines():
-        click.echo(f"  {line}")
-    if one.records:
-        positions = ", ".join(str(one.start + position) for position in one.records)
-        click.echo(f"  records concerned: {positions}")
 
 
 @jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs scale census 4"))

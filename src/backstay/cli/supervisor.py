@@ -23,6 +23,7 @@ from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_mapping
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED
 from backstay.cli.hooks import run_hooks
+from backstay.cli.last_status import StatusFile
 from backstay.cli.master_process import MasterProcess
 from backstay.cli.metrics_log import MetricsLog, figures_of
 from backstay.cli.progress import Show
@@ -153,6 +154,8 @@ class Supervisor:
         self._fresh = fresh
         self._log_dir = Path(spec.log_dir)
         self._status: job_pb2.JobStatus | None = None
+        self._parked: tuple[job_pb2.ParkedTask, ...] = ()
+        self._file: StatusFile | None = None
 
     def run(self) -> Outcome:
         """Run the job and what belongs around it.
@@ -192,6 +195,8 @@ class Supervisor:
                 if not stops.asked:
                     raise
             finally:
+                if self._file is not None:
+                    self._file.ended(self._status, self._parked, state=state, reason=reason)
                 result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}
                 self._hooks(self._spec.hooks.after, {**env, **result}, None)
         seconds = time.monotonic() - begun_s
@@ -228,6 +233,7 @@ class Supervisor:
         spec_path = self._log_dir / "job.json"
         self._log_dir.mkdir(parents=True, exist_ok=True)
         spec_path.write_text(spec.to_json(), encoding="utf-8")
+        self._file = StatusFile(self._log_dir, servers.endpoints, are_own=servers.are_own)
         with ExitStack() as stack:
             # Left in the opposite order: first the workers go, then the master.
             metrics = stack.enter_context(MetricsLog(self._log_dir, tensorboard=spec.tensorboard))
@@ -256,11 +262,11 @@ class Supervisor:
         status = self._status
         if status is not None and status.parked:
             try:
-                parked = client.parked()
+                self._parked = client.parked()
             except BackstayError as error:
                 self._show.say(f"what failed cannot be read: {error}")
                 return
-            for one in parked[:PARKED_SHOWN_MAX]:
+            for one in self._parked[:PARKED_SHOWN_MAX]:
                 self._show.say(f"task {one.round}-{one.number} failed for good: {one.error}")
         if state == "stopped" and servers.are_own:
             newest = status.checkpoint if status is not None else ""
@@ -356,6 +362,8 @@ class Supervisor:
             status.tasks.CopyFrom(self._status.tasks)
         self._status = status
         metrics.write(status)
+        if self._file is not None:
+            self._file.seen(status)
 
     def _judge(self, servers: JobServers) -> tuple[RecordsAudit | None, bool]:
         """Return what the counters of records say, and whether there is nothing left to do.

@@ -1,0 +1,153 @@
+"""What is known of a job without its servers: the last status, in a file of its log folder.
+
+Servers of a job's own end with its command, and with them the job's records. The command writes
+``status.json`` while it runs and when it ends; ``backstay jobs show`` and ``logs`` read it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from backstay._proto.v1 import job_pb2
+from backstay.errors import JobError
+
+__all__ = ["FILE_NAME", "LastStatus", "StatusFile", "default_folder"]
+
+FILE_NAME = "status.json"
+WRITE_PAUSE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def default_folder(job: str) -> Path:
+    """Return where a job that was run by a job file of the current folder has its logs."""
+    return Path("backstay-jobs") / job
+
+
+@dataclass(frozen=True)
+class LastStatus:
+    """The last that was heard of a job.
+
+    Attributes:
+        written_ms: Unix time.
+        endpoints: Its servers then.
+        are_own: Whether these have ended with the command.
+        is_over: Whether the command has ended in good order; else it was killed, or runs.
+        status: As the master told it.
+        parked: Its tasks that failed for good.
+    """
+
+    written_ms: int
+    endpoints: tuple[str, ...]
+    are_own: bool
+    is_over: bool
+    status: job_pb2.JobStatus
+    parked: tuple[job_pb2.ParkedTask, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> LastStatus:
+        """Return what a job's log folder tells.
+
+        Raises:
+            JobError: There is no such file, or it is damaged.
+        """
+        path = folder / FILE_NAME
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return cls(
+                document["written_ms"],
+                tuple(document["endpoints"]),
+                document["are_own"],
+                document["is_over"],
+                ParseDict(document["status"], job_pb2.JobStatus()),
+                tuple(ParseDict(one, job_pb2.ParkedTask()) for one in document["parked"]),
+            )
+        except OSError as error:
+            raise JobError(
+                f"no job has left its status in {folder.absolute()} ({error.strerror}); give the "
+                "log_dir that its `backstay train` named"
+            ) from error
+        except (ValueError, KeyError, TypeError, ParseError) as error:
+            raise JobError(f"{path}: is damaged: {error}") from error
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "written_ms": self.written_ms,
+            "endpoints": list(self.endpoints),
+            "are_own": self.are_own,
+            "is_over": self.is_over,
+            "status": MessageToDict(self.status, preserving_proto_field_name=True),
+            "parked": [MessageToDict(one, preserving_proto_field_name=True) for one in self.parked],
+        }
+
+    def origin(self, folder: Path) -> str:
+        """Return, for people, how old this is and who knows more."""
+        then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.written_ms / 1000))
+        text = f"as of {then}, by {folder / FILE_NAME}"
+        if self.are_own and self.is_over:
+            return f"{text}; its servers ended with its command"
+        end = "" if self.is_over else " (its command runs, or was killed)"
+        return f"{text}{end}; its servers: --endpoint {','.join(self.endpoints)}"
+
+
+class StatusFile:
+    """Writes the status of a job, now and then and at its end.
+
+    Args:
+        folder: The job's log folder.
+        endpoints: Of its servers.
+        are_own: Whether these end with this process.
+    """
+
+    def __init__(self, folder: Path, endpoints: Sequence[str], *, are_own: bool) -> None:
+        self._path = folder / FILE_NAME
+        self._endpoints = tuple(endpoints)
+        self._are_own = are_own
+        self._next_s = 0.0
+        self._failed = False
+
+    def seen(self, status: job_pb2.JobStatus) -> None:
+        """Write it, unless that was done a moment ago."""
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + WRITE_PAUSE_S
+            self._write(status, (), is_over=False)
+
+    def ended(
+        self,
+        status: job_pb2.JobStatus | None,
+        parked: Sequence[job_pb2.ParkedTask],
+        *,
+        state: str,
+        reason: str,
+    ) -> None:
+        """Write the last one: how the command ended, whatever the master told."""
+        last = job_pb2.JobStatus()
+        if status is None:
+            return
+        last.CopyFrom(status)
+        last.state, last.reason, last.master_instance = state, reason, 0
+        self._write(last, parked, is_over=True)
+
+    def _write(
+        self, status: job_pb2.JobStatus, parked: Sequence[job_pb2.ParkedTask], *, is_over: bool
+    ) -> None:
+        now_ms = int(time.time() * 1000)
+        last = LastStatus(now_ms, self._endpoints, self._are_own, is_over, status, tuple(parked))
+        part = self._path.with_suffix(".part")
+        try:
+            part.write_text(json.dumps(last.to_mapping()), encoding="utf-8")
+            part.replace(self._path)
+        except OSError as error:
+            # The job goes on; a full disk is told by what needs it.
+            if not self._failed:
+                log.warning("%s cannot be written: %s", self._path, error)
+            self._failed = True

@@ -1,0 +1,65 @@
+"""The status of a job, and its failing tasks, printed for people."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli.metrics_log import kind_name
+from backstay.cli.progress import round_text, summary_lines
+from backstay.pserver.ctl.showing import grid, print_whole
+
+__all__ = ["print_parked", "print_status"]
+
+
+def print_status(status: job_pb2.JobStatus) -> None:
+    """Print the figures of a job."""
+    for line in summary_lines(status):
+        click.echo(line)
+    click.echo(f"checkpoint {status.checkpoint or 'none'}")
+    if status.master_instance:
+        _print_work(status)
+
+
+def _print_work(status: job_pb2.JobStatus) -> None:
+    """Print what only a master knows: tasks, rates, workers."""
+    tasks = status.tasks
+    click.echo(
+        f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
+        f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.parked:,} parked"
+    )
+    click.echo(f"{status.examples_per_s:,.0f} examples/s")
+    if status.trouble:
+        click.echo(f"trouble: {status.trouble}")
+    table = grid("worker", "alive", "host", "pid", "tasks", "examples", "examples/s", "loss")
+    for worker in status.workers:
+        table.add_row(
+            escape(worker.id),
+            "yes" if worker.alive else "no",
+            escape(worker.host),
+            str(worker.pid),
+            " ".join(worker.tasks) or "-",
+            f"{worker.examples:,}",
+            f"{worker.examples_per_s:,.0f}",
+            f"{worker.loss:.4f}" if worker.HasField("loss") else "-",
+        )
+    click.echo(
+        f"{sum(one.alive for one in status.workers)} workers alive of {status.workers_desired} "
+        f"wanted ({status.workers_min} to {status.workers_max})"
+    )
+    print_whole(Console(), table)
+
+
+def print_parked(one: job_pb2.ParkedTask) -> None:
+    """Print a task that failed for good."""
+    click.echo(
+        f"parked: {kind_name(one.kind)} {one.round}, task {one.number}: records {one.start} to "
+        f"{one.start + one.count - 1} of {one.shard}, {one.tries} tries, last by {one.worker}"
+    )
+    for line in one.error.strip().splitlines():
+        click.echo(f"  {line}")
+    if one.records:
+        positions = ", ".join(str(one.start + position) for position in one.records)
+        click.echo(f"  records concerned: {positions}")
