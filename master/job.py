@@ -108,6 +108,7 @@ class Job:
         self.checkpoint_due = False
         self.trouble: dict[str, str] = {}
         self._changed = asyncio.Event()
+        self._count_all_steps()
 
     # Who waits for something to do, and who decides what comes next.
 
@@ -392,6 +393,7 @@ class Job:
         for opened in rounds.values():
             opened.stage_all(self.journal, self.keys)
         self.course, self.rounds = course, rounds
+        self._count_all_steps()
         # Before any attempt of this start is recorded: no master gives their numbers again.
         self.stage_state()
         if course.outcome is None and self.is_over:
@@ -474,14 +476,15 @@ class Job:
                 opened.erase(self.journal, self.keys)
 
     def _count_steps(self, opened: OpenRound) -> None:
-        batches = opened.ledger.take_new_batches()
-        if opened.id.kind is not RoundKind.TRAINING or not batches:
-            return
         before = self.course.open_rounds
-        self.course.add_steps(batches)
+        self.course.count_steps(opened.id, opened.ledger.batches)
         if self.course.open_rounds != before:
             self.stage_state()
             self.notify()
+
+    def _count_all_steps(self) -> None:
+        for opened in self.rounds.values():
+            self._count_steps(opened)
 
     def _came_back(self, opened: OpenRound) -> None:
         opened.stage(self.journal, self.keys)

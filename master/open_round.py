@@ -154,6 +154,7 @@ def open_round(
     table = tables[data_of(round_id.kind)]
     if round_id.kind is RoundKind.TRAIN_END:
         table = table.first_task_only()
+    trains = round_id.kind is RoundKind.TRAINING
     ledger = TaskLedger(
         round_id,
         len(table),
@@ -162,7 +163,8 @@ def open_round(
         first_attempt=first_attempt,
         done=done,
         parked=parked,
-        keeps_streams=round_id.kind is RoundKind.TRAINING,
+        sizes=table.batches(spec.batch_size) if trains else None,
+        keeps_streams=trains,
     )
     return OpenRound(round_id, table, ledger, steps=steps)
 

@@ -23,6 +23,7 @@ from typing import Literal
 from backstay.course.orders import task_order
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
+from backstay.master.core.batch_count import BatchCount, Sizes
 from backstay.master.core.closing import NOBODY, StreamsToClose
 from backstay.master.core.hold_book import Hold, HoldBook, Median
 from backstay.master.core.holds import (
@@ -36,12 +37,11 @@ from backstay.master.core.holds import (
     WorkerRecord,
 )
 from backstay.master.core.task_bits import TaskBits, chunk_of
+from backstay.master.core.task_states import DONE, HELD, PARKED, TODO, TaskStates
 from backstay.master.core.todo import TodoQueue
 from backstay.master.core.trouble import Trouble
 
 __all__ = ["NOBODY", "TaskLedger"]
-
-_TODO, _HELD, _DONE, _PARKED = range(4)
 
 
 class TaskLedger:
@@ -57,6 +57,7 @@ class TaskLedger:
         first_attempt: int = 1,
         done: TaskBits | None = None,
         parked: Iterable[ParkedTask] = (),
+        sizes: Sizes | None = None,
         keeps_streams: bool = False,
     ) -> None:
         """Begin a round, or go on with one from its journal (then ``adopt`` what is held).
@@ -71,6 +72,7 @@ class TaskLedger:
                 ``generation * ATTEMPTS_PER_MASTER`` with a generation no earlier one had.
             done: The tasks that are done already; it is copied.
             parked: The tasks that are parked.
+            sizes: Batches of each task, shape (size,); None: they are not counted.
             keeps_streams: Whether tasks have streams that must be closed (training).
 
         Raises:
@@ -82,27 +84,22 @@ class TaskLedger:
         # Of holds from now on; it may only grow: no hold ends before the time that it was given.
         self.hold_ttl_s = limits.hold_ttl_s
         self._next_attempt = first_attempt
-        self._state = bytearray(size)
         self._done = TaskBits(size) if done is None else done.copy()
         self._parked: dict[int, ParkedTask] = {}
-        self._doing = 0
         self._cut = False
         self._keeps_streams = keeps_streams
         self._book = HoldBook()
         self._streams = StreamsToClose()
         self._took_s = Median()
-        # Of tasks that were begun and are not done.
-        self._settled: dict[int, int] = {}
         self._trouble = Trouble(limits)
         # A complete that is told again, its answer having been lost, is that of the worker's last.
         self._last_done: dict[str, tuple[int, int]] = {}
-        self._new_batches = 0
         # Every task to do is in it.
         self._todo = TodoQueue(task_order(order_seed, size))
         self._dirty_chunks: set[int] = set()
         self._dirty_workers: set[str] = set()
         self._dirty_parked: set[int] = set()
-        self._restore(parked)
+        self._restore(parked, sizes)
 
     # What workers ask and report.
 
@@ -123,7 +120,7 @@ class TaskLedger:
             self._end_lapsed(task)
         if task is None:
             return None
-        first_batch = self._settled.get(task, 0)
+        first_batch = self._batches.of(task)
         hold = self._hold(HeldTask(task, self._next_attempt, first_batch), worker, now_s)
         hold.timed = first_batch == 0
         return Grant(task, hold.attempt, first_batch, slow is not None)
@@ -139,13 +136,12 @@ class TaskLedger:
             if hold is None:
                 revoked.append(held)
                 continue
-            self._settle(held.task, held.settled)
+            self._batches.settle(held.task, held.settled)
             hold.expires_s = now_s + self.hold_ttl_s
             if hold.lapsed:
                 self._book.revive(hold)
-                if self._state[held.task] == _TODO:
-                    self._state[held.task] = _HELD
-                    self._doing += 1
+                self._states.hold(held.task)
+                self._batches.take_up(held.task)
         return revoked
 
     def complete(
@@ -173,10 +169,9 @@ class TaskLedger:
                 self._last_done.get(worker) == (task, attempt)
                 or self._streams.attempt_of(task) == attempt
             )
-        self._settle(task, batches)
         if hold.timed:
             self._took_s.add(now_s - hold.granted_s)
-        self._make_done(task)
+        self._make_done(task, batches)
         self._last_done[worker] = (task, attempt)
         if self._keeps_streams:
             self._streams.add(task, worker, attempt)
@@ -196,11 +191,11 @@ class TaskLedger:
         hold = self._find(worker, task, attempt)
         if hold is None:
             return "revoked"
-        self._settle(task, settled)
+        self._batches.settle(task, settled)
         self._trouble.failed(task, failure)
         self._end(hold)
         self._came_back(task, to_front=False)
-        return "parked" if self._state[task] == _PARKED else "retry"
+        return "parked" if self._states[task] == PARKED else "retry"
 
     def give_back(
         self, worker: str, task: int, attempt: int, settled: int, now_s: float, reason: str = ""
@@ -213,7 +208,7 @@ class TaskLedger:
         hold = self._find(worker, task, attempt)
         if hold is None:
             return False
-        self._settle(task, settled)
+        self._batches.settle(task, settled)
         self._end_fruitless(hold, f"given back: {reason}" if reason else "given back")
         self._came_back(task, to_front=True)
         return True
@@ -238,7 +233,7 @@ class TaskLedger:
         tasks = []
         while (hold := self._book.lapse_next(now_s)) is not None:
             self._came_back(hold.task, to_front=True)
-            if self._state[hold.task] != _HELD:
+            if self._states[hold.task] != HELD:
                 tasks.append(hold.task)
         return tasks
 
@@ -264,22 +259,21 @@ class TaskLedger:
         wanted = self._parked.keys() if tasks is None else self._parked.keys() & set(tasks)
         back = sorted(wanted)
         for task in back:
-            self._settled[task] = self._parked.pop(task).settled
+            self._batches.restore(task, self._parked.pop(task).settled)
             self._dirty_parked.add(task)
             self._trouble.forget(task)
-            self._state[task] = _TODO
+            self._states.unpark(task)
+            self._batches.put_aside(task)
             self._todo.put(task, to_front=False)
         return back
 
     def cut_short(self) -> None:
         """End the round: revoke all holds and give out nothing more. For good."""
         self._cut = True
-        begun = self._book.tasks | self._settled.keys() | self._trouble.tasks | self._parked.keys()
+        begun = self._book.tasks | self._batches.begun | self._trouble.tasks | self._parked.keys()
         for hold in list(self._book):
             self._end(hold)
-            if self._state[hold.task] == _HELD:
-                self._state[hold.task] = _TODO
-                self._doing -= 1
+            self._states.release(hold.task)
         for task in begun if self._keeps_streams else ():
             self._streams.add(task, NOBODY, 0)
             self._dirty_workers.add(NOBODY)
@@ -287,14 +281,15 @@ class TaskLedger:
     # The journal.
 
     def adopt(self, worker: str, held: HeldTask, now_s: float) -> bool:
-        """Take over a hold from the journal; its time begins anew. False if its task is over."""
+        """Take over a hold from the journal; its time begins anew. False if there is none now."""
         task, attempt, settled = held
         if not (0 <= task < self._size and attempt >= 0 and settled >= 0):
             raise InvalidRequest(f"{self.round_id}: a hold on task {task} of {self._size}")
         self._next_attempt = max(self._next_attempt, attempt + 1)
-        if self._cut or self._state[task] in (_DONE, _PARKED):
+        if self._cut or self._states[task] in (DONE, PARKED):
             self._dirty_workers.add(worker)
-            if self._keeps_streams and self._state[task] == _DONE and task not in self._streams:
+            is_orphan = self._states[task] == DONE and task not in self._streams
+            if self._keeps_streams and is_orphan and worker != NOBODY:
                 # The journal got that it is done, but not who did it and is to close the stream.
                 self._streams.add(task, NOBODY, attempt)
                 self._dirty_workers.add(NOBODY)
@@ -302,8 +297,10 @@ class TaskLedger:
         for earlier in self._book.of_task(task):
             if earlier.worker == worker:
                 self._end(earlier)
-        # What the journal knows to be settled was counted before.
-        self._settled[task] = max(settled, self._settled.get(task, 0))
+        self._batches.settle(task, settled)
+        if worker == NOBODY:
+            self._batches.put_aside(task)
+            return False
         self._hold(held, worker, now_s)
         return True
 
@@ -319,14 +316,16 @@ class TaskLedger:
                 raise InvalidRequest(f"{self.round_id}: stream of task {task} of {self._size}")
             if self._keeps_streams:
                 self._streams.add(task, worker, attempt)
-            if attempt and self._state[task] != _DONE:
+            if attempt and self._states[task] != DONE:
                 # Of the two records that say so, the other one was not written any more.
-                self._make_done(task)
+                self._make_done(task, None)
         for held in record.held:
             self.adopt(worker, held, now_s)
 
     def take_changes(self) -> Changes:
         """Return what differs from the journal, and take it for written."""
+        if self._batches.take_aside_changed():
+            self._dirty_workers.add(NOBODY)
         changes = Changes(
             {number: self._done.chunk(number) for number in sorted(self._dirty_chunks)},
             {worker: self.record_of(worker) for worker in sorted(self._dirty_workers)},
@@ -337,16 +336,17 @@ class TaskLedger:
         self._dirty_parked.clear()
         return changes
 
-    def take_new_batches(self) -> int:
-        """Return how many batches were newly settled since the last call."""
-        new, self._new_batches = self._new_batches, 0
-        return new
+    @property
+    def batches(self) -> int:
+        """Batches of tasks done, and settled ones of all others; each counts once."""
+        return self._batches.total
 
     @property
     def counts(self) -> Counts:
         """How many tasks are in which state."""
         done, parked = len(self._done), len(self._parked)
-        return Counts(self._size - self._doing - done - parked, self._doing, done, parked)
+        doing = self._states.held
+        return Counts(self._size - doing - done - parked, doing, done, parked)
 
     @property
     def is_over(self) -> bool:
@@ -379,30 +379,38 @@ class TaskLedger:
         return frozenset((self._book.workers | self._streams.workers) - {NOBODY})
 
     def record_of(self, worker: str) -> WorkerRecord:
-        """Return a worker's holds and streams to close, as the journal keeps them."""
-        held = tuple(
-            HeldTask(hold.task, hold.attempt, self._settled.get(hold.task, 0))
-            for hold in self._book.of_worker(worker)
-        )
-        return WorkerRecord(held, tuple(self._streams.of_worker(worker)))
+        """Return a worker's holds and streams to close, as the journal keeps them.
+
+        Nobody "holds", by no attempt, the tasks to do that have settled batches.
+        """
+        if worker == NOBODY:
+            held = [HeldTask(task, 0, settled) for task, settled in self._batches.aside()]
+        else:
+            held = [
+                HeldTask(hold.task, hold.attempt, self._batches.of(hold.task))
+                for hold in self._book.of_worker(worker)
+            ]
+        return WorkerRecord(tuple(held), tuple(self._streams.of_worker(worker)))
 
     # How it is done.
 
-    def _restore(self, parked: Iterable[ParkedTask]) -> None:
+    def _restore(self, parked: Iterable[ParkedTask], sizes: Sizes | None) -> None:
         """Bring the states in line with what is done and parked."""
         if self._done.size != self._size:
             raise InvalidRequest(
                 f"{self.round_id}: {self._done.size} tasks in the journal, {self._size} in the data"
             )
-        self._state = bytearray((self._done.to_array() * _DONE).tobytes())
+        self._states = TaskStates(self._done)
+        self._batches = BatchCount(self._done, sizes)
         for record in parked:
             if not 0 <= record.task < self._size:
                 raise InvalidRequest(f"{self.round_id}: parked task {record.task} of {self._size}")
-            if self._state[record.task] == _DONE:
+            if self._states[record.task] == DONE:
                 self._dirty_parked.add(record.task)  # nothing says that it is parked any more
                 continue
-            self._state[record.task] = _PARKED
+            self._states.park(record.task)
             self._parked[record.task] = record
+            self._batches.total += record.settled
 
     def _find(self, worker: str, task: int, attempt: int) -> Hold | None:
         if not (0 <= task < self._size and 0 <= attempt < self._next_attempt):
@@ -417,30 +425,23 @@ class TaskLedger:
         self._next_attempt = max(self._next_attempt, held.attempt + 1)
         self._book.add(hold)
         self._dirty_workers.add(worker)
-        if self._state[held.task] == _TODO:
-            self._state[held.task] = _HELD
-            self._doing += 1
+        self._states.hold(held.task)
+        self._batches.take_up(held.task)
         return hold
 
-    def _make_done(self, task: int) -> None:
-        """Take a task for done, whoever holds it."""
+    def _make_done(self, task: int, batches: int | None) -> None:
+        """Take a task for done, whoever holds it; None: of as many batches as its records give."""
         for each in self._book.of_task(task):
             self._end(each)
-        if self._state[task] == _HELD:
-            self._doing -= 1
-        if self._parked.pop(task, None) is not None:
+        settled = self._batches.forget(task)
+        if (parked := self._parked.pop(task, None)) is not None:
+            settled = parked.settled
             self._dirty_parked.add(task)
-        self._state[task] = _DONE
+        self._states.finish(task)
         self._done.add(task)
+        self._batches.finish(task, batches, settled)
         self._dirty_chunks.add(chunk_of(task))
         self._trouble.forget(task)
-        self._settled.pop(task, None)
-
-    def _settle(self, task: int, settled: int) -> None:
-        before = self._settled.get(task, 0)
-        if settled > before:
-            self._settled[task] = settled
-            self._new_batches += settled - before
 
     def _end(self, hold: Hold) -> None:
         self._book.end(hold)
@@ -449,7 +450,7 @@ class TaskLedger:
     def _end_fruitless(self, hold: Hold, why: str) -> None:
         """End a hold without a failure; it was in vain unless batches were settled meanwhile."""
         self._end(hold)
-        if self._settled.get(hold.task, 0) > hold.first_batch:
+        if self._batches.of(hold.task) > hold.first_batch:
             self._trouble.fruitful(hold.task)
         else:
             self._trouble.fruitless(hold.task, hold.worker, why)
@@ -463,13 +464,12 @@ class TaskLedger:
         """Queue or park a task of which a hold has ended or lapsed, unless somebody holds it."""
         if self._book.is_held(task):
             return
-        if self._state[task] == _HELD:
-            self._state[task] = _TODO
-            self._doing -= 1
+        self._states.release(task)
         lapsed = len(self._book.of_task(task))
         if self._trouble.is_last_chance_over(task, lapsed):
             self._end_lapsed(task)
         if not self._park_if_spent(task):
+            self._batches.put_aside(task)
             self._todo.put(task, to_front and self._trouble.comes_first(task))
 
     def _park_if_spent(self, task: int) -> bool:
@@ -479,8 +479,8 @@ class TaskLedger:
             return False
         for lapsed in self._book.of_task(task):
             self._end(lapsed)
-        self._state[task] = _PARKED
-        self._parked[task] = ParkedTask(task, *verdict, self._settled.pop(task, 0))
+        self._states.park(task)
+        self._parked[task] = ParkedTask(task, *verdict, self._batches.forget(task))
         self._dirty_parked.add(task)
         self._trouble.forget(task)
         return True
@@ -490,7 +490,7 @@ class TaskLedger:
         if not self.counts.todo:
             return None
         while (task := self._todo.take()) is not None:
-            if self._state[task] == _TODO:
+            if self._states[task] == TODO:
                 self._end_lapsed(task)
                 return task
         return None

@@ -6,6 +6,7 @@ looked at here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,6 +102,7 @@ def alone(
 ) -> tuple[list[Turn], str]:
     """Return what a job in one process does, and why it ended."""
     walk, left = Walk(spec, tables), list(values)
+    steps: Counter[str] = Counter()
     turns: list[Turn] = []
     while (turn := walk.next()) is not None:
         assert len(turns) < TURNS_MAX
@@ -115,7 +117,8 @@ def alone(
         part = turn.records
         turns.append(Turn(name, turn.number, part, turn.shuffle_seed, walk.course.steps))
         if turn.round.kind is RoundKind.TRAINING:
-            walk.course.add_steps(batches_of(spec, part.count))
+            steps[name] += batches_of(spec, part.count)
+            walk.course.count_steps(turn.round, steps[name])
     assert walk.course.outcome == "finished"
     return turns, walk.course.reason
 

@@ -45,8 +45,7 @@ def test_a_give_back_counts_what_it_settled() -> None:
     second = given(book, "w-1")
     assert second.first_batch == 2
     assert book.complete("w-1", 0, second.attempt, 1.0, batches=10)
-    assert book.take_new_batches() == 10
-    assert book.take_new_batches() == 0
+    assert book.batches == 10
 
 
 def test_a_failing_task_is_parked_and_the_rest_goes_on() -> None:
@@ -207,7 +206,7 @@ def test_complete_told_again_is_answered_in_the_same_way() -> None:
     grant = given(book, "w-0")
     for _ in range(2):
         assert book.complete("w-0", grant.task, grant.attempt, 1.0, batches=4)
-    assert book.take_new_batches() == 4
+    assert book.batches == 4
     assert book.counts.done == 1
 
 

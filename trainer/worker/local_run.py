@@ -110,12 +110,14 @@ class _Here:
         round: Which.
         records_total: Of its data.
         records_done: So far.
+        steps: Batches trained on so far.
         outputs: Of an evaluation.
     """
 
     round: RoundId
     records_total: int
     records_done: int = 0
+    steps: int = 0
     outputs: Outputs = field(default_factory=Outputs)
 
 
@@ -241,7 +243,8 @@ class LocalRun:
             self._losses.append(loss)
             examples += len(fed.places)
             self._examples += len(fed.places)
-            course.add_steps(1)
+            here.steps += 1
+            course.count_steps(task.round, here.steps)
             self._tell(here, len(fed.places))
             if task.round not in course.open_rounds or self._stop.is_set():
                 break

@@ -83,12 +83,16 @@ class Course:
         self._plan = plan
         self._passes_over = 0
         self._training_over = plan.passes == 0
-        self._steps = 0
+        # Steps of the passes that are over for good, and of others as they were counted last.
+        self._steps_over = 0
+        self._steps_of: dict[RoundId, int] = {}
         # The round that is open, else 0; whether another waits; the steps at the last one's start.
         self._evaluation = 0
         self._evaluation_waits = plan.passes == 0 and plan.evaluates
         self._evaluations = 0
         self._evaluated_steps = 0
+        # So many times ``evaluation_every_steps`` were done when one was due last.
+        self._evaluations_due = 0
         self._metrics: dict[str, float] = {}
         self._best: float | None = None
         self._not_better = 0
@@ -135,7 +139,7 @@ class Course:
     @property
     def steps(self) -> int:
         """Training steps (batches) so far, all passes together."""
-        return self._steps
+        return self._steps_over + sum(self._steps_of.values())
 
     @property
     def passes_over(self) -> int:
@@ -157,21 +161,31 @@ class Course:
         """How many tasks are parked in rounds that are over."""
         return MappingProxyType(self._parked)
 
-    def add_steps(self, steps: int) -> None:
-        """Count training steps: may make an evaluation due, or end the training.
+    def count_steps(self, round_id: RoundId, steps: int) -> None:
+        """Take note how many steps a pass has had; may make an evaluation due, or end the training.
+
+        The number is the whole pass's, and may be told again: it is never added up. A new master
+        may know of fewer than the one before it until the workers have told it.
+
+        Args:
+            round_id: Which pass; one that is not open is ignored.
+            steps: Of its tasks that are done and of those under way.
 
         Raises:
             InvalidRequest: ``steps`` is negative.
         """
         if steps < 0:
             raise InvalidRequest(f"{steps} steps: must not be negative")
-        before, self._steps = self._steps, self._steps + steps
-        if self._ended is not None or self._training_over:
+        if round_id.kind is not RoundKind.TRAINING or round_id not in self.open_rounds:
+            return
+        self._steps_of[round_id] = steps
+        if self._training_over:
             return
         every = self._plan.evaluation_every_steps
-        if self._plan.evaluates and every and before // every < self._steps // every:
+        if self._plan.evaluates and every and self.steps // every > self._evaluations_due:
+            self._evaluations_due = self.steps // every
             self._evaluation_waits = True
-        if self._plan.max_steps and self._steps >= self._plan.max_steps:
+        if self._plan.max_steps and self.steps >= self._plan.max_steps:
             self._end_training(f"max_steps: {self._plan.max_steps} steps are done")
         self._advance()
 
@@ -190,6 +204,8 @@ class Course:
         self._parked.pop(round_id, None)
         if parked:
             self._parked[round_id] = parked
+        else:
+            self._steps_over += self._steps_of.pop(round_id, 0)
         if round_id in self._reopened:
             self._reopened.discard(round_id)
         elif round_id.kind is RoundKind.TRAINING:
@@ -238,11 +254,18 @@ class Course:
             {
                 "passes_over": self._passes_over,
                 "training_over": self._training_over,
-                "steps": self._steps,
+                "steps_over": self._steps_over,
+                # Those of open passes follow from their tasks.
+                "steps_of": {
+                    str(round_id): steps
+                    for round_id, steps in self._steps_of.items()
+                    if round_id not in self.open_rounds
+                },
                 "evaluation": self._evaluation,
                 "evaluation_waits": self._evaluation_waits,
                 "evaluations": self._evaluations,
                 "evaluated_steps": self._evaluated_steps,
+                "evaluations_due": self._evaluations_due,
                 # NaN and infinity are no JSON: every number goes as a text.
                 "metrics": {name: repr(value) for name, value in self._metrics.items()},
                 "best": "" if self._best is None else repr(self._best),
@@ -269,7 +292,8 @@ class Course:
         what = "course"
         fields = parse_fields(what, text, _FIELDS)
         whole_numbers_of(what, "a count", [fields[name] for name in _COUNTS])
-        whole_numbers_of(what, "parked", list(fields["parked"].values()))
+        for name in ("parked", "steps_of"):
+            whole_numbers_of(what, name, list(fields[name].values()))
         ended = fields["ended"]
         if ended not in ("", *_OUTCOMES):
             raise InvalidRequest(f"{what}: ended is {ended!r}")
@@ -282,6 +306,7 @@ class Course:
             course._best = float(fields["best"]) if fields["best"] else None
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{what}: metrics and best: {error}") from error
+        course._steps_of = {RoundId.parse(name): n for name, n in fields["steps_of"].items()}
         course._parked = {RoundId.parse(name): count for name, count in fields["parked"].items()}
         course._reopened = set(map(RoundId.parse, fields["reopened"]))
         course._ended = ended or None
@@ -302,7 +327,7 @@ class Course:
             self._evaluation_waits = False
             self._evaluations += 1
             self._evaluation = self._evaluations
-            self._evaluated_steps = self._steps
+            self._evaluated_steps = self.steps
         if not self.open_rounds:
             self._ended = "finished_with_parked" if self._parked else "finished"
 
@@ -318,7 +343,7 @@ class Course:
         # An evaluation under way or just over saw the model before the last steps, if there were
         # any since it began.
         if self._plan.evaluates and evaluates:
-            self._evaluation_waits |= self._evaluated_steps < self._steps or not self._evaluations
+            self._evaluation_waits |= self._evaluated_steps < self.steps or not self._evaluations
 
     def _judge(self, metrics: Mapping[str, float]) -> None:
         """Take in the metrics of an evaluation; end the training if it got no better."""
@@ -368,17 +393,18 @@ def _is_better(rule: EarlyStop, value: float, best: float | None) -> bool:
 
 _COUNTS = (
     "passes_over",
-    "steps",
+    "steps_over",
     "evaluation",
     "evaluations",
     "evaluated_steps",
+    "evaluations_due",
     "not_better",
     "train_ends",
 )
 _FIELDS: Mapping[str, type[Any]] = {
     **dict.fromkeys(_COUNTS, int),
     **dict.fromkeys(("training_over", "evaluation_waits", "train_end_due", "predicted"), bool),
-    **dict.fromkeys(("metrics", "parked"), dict),
+    **dict.fromkeys(("metrics", "parked", "steps_of"), dict),
     **dict.fromkeys(("best", "ended", "reason"), str),
     "reopened": list,
 }

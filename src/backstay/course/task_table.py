@@ -1,8 +1,8 @@
 """A job's data cut into tasks: task number -> (shard, first record, number of records).
 
 Nothing is stored for each task, only for each shard: a million tasks of a thousand files take
-some kilobytes. Imports ``backstay.course.rounds``, ``backstay.job_spec``, ``backstay.errors`` and
-``json_fields``; does no I/O.
+some kilobytes. Imports ``backstay.course.rounds``, ``backstay.job_spec``, ``backstay.errors``,
+``json_fields`` and numpy; does no I/O.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
 from backstay.course.rounds import RoundId, RoundKind, data_of
@@ -129,6 +132,15 @@ class TaskTable:
     def records(self) -> int:
         """The number of records of all tasks."""
         return sum(self._records)
+
+    def batches(self, batch_size: int) -> npt.NDArray[np.uint32]:
+        """Return how many batches of so many records each task has, shape (tasks,)."""
+        per_task = self.records_per_task
+        batches = np.full(self._size, -(-per_task // batch_size), np.uint32)
+        for first, count in zip(self._first_tasks, self._records, strict=True):
+            if count % per_task:
+                batches[first + count // per_task] = -(-(count % per_task) // batch_size)
+        return batches
 
     def first_task_only(self) -> TaskTable:
         """Return the table of a round at the end of training: one task, of the first records."""
