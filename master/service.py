@@ -28,6 +28,7 @@ from backstay.master.status import (
     KIND_OF_MESSAGE,
     MESSAGE_OF_KIND,
     job_status,
+    newest_evaluation,
     parked_tasks,
 )
 
@@ -363,6 +364,7 @@ def _task_message(job: Job, given: Given) -> job_pb2.Task:
         first_batch=given.hold.settled,
         shuffle_seed=given.round.seed_of(job.spec, given.hold.task),
         leader=given.leader,
+        evaluation=newest_evaluation(job),
     )
 
 

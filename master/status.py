@@ -6,6 +6,8 @@ Reads the job's memory; changes nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
@@ -18,6 +20,7 @@ __all__ = [
     "KIND_OF_MESSAGE",
     "MESSAGE_OF_KIND",
     "job_status",
+    "newest_evaluation",
     "parked_message",
     "parked_tasks",
     "recorded_status",
@@ -63,7 +66,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
     )
     _add_round(status, job)
     _add_workers(status, job)
-    _add_evaluations(status, job.state)
+    status.evaluations.extend(map(_evaluation_message, job.state.evaluations))
     return status
 
 
@@ -80,7 +83,7 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         checkpoint=record.checkpoint,
         master_starts=record.starts,
     )
-    _add_evaluations(status, record)
+    status.evaluations.extend(map(_evaluation_message, record.evaluations))
     return status
 
 
@@ -89,14 +92,20 @@ def _recorded_parked_count(record: JobStateRecord) -> int:
     return sum(json.loads(record.course)["parked"].values()) if record.course else 0
 
 
-def _add_evaluations(status: job_pb2.JobStatus, record: JobStateRecord) -> None:
-    for result in record.evaluations:
-        status.evaluations.add(
-            round=result["round"],
-            steps=result["steps"],
-            records=result["records"],
-            metrics={name: float(value) for name, value in result["metrics"].items()},
-        )
+def newest_evaluation(job: Job) -> job_pb2.EvaluationResult | None:
+    """Return the last evaluation that is over; one that a restore has undone does not count."""
+    number = job.course.evaluated
+    results = (one for one in reversed(job.state.evaluations) if one["round"] == number)
+    return next((_evaluation_message(one) for one in results), None)
+
+
+def _evaluation_message(result: Mapping[str, Any]) -> job_pb2.EvaluationResult:
+    return job_pb2.EvaluationResult(
+        round=result["round"],
+        steps=result["steps"],
+        records=result["records"],
+        metrics={name: float(value) for name, value in result["metrics"].items()},
+    )
 
 
 def parked_tasks(job: Job) -> list[job_pb2.ParkedTask]:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Callback", "Callbacks", "LearningRateScheduler", "TaskReport", "TrainEnd"]
+__all__ = [
+    "Callback",
+    "Callbacks",
+    "Evaluation",
+    "LearningRateScheduler",
+    "TaskReport",
+    "TrainEnd",
+]
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,19 @@ class TaskReport:
     examples: int
     batches: int
     loss: float | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that is over.
+
+    Attributes:
+        number: From 1 within the job.
+        metrics: By name.
+    """
+
+    number: int
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,12 @@ class Callback:
         """
 
     def on_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """An evaluation is complete; with ``--local`` only, elsewhere the job's log has it."""
+        """An evaluation is complete: every worker is told, before its next task.
+
+        Only of the newest one, if several came between two of its tasks. After a restore, an
+        evaluation that is done again is told again. A worker that is given no further task is
+        not told of the last one; the one that is given the end of training is.
+        """
 
     def on_train_end(self, end: TrainEnd) -> None:
         """All passes are done; called on one worker of the job."""
@@ -110,6 +135,7 @@ class Callbacks:
         for member in self._members:
             member.set_learning_rate = set_learning_rate
         self._pass: int | None = None
+        self._evaluation = ""
 
     def batch_begins(self, step: int) -> None:
         """Before a batch."""
@@ -128,10 +154,13 @@ class Callbacks:
             for member in self._members:
                 member.on_pass_end(before)
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """After an evaluation."""
-        for member in self._members:
-            member.on_evaluation(metrics)
+    def evaluation_is(self, newest: Evaluation | None) -> None:
+        """This is the newest evaluation as a task begins; told once."""
+        # As text: NaN is not equal to itself, but is no news.
+        seen, self._evaluation = self._evaluation, repr(newest)
+        if newest is not None and repr(newest) != seen:
+            for member in self._members:
+                member.on_evaluation(newest.metrics)
 
     def training_ended(self, end: TrainEnd) -> None:
         """After the last pass: its end first, if it was seen."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._proto.v1 import job_pb2
+from backstay.trainer.callbacks import Evaluation
 
 __all__ = [
     "TASK_KINDS",
@@ -24,6 +25,7 @@ __all__ = [
     "TaskKind",
     "Wait",
     "bad_record_messages",
+    "evaluation_of_message",
     "hold_message",
     "key_of",
     "key_of_message",
@@ -66,6 +68,7 @@ class Task:
         held_until: ``time.monotonic()`` seconds until which the hold is surely alive.
         leader: Sync mode: the hold is that of the worker at this address, and this one takes part
             in its steps. Empty: the hold is this worker's.
+        evaluation: The newest one of the job that is over; None: none is.
     """
 
     kind: TaskKind
@@ -79,6 +82,7 @@ class Task:
     shuffle_seed: int
     held_until: float
     leader: str = ""
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,14 @@ def key_of(task: Task) -> tuple[str, int, int]:
 def key_of_message(hold: job_pb2.Hold) -> tuple[str, int, int]:
     """Return the same for a message."""
     return f"{TASK_KINDS[hold.kind - 1]}-{hold.round}", hold.number, hold.attempt
+
+
+def evaluation_of_message(task: job_pb2.Task) -> Evaluation | None:
+    """Return the evaluation that a task comes with."""
+    if not task.HasField("evaluation"):
+        return None
+    # Sorted: messages with the same content give equal texts, see ``Callbacks.evaluation_is``.
+    return Evaluation(task.evaluation.round, dict(sorted(task.evaluation.metrics.items())))
 
 
 def hold_message(task: Task, settled: int) -> job_pb2.Hold:

@@ -22,7 +22,7 @@ from backstay.course.walk import RoundOver, Walk, WalkTask
 from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import SessionFactory, current_session, set_session_factory
-from backstay.trainer.callbacks import Callbacks, TaskReport
+from backstay.trainer.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.trainer.metrics import compute
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.model.model_definition import (
@@ -260,7 +260,7 @@ class LocalRun:
         labels, predictions = here.outputs.arrays()
         metrics = compute(self._definition.metrics, labels, predictions)
         self._evaluations.append(metrics)
-        self._callbacks.evaluated(metrics)
+        self._callbacks.evaluation_is(Evaluation(here.round.number, metrics))
         self._tell(here, 0, at_once=True)
         return metrics
 

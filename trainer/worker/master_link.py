@@ -39,6 +39,7 @@ from backstay.trainer.worker.job_tasks import (
     TaskKind,
     Wait,
     bad_record_messages,
+    evaluation_of_message,
     hold_message,
     key_of,
     key_of_message,
@@ -221,6 +222,7 @@ class MasterLink:
             shuffle_seed=answer.task.shuffle_seed,
             held_until=self._until(sent_s),
             leader=answer.task.leader,
+            evaluation=evaluation_of_message(answer.task),
         )
 
     def streams_to_close(self, rows: tuple[int, int] | None = None) -> list[tuple[int, int]]:

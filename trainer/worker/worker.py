@@ -214,6 +214,7 @@ class Worker:
             if work.rows != engine.rows:
                 self._give_back(work, "it was asked for on a connection to rows that are no more")
                 return
+            self._callbacks.evaluation_is(work.task.evaluation)
             if work.task.kind == "training":
                 self._train(work, engine)
             else:
@@ -299,6 +300,7 @@ class Worker:
             lambda: bool(self._told_to_stop()),
         )
         try:
+            self._callbacks.evaluation_is(task.evaluation)
             self._callbacks.pass_is(task.round)
             engine = self._ready()
             engine.program.pass_begins(task.round)

@@ -157,6 +157,11 @@ class Course:
         return self._evaluated_steps
 
     @property
+    def evaluated(self) -> int:
+        """Number of the last evaluation that is over; 0: none."""
+        return self._evaluations - (1 if self._evaluation else 0)
+
+    @property
     def parked(self) -> Mapping[RoundId, int]:
         """How many tasks are parked in rounds that are over."""
         return MappingProxyType(self._parked)

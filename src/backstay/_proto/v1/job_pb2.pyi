@@ -134,6 +134,7 @@ class Task(_message.Message):
     FIRST_BATCH_FIELD_NUMBER: _builtins.int
     SHUFFLE_SEED_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     shard: _builtins.str
     """The part of the data; of TRAIN_END: empty."""
     start: _builtins.int
@@ -148,6 +149,10 @@ class Task(_message.Message):
     """
     @_builtins.property
     def hold(self) -> Global___Hold: ...
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationResult:
+        """The newest evaluation that is over, for callbacks; not set: none is."""
+
     def __init__(
         self,
         *,
@@ -158,10 +163,11 @@ class Task(_message.Message):
         first_batch: _builtins.int = ...,
         shuffle_seed: _builtins.int = ...,
         leader: _builtins.str = ...,
+        evaluation: Global___EvaluationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "hold", b"hold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_batch", b"first_batch", "hold", b"hold", "leader", b"leader", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "hold", b"hold", "leader", b"leader", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
