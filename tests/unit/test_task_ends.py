@@ -60,6 +60,7 @@ def ends() -> Iterator[Ends]:
 
 def test_a_task_is_told_once_it_is_settled_and_closed_once_it_was_told(ends: Ends) -> None:
     first, second = ends.begin(1), ends.begin(2)
+    assert ends.tested.are_pending
     assert ends.tested.collect(left=2) == [], "nobody waits for the two"
     second.may_settle.set()
     assert ends.events == [], "not told before those that came before"
@@ -78,6 +79,7 @@ def test_a_stream_that_another_worker_completed_is_not_closed(ends: Ends) -> Non
     ends.begin(1).may_settle.set()
     assert ends.tested.collect() == []
     assert ends.events == ["settled 1", "told 1"]
+    assert not ends.tested.are_pending
 
 
 def test_one_that_fails_is_reported_with_all_that_came_after_it(ends: Ends) -> None:

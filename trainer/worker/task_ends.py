@@ -58,6 +58,11 @@ class TaskEnds:
 
         self._endings.append(_Ending(work, stream, self._thread.submit(end)))
 
+    @property
+    def are_pending(self) -> bool:
+        """Whether there is something to collect."""
+        return bool(self._endings)
+
     def collect(self, left: int = 0) -> list[tuple[HeldWork, Exception]]:
         """Wait until at most so many tasks are ending, or none if one of them failed.
 

@@ -180,8 +180,10 @@ class Worker:
             if not isinstance(answer, Wait):
                 return answer
             self._other_rows = answer.other_rows
-            # There may be none because one that failed at its end is still held here.
-            if self._all_ended_well():
+            if self._ends.are_pending:
+                # There may be no task because one that ends here is not recorded yet, or failed.
+                self._all_ended_well()
+            else:
                 self._stop.wait(answer.wait_s)
 
     def _ask_ahead(self, work: HeldWork) -> TaskSource:
