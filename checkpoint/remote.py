@@ -87,7 +87,7 @@ class RestoreState:
     ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
     is 0 while the restore is requested and has changed nothing yet. ``generation`` grows with each
     restore, and whenever slots lost all their copies and began anew; ``done_generation`` is what
-    it was when this restore was done.
+    it was when this restore was done. ``slots`` is how many slots it is of; 0: all.
     """
 
     id: str
@@ -98,6 +98,7 @@ class RestoreState:
     version: int = 0
     generation: int = 0
     done_generation: int = 0
+    slots: int = 0
 
 
 def save(
@@ -242,6 +243,7 @@ def restore_state(channel: grpc.Channel, *, timeout_s: float) -> RestoreState:
         version=answer.version,
         generation=answer.generation,
         done_generation=answer.done_generation,
+        slots=answer.slots,
     )
 
 

@@ -175,6 +175,7 @@ class JobStateRecord:
             for other data.
         restore_version: Which restore of the cluster the progress goes with; 0: none.
         generation: Of the cluster's rows that it goes with: it grows when some are lost.
+        inexact: Since when and why records may count never or twice; empty: each counts once.
         checkpoint: The newest checkpoint of the job; empty: none.
         hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
         figures: Sums for people: ``examples``, ``steps``, ``bad_records``, ...
@@ -191,6 +192,7 @@ class JobStateRecord:
     data: Mapping[str, str] = field(default_factory=dict)
     restore_version: int = 0
     generation: int = 0
+    inexact: str = ""
     checkpoint: str = ""
     hold_ttl_ms: int = 0
     figures: Mapping[str, int] = field(default_factory=dict)
@@ -214,6 +216,7 @@ class JobStateRecord:
                 "data": dict(self.data),
                 "restore_version": self.restore_version,
                 "generation": self.generation,
+                "inexact": self.inexact,
                 "checkpoint": self.checkpoint,
                 "hold_ttl_ms": self.hold_ttl_ms,
                 "figures": dict(self.figures),
@@ -247,6 +250,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "data": dict,
     "restore_version": int,
     "generation": int,
+    "inexact": str,
     "checkpoint": str,
     "hold_ttl_ms": int,
     "figures": dict,

@@ -30,25 +30,14 @@ from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
 from backstay.master.open_round import Given, OpenRound, open_round, worker_policy
+from backstay.master.rows_change import RowsIdentity
 from backstay.trainer.metrics import METRICS
 
-__all__ = ["Job", "Records", "RowsIdentity"]
+__all__ = ["Job", "Records"]
 
 EVALUATIONS_MAX = 100
 
 log = logging.getLogger(__name__)
-
-
-class RowsIdentity(NamedTuple):
-    """Which rows a cluster has: another identity, and what was pushed may be gone.
-
-    Attributes:
-        restore_version: Which restore was the last; 0: none.
-        generation: Grows with each restore, and when slots lose all their copies.
-    """
-
-    restore_version: int
-    generation: int
 
 
 class Records(NamedTuple):
@@ -383,7 +372,8 @@ class Job:
         course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
         kept = {} if progress is None else progress.rounds
         self.figures = Counter({} if progress is None else progress.figures)
-        self.state = replace(self.state, starts=self.state.starts + 1)
+        inexact = "" if progress is None else progress.inexact
+        self.state = replace(self.state, starts=self.state.starts + 1, inexact=inexact)
         rounds = {
             round_id: self._open(round_id, course.steps, done=one.done_bits(), parked=one.parked)
             for round_id, one in kept.items()
@@ -401,6 +391,12 @@ class Job:
             self.worker_set = WorkerSet(worker_policy(self.spec))
         for known in self.known:
             known.answer = None
+
+    def note_inexact(self, why: str) -> None:
+        """Take note since when and why records may count never or twice; the first time counts."""
+        if not self.state.inexact:
+            self.state = replace(self.state, inexact=why)
+            self.stage_state()
 
     def note_rows(self, rows: RowsIdentity) -> None:
         """Take note of the rows that the progress goes with."""

@@ -25,9 +25,10 @@ from backstay.master.core.ledger import NOBODY
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import data_specs, scan
-from backstay.master.job import Records, RowsIdentity
+from backstay.master.job import Records
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round, worker_policy
+from backstay.master.rows_change import RowsIdentity
 
 __all__ = ["open_records"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,8 +27,9 @@ from backstay.errors import (
 )
 from backstay.master.core.holds import ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
-from backstay.master.job import Job, RowsIdentity
-from backstay.trainer.checkpoints import Checkpoints, RestoreState
+from backstay.master.job import Job
+from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.trainer.checkpoints import Checkpoints
 
 __all__ = ["JobRecords", "Saving", "records_of", "restored_uid", "rows_of"]
 
@@ -117,16 +119,18 @@ class Saving:
         """
         job = self._job
         restore = await asyncio.to_thread(self._checkpoints.restore_state)
-        if not self._is_news(restore):
+        change = change_of(_noted(job), restore)
+        if change == "none":
             return False
-        is_same = restore.version == job.state.restore_version
-        if is_same or restore.generation > restore.done_generation:
+        why = why_inexact(change, restore)
+        if change == "lost":
+            self._note_inexact(why)
             newest = job.state.checkpoint or "a checkpoint"
             job.end(
                 "failed",
-                "slots lost all their copies and began anew, so what was trained on is not in the "
-                f"model any more. Restore {newest} (pserverctl checkpoint restore) and start the "
-                "job again: it goes on from there. Or begin with --fresh",
+                f"{why}, so what was trained on is not in the model any more. Restore {newest} "
+                "(pserverctl checkpoint restore) and start the job again: it goes on from there. "
+                "Or begin with --fresh",
             )
             return True
         try:
@@ -142,6 +146,8 @@ class Saving:
             if progress is not None
             else "the checkpoint is from before the job, so the job begins anew",
         )
+        if why:
+            self._note_inexact(why)
         await job.journal.durable(WRITE_LIMIT_S)
         # If it was restored once more in between, this is of the earlier one, and the next look
         # goes back once more.
@@ -162,20 +168,11 @@ class Saving:
             else:
                 self._job.trouble.pop("restore", None)
 
-    def _is_news(self, restore: RestoreState) -> bool:
-        """Whether the progress in memory is that of rows which are no more."""
-        state = self._job.state
-        noted = state.restore_version, state.generation
-        # One that is only requested has changed nothing yet, and has no version. While slots are
-        # loaded, a master that has not heard of it yet still takes pushes for what was before. A
-        # node that lags behind may tell of what was.
-        is_old = (
-            restore.version < noted[0]
-            or restore.generation < noted[1]
-            or restore.generation < restore.done_generation
-        )
-        is_known = (restore.version, restore.generation) == noted
-        return not (restore.state in ("requested", "loading") or is_old or is_known)
+    def _note_inexact(self, why: str) -> None:
+        job = self._job
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        log.error("records may count never or twice from now on: %s", why)
+        job.note_inexact(f"since {now}, pass {job.course.passes_over + 1}: {why}")
 
     async def _save(self) -> None:
         """Save once; a checkpoint that fails is one less, not the end of the job."""
@@ -186,7 +183,8 @@ class Saving:
             "passes": job.course.passes_over,
         }
         try:
-            if self._is_news(await asyncio.to_thread(self._checkpoints.restore_state)):
+            now = await asyncio.to_thread(self._checkpoints.restore_state)
+            if change_of(_noted(job), now) != "none":
                 # What is in memory is not what the model is; ``look`` puts that right.
                 return
             info = await asyncio.to_thread(lambda: self._checkpoints.save(tags=tags))
@@ -215,6 +213,10 @@ class Saving:
             # It had not begun, or it is a job of the same name that was begun anew since.
             return None
         return records.progress(self._job.tables)
+
+
+def _noted(job: Job) -> RowsIdentity:
+    return RowsIdentity(job.state.restore_version, job.state.generation)
 
 
 class JobRecords(NamedTuple):
@@ -249,7 +251,8 @@ class JobRecords(NamedTuple):
                 raise InvalidRequest(f"the {name} data are not those that the progress is of")
         names = {key.partition("/")[0] for key in (*self.done, *self.parked)}
         rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
-        return JobProgress(self.uid, self.state.course, rounds, self.state.figures)
+        state = self.state
+        return JobProgress(self.uid, state.course, rounds, state.figures, state.inexact)
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
         kind = RoundId.parse(name).kind

@@ -63,6 +63,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         started_ms=job.identity.created_ms,
         now_ms=now_ms,
         master_starts=job.state.starts,
+        inexact=job.state.inexact,
     )
     _add_round(status, job)
     _add_workers(status, job)
@@ -82,6 +83,7 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         parked=_recorded_parked_count(record),
         checkpoint=record.checkpoint,
         master_starts=record.starts,
+        inexact=record.inexact,
     )
     status.evaluations.extend(map(_evaluation_message, record.evaluations))
     return status

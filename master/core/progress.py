@@ -50,12 +50,14 @@ class JobProgress:
         rounds: Those that are open or have parked tasks. Evaluations are left out: they are
             begun again.
         figures: Sums over the job's life, such as of examples and of damaged records.
+        inexact: Since when and why records may count never or twice; empty: each counts once.
     """
 
     job_uid: str
     course: str
     rounds: Mapping[RoundId, RoundProgress]
     figures: Mapping[str, int] = field(default_factory=dict)
+    inexact: str = ""
 
     def to_json(self) -> str:
         """Return the progress as JSON."""
@@ -64,6 +66,7 @@ class JobProgress:
                 "job_uid": self.job_uid,
                 "course": self.course,
                 "figures": dict(self.figures),
+                "inexact": self.inexact,
                 "rounds": {
                     str(round_id): {
                         "size": progress.size,
@@ -85,7 +88,9 @@ class JobProgress:
         """
         what = "job progress"
         fields = parse_fields(
-            what, text, {"job_uid": str, "course": str, "figures": dict, "rounds": dict}
+            what,
+            text,
+            {"job_uid": str, "course": str, "figures": dict, "inexact": str, "rounds": dict},
         )
         rounds: dict[RoundId, RoundProgress] = {}
         for name, value in fields["rounds"].items():
@@ -106,4 +111,4 @@ class JobProgress:
         figures = fields["figures"]
         if not set(map(type, figures.values())) <= {int}:
             raise InvalidRequest(f"{what}: figures holds more than whole numbers")
-        return cls(fields["job_uid"], fields["course"], rounds, figures)
+        return cls(fields["job_uid"], fields["course"], rounds, figures, fields["inexact"])

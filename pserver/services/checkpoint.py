@@ -244,6 +244,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             version=plan.version,
             generation=generation,
             done_generation=plan.generation,
+            slots=len(plan.slots),
         )
 
     def _joined(self) -> CheckpointParts:

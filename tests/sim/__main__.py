@@ -30,13 +30,21 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="tell everything that happens")
     parser.add_argument("--jobs", action="store_true", help="with a job whose masters die")
     parser.add_argument("--restores", action="store_true", help="with checkpoints and restores")
+    parser.add_argument(
+        "--inexact", action="store_true", help="with --jobs --restores: of some slots, too"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     began = time.monotonic()
     outcomes: list[Outcome] = []
-    ways = {"job": arguments.jobs, "checkpoints": arguments.restores}
-    flags = " --jobs" * arguments.jobs + " --restores" * arguments.restores
+    ways = {
+        "job": arguments.jobs,
+        "checkpoints": arguments.restores,
+        "inexact": arguments.inexact,
+    }
+    given = {"jobs": arguments.jobs, "restores": arguments.restores, "inexact": arguments.inexact}
+    flags = "".join(f" --{name}" for name, is_given in given.items() if is_given)
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
         if alone:

@@ -102,7 +102,9 @@ class Cluster:
         checkpoints: bool = False,
         tasks: bool = False,
         job: bool = False,
+        inexact: bool = False,
     ) -> None:
+        self.allows_inexact = inexact
         self.queue = EventQueue(seed, trace=trace)
         self.options = Options.draw(self.queue.random)
         self.network = Network(self.queue, self.options.slow)
@@ -387,6 +389,7 @@ def simulate(
     checkpoints: bool = False,
     tasks: bool = False,
     job: bool = False,
+    inexact: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -396,8 +399,11 @@ def simulate(
         checkpoints: With saves and restores as well.
         tasks: With tasks of a master with a perfect memory.
         job: With a job whose masters die.
+        inexact: Restores under a job are of some slots, too.
     """
-    cluster = Cluster(seed, trace=trace, checkpoints=checkpoints, tasks=tasks, job=job)
+    cluster = Cluster(
+        seed, trace=trace, checkpoints=checkpoints, tasks=tasks, job=job, inexact=inexact
+    )
     failure = ""
     try:
         cluster.run()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from backstay.checkpoint.remote import RestoreState
 from backstay.consensus.checkpoint_records import RestorePlan
 from backstay.consensus.job_records import (
     JournalRecord,
@@ -30,9 +31,10 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import FencingToken
 from backstay.errors import InvalidRequest, WorkerReplaced
-from backstay.master.job import Job, Records, RowsIdentity
+from backstay.master.job import Job, Records
 from backstay.master.journal import Journal
 from backstay.master.opening import open_records
+from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from tests.sim.events import MS, Clock, Micros
 
 if TYPE_CHECKING:
@@ -49,6 +51,23 @@ CHANGES_MAX = 2
 LOOK = 60 * MS
 EXPIRE = 20 * MS
 NOT_MASTER = "not the master"
+
+
+def restore_state(plan: RestorePlan | None, generation: int) -> RestoreState:
+    """Return what a node tells of the last restore, as ``CheckpointService`` does."""
+    if plan is None:
+        return RestoreState("", "", "", 0, "", generation=generation)
+    return RestoreState(
+        id=plan.checkpoint,
+        url=plan.url,
+        state=plan.state,
+        slots_left=0,
+        trouble="",
+        version=plan.version,
+        generation=generation,
+        done_generation=plan.generation,
+        slots=len(plan.slots),
+    )
 
 
 class SimJournal(Journal):
@@ -273,16 +292,16 @@ class SimMaster:
     def _judge(
         self, job: Job, plan: RestorePlan | None, generation: int, then: Callable[[], object]
     ) -> None:
-        version = plan.version if plan is not None else 0
-        noted = job.state.restore_version, job.state.generation
-        is_old = version < noted[0] or generation < noted[1]
-        # While slots are loaded, a master that does not know of it yet still serves what was.
-        under_way = plan is not None and plan.state != "done"
-        if under_way or is_old or (version, generation) == noted:
+        now = restore_state(plan, generation)
+        noted = RowsIdentity(job.state.restore_version, job.state.generation)
+        change = change_of(noted, now)
+        if change == "none":
             then()
             return
-        if version == noted[0] or (plan is not None and generation > plan.generation):
-            job.end("failed", "slots lost all their copies")
+        why = why_inexact(change, now)
+        if change == "lost":
+            job.note_inexact(why)
+            job.end("failed", why)
             self.book.failed = True
             then()
             return
@@ -299,9 +318,11 @@ class SimMaster:
         self.book.epoch += 1
         self._going_back = True
         job.go_back(progress)
+        if why:
+            job.note_inexact(why)
 
         def noting() -> None:
-            job.note_rows(RowsIdentity(version, generation))
+            job.note_rows(RowsIdentity(now.version, generation))
             job.advance()
             self._going_back = False
             self._journal.when_durable(then)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import WorkerReplaced
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, HeldTask
-from backstay.master.job import Job, RowsIdentity
+from backstay.master.job import Job
 from backstay.master.open_round import Given
+from backstay.master.rows_change import RowsIdentity
 from tests.sim.events import MS, Clock, Micros
 from tests.sim.job_master import HOLD_TTL_MS, NOT_MASTER, SimMaster
 from tests.sim.jobs import BATCHES, TABLES, JobBook

@@ -181,8 +181,13 @@ class JobBook:
 
     def check_end(self, where: str, keys: list[int], counts: list[int]) -> None:
         """Each batch of each pass counts once in each slot, if rows are those of its end."""
-        if self.rows()[1] != self._recorded().generation:
+        recorded = self._recorded()
+        if self.rows()[1] != recorded.generation:
             self.cluster.queue.counts["rows_changed_after_the_end"] += 1
+            return
+        if recorded.inexact:
+            # It says so itself: some slots were restored, others not.
+            self.cluster.queue.counts["inexact_copies"] += 1
             return
         expected: Counter[int] = Counter()
         for number in range(1, PASSES + 1):
@@ -204,8 +209,8 @@ class JobCheckpoints(Checkpoints):
     def __init__(self, cluster: Cluster, seed: int, book: JobBook) -> None:
         self._book = book
         super().__init__(cluster, seed)
-        # The progress of a job goes with all slots.
-        self._some_slots = False
+        # The progress of a job goes with all slots; allowed all the same, it must say so.
+        self._some_slots = cluster.allows_inexact
 
     def _save(self) -> None:
         if self._cluster.routings and self._cluster.store.is_up:

@@ -11,10 +11,11 @@ from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.job import Job, RowsIdentity
+from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.office import Office
 from backstay.master.opening import open_records
+from backstay.master.rows_change import RowsIdentity
 from backstay.tasks import end_tasks
 
 KEYS = JobKeys("counting")

@@ -24,7 +24,8 @@ from backstay.errors import (
 )
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, WorkerRecord
 from backstay.master.core.progress import JobProgress
-from backstay.master.job import Job, RowsIdentity
+from backstay.master.job import Job
+from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import records_of
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of

@@ -13,7 +13,8 @@ from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import NotJobMaster
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER
-from backstay.master.job import Job, RowsIdentity
+from backstay.master.job import Job
+from backstay.master.rows_change import RowsIdentity
 from backstay.master.service import JobService
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run

@@ -1,15 +1,25 @@
-"""A restore of some slots only waits for the jobs that train on all of them."""
+"""A restore of some slots only: jobs that train on all of them keep it out, or say so."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from backstay.checkpoint.remote import RestoreState
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import CheckpointRefused
-from backstay.pserver.checkpoints.jobs import refuse_while_jobs_go_on
-from tests.unit.job_records_of import counting_spec, master_of
+from backstay.master.core.progress import JobProgress
+from backstay.master.job import Job
+from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.master.saving import records_of
+from backstay.pserver.checkpoints.jobs import (
+    JOBS_PROGRESS,
+    progress_of_jobs,
+    refuse_while_jobs_go_on,
+)
+from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
 DURABLE_S = 5.0
@@ -41,5 +51,67 @@ def test_a_job_that_is_done_keeps_nobody_out(tmp_path: Path) -> None:
             job.end("done", "")
             await job.journal.durable(DURABLE_S)
         await refuse_while_jobs_go_on(store)
+
+    run(scenario)
+
+
+NOTED = RowsIdentity(restore_version=7, generation=2)
+
+
+def told(version: int, generation: int, **fields: Any) -> RestoreState:
+    """What a node tells of the last restore."""
+    state = fields.pop("state", "done")
+    return RestoreState("ckpt-1", "/ckpt", state, 0, "", version, generation, **fields)
+
+
+@pytest.mark.parametrize(
+    ("now", "change"),
+    [
+        (told(7, 2, done_generation=2), "none"),
+        # A loss; a restore of all slots, or of some; a loss behind that.
+        (told(7, 3, done_generation=2), "lost"),
+        (told(9, 3, done_generation=3), "restored"),
+        (told(9, 3, done_generation=3, slots=2), "partly_restored"),
+        (told(9, 4, done_generation=3, slots=2), "lost"),
+        (told(9, 4, done_generation=3), "lost"),
+        # Not done yet, or told by a node that lags behind.
+        (told(9, 3, state="loading"), "none"),
+        (told(0, 3, state="requested"), "none"),
+        (told(6, 2, done_generation=2), "none"),
+        (told(7, 1, done_generation=1), "none"),
+        (told(9, 2, done_generation=3), "none"),
+    ],
+)
+def test_what_became_of_the_rows(now: RestoreState, change: str) -> None:
+    assert change_of(NOTED, now) == change
+    says = why_inexact(change_of(NOTED, now), now)
+    assert bool(says) == (change in ("lost", "partly_restored"))
+
+
+def test_a_job_is_inexact_until_it_goes_back_with_all_slots(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+
+        async def saved(job: Job) -> JobProgress:
+            records = records_of((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
+            assert records is not None
+            return records.progress(job.tables)
+
+        async with master_of(store, spec, 1) as (_, job):
+            before = await saved(job)
+            job.note_inexact("since noon: slots were lost")
+            job.note_inexact("since one: slots were lost")
+            await job.journal.durable(DURABLE_S)
+            since = await saved(job)
+        async with master_of(store, spec, 2, replaces=1) as (_, job):
+            # The next master knows, and so does a checkpoint that was written meanwhile.
+            assert job.state.inexact == "since noon: slots were lost"
+            job.go_back(before)
+            assert job.state.inexact == ""
+            job.go_back(since)
+            assert job.state.inexact == "since noon: slots were lost"
+            job.go_back(None)
+            assert job.state.inexact == ""
+            await job.journal.durable(DURABLE_S)
 
     run(scenario)

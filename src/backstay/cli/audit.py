@@ -7,12 +7,14 @@ tables of the job.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from backstay.config import ClientConfig
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
+from backstay.master.job_client import list_jobs
+from backstay.master.rows_change import change_of, why_inexact
 from backstay.trainer.client import Client
 from backstay.trainer.model import model_definition
 from backstay.trainer.readers import open_reader
@@ -30,6 +32,9 @@ def audit_job(
     damaged: int = 0,
 ) -> RecordsAudit:
     """Read all counters of a job whose workers have ended.
+
+    What its records say comes with it: counters cannot tell of other rows that were lost, or that
+    were restored without them.
 
     Args:
         spec: The job.
@@ -51,7 +56,14 @@ def audit_job(
     shards = list(open_reader(spec.training, module=module).shards())
     with Client(endpoints, config=config) as client:
         wanted = spec.epochs if passes is None else passes
-        return audit_records(client, spec.name, shards, wanted, damaged=damaged)
+        found = audit_records(client, spec.name, shards, wanted, damaged=damaged)
+        entries = list_jobs(endpoints, config=config)
+        entry = next((one for one in entries if one.job == spec.name), None)
+        if entry is None:
+            return found
+        now = client.checkpoints.restore_state()
+        since = why_inexact(change_of(entry.rows, now), now)
+        return replace(found, inexact=entry.inexact or (since and f"since the job's end: {since}"))
 
 
 def audit_mapping(audit: RecordsAudit) -> dict[str, Any]:
@@ -67,6 +79,8 @@ def audit_lines(audit: RecordsAudit) -> list[str]:
         f"{audit.missing:,} counted too seldom ({audit.damaged:,} are damaged), "
         f"{audit.doubled:,} too often",
     ]
+    if audit.inexact:
+        lines.append(f"not exact {audit.inexact}")
     lines += [
         f"  record {number} of {shard}: {count} times" for shard, number, count in audit.first_wrong
     ]

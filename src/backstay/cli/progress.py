@@ -64,6 +64,8 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     metrics = metrics_text(status)
     if metrics:
         lines.append(metrics)
+    if status.inexact:
+        lines.append(f"records may count never or twice {status.inexact}")
     if status.bad_records:
         lines.append(f"{status.bad_records:,} damaged records were skipped")
     if status.parked:

@@ -443,6 +443,7 @@ class GetRestoreResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     DONE_GENERATION_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Empty: nothing was ever restored; the generation is told nevertheless."""
     url: _builtins.str
@@ -459,6 +460,8 @@ class GetRestoreResponse(_message.Message):
     """Grows with each restore, and whenever slots lost all their copies and began anew."""
     done_generation: _builtins.int
     """What it was when this restore was done; 0 before. Less than now: slots were lost since."""
+    slots: _builtins.int
+    """How many slots this restore is of, if not of all; 0: all."""
     def __init__(
         self,
         *,
@@ -470,10 +473,11 @@ class GetRestoreResponse(_message.Message):
         version: _builtins.int = ...,
         generation: _builtins.int = ...,
         done_generation: _builtins.int = ...,
+        slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_generation", b"done_generation", "generation", b"generation", "id", b"id", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_generation", b"done_generation", "generation", b"generation", "id", b"id", "slots", b"slots", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
