@@ -111,6 +111,7 @@ class Outcome:
             ],
             "master_starts": status.master_starts,
             "checkpoint": status.checkpoint or None,
+            "inexact": status.inexact or None,
             "duration_s": round(self.duration_s, 3),
             "log_dir": spec.log_dir,
             "output": spec.output or None,
