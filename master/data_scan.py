@@ -8,30 +8,23 @@ reads no more than they need to count.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 
-from backstay.course.task_table import TaskTable
-from backstay.errors import ConfigError, DataChanged
+from backstay.course.task_table import TaskTable, cut_data, no_records, shown_places
+from backstay.errors import DataChanged
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer.readers import BadRecords, Reader, open_reader
 from backstay.trainer.readers.files import FileSet
 
-__all__ = ["DATA", "data_specs", "first_look", "no_records", "scan"]
+__all__ = ["first_look", "scan"]
 
-DATA = ("training", "validation", "prediction")
 # Once one with records is found, no more files than this are looked at.
 FILES_LOOKED_AT_MAX = 1000
-NAMES_SHOWN_MAX = 5
 # Damaged records are counted when the job runs, not here.
 UNLIMITED = 2**62
 
 log = logging.getLogger(__name__)
-
-
-def data_specs(spec: JobSpec) -> dict[str, DataSpec]:
-    """Return the data that a job has, by name."""
-    return {name: data for name in DATA if (data := getattr(spec, name)) is not None}
 
 
 def scan(spec: JobSpec, name: str) -> TaskTable:
@@ -43,11 +36,9 @@ def scan(spec: JobSpec, name: str) -> TaskTable:
         DataDamaged: It is not of its format.
         LimitExceeded: There are too many tasks.
     """
-    data = data_specs(spec)[name]
+    data = spec.data[name]
     reader = open_reader(data, module=_module(spec) if data.kind == "custom" else None)
-    table = TaskTable.from_shards(reader.shards(), spec.records_per_task)
-    if not len(table):
-        raise no_records(name, data.paths)
+    table = cut_data(name, reader.shards(), spec)
     log.info("%s data: %d records, %d tasks", name, table.records, len(table))
     return table
 
@@ -77,15 +68,7 @@ def first_look(name: str, data: DataSpec, reader: Reader) -> str:
         has_records = has_records or not is_empty
     if not has_records:
         raise no_records(name, empty or data.paths)
-    return f"{name}: no records in {_shown(empty)}; the job goes on without" if empty else ""
-
-
-def no_records(name: str, places: Sequence[str]) -> ConfigError:
-    """Return the error for data without a single record."""
-    return ConfigError(
-        f"{name}: there are no records in {_shown(places) or 'what the custom reader names'}; a "
-        "file with nothing but a header has none. Name data with at least one record"
-    )
+    return f"{name}: no records in {shown_places(empty)}; the job goes on without" if empty else ""
 
 
 def _beginnings(data: DataSpec, reader: Reader) -> Iterator[tuple[str, bool]]:
@@ -112,11 +95,6 @@ def _has_a_record(reader: Reader, shard: str) -> bool:
         # It has fewer than the one that was asked for.
         return False
     return True
-
-
-def _shown(places: Sequence[str]) -> str:
-    more = len(places) - NAMES_SHOWN_MAX
-    return ", ".join(places[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _module(spec: JobSpec) -> ModuleType:

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backstay.course.task_table import TaskTable
+from backstay.course.task_table import cut_data
 from backstay.job_spec import JobSpec
-from backstay.master.data_scan import data_specs, no_records
 from backstay.master.job_check import check_data, load_definition
 from backstay.master.trial import Trial
 from backstay.trainer.readers import open_reader
@@ -90,12 +89,10 @@ def dry_run(spec: JobSpec) -> DryRun:
     warnings = check_data(spec, definition)
     trial = Trial(spec, definition)
     plans = []
-    for use, data in data_specs(spec).items():
+    for use, data in spec.data.items():
         reader = open_reader(data, module=definition.module)
         shards = list(reader.shards())
-        table = TaskTable.from_shards(shards, spec.records_per_task)
-        if not len(table):
-            raise no_records(use, [shard.name for shard in shards])
+        table = cut_data(use, shards, spec)
         columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]
         first = next(shard for shard in shards if shard.records)
         tried = trial.on(use, reader, first)

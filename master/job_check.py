@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from backstay.errors import BackstayError, ConfigError
 from backstay.job_spec import JobSpec
-from backstay.master.data_scan import data_specs, first_look
+from backstay.master.data_scan import first_look
 from backstay.trainer.model import model_definition
 from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
 from backstay.trainer.readers import open_reader
@@ -50,7 +50,7 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
         DataDamaged: It is not of its format.
     """
     warnings = []
-    for name, data in data_specs(spec).items():
+    for name, data in spec.data.items():
         try:
             reader = open_reader(data, module=definition.module)
             warnings.append(first_look(name, data, reader))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
 from backstay.course.orders import record_order_seed, task_order_seed
-from backstay.course.rounds import RoundId, RoundKind, data_of
-from backstay.course.task_table import TaskTable
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
 from backstay.master.core.evaluation import RoundOutputs
 from backstay.master.core.holds import HeldTask, LedgerLimits, ParkedTask
@@ -151,9 +151,7 @@ def open_round(
     Raises:
         InvalidRequest: What is done or parked is not of this data.
     """
-    table = tables[data_of(round_id.kind)]
-    if round_id.kind is RoundKind.TRAIN_END:
-        table = table.first_task_only()
+    table = round_table(tables, round_id)
     trains = round_id.kind is RoundKind.TRAINING
     ledger = TaskLedger(
         round_id,

@@ -17,14 +17,14 @@ from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
 from backstay.course.course import Course, CoursePlan
 from backstay.course.rounds import RoundId, RoundKind, data_of
-from backstay.course.task_table import TaskTable
+from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, ParkedTask, WorkerRecord
 from backstay.master.core.ledger import NOBODY
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.worker_set import WorkerSet
-from backstay.master.data_scan import data_specs, scan
+from backstay.master.data_scan import scan
 from backstay.master.job import Records
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round, worker_policy
@@ -159,7 +159,7 @@ async def _tables(
 ) -> dict[str, TaskTable]:
     """Return the tasks of the job's data, from the records, or scan the data and record it."""
     tables: dict[str, TaskTable] = {}
-    for name in data_specs(spec):
+    for name in spec.data:
         chunks = found.below(f"{keys.all_shards}{name}/")
         count = found.text(keys.shard_count(name))
         if count is not None:
@@ -207,8 +207,7 @@ def _rounds(
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
         name = str(round_id)
-        table = tables[data_of(round_id.kind)]
-        size = len(table.first_task_only() if round_id.kind is RoundKind.TRAIN_END else table)
+        size = len(round_table(tables, round_id))
         chunks = found.below(f"{keys.all_done}{name}/")
         parked = found.below(f"{keys.all_parked}{name}/")
         is_over = round_id.kind is RoundKind.TRAINING and round_id.number <= course.passes_over

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.json_fields import fields_of
-from backstay.course.rounds import RoundId, RoundKind, data_of
-from backstay.course.task_table import TaskTable
+from backstay.course.rounds import RoundId
+from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import (
     BackstayError,
     CheckpointNotFound,
@@ -255,10 +255,7 @@ class JobRecords(NamedTuple):
         return JobProgress(self.uid, state.course, rounds, state.figures, state.inexact)
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
-        kind = RoundId.parse(name).kind
-        table = tables[data_of(kind)]
-        if kind is RoundKind.TRAIN_END:
-            table = table.first_task_only()
+        table = round_table(tables, RoundId.parse(name))
         return RoundProgress(
             size=len(table),
             table_digest=table.digest(),

@@ -31,6 +31,7 @@ __all__ = [
     "cut_data",
     "no_records",
     "round_table",
+    "shown_places",
 ]
 
 # The queue, the bitmap and the streams of a round stay small up to here.
@@ -202,9 +203,10 @@ def cut_data(name: str, shards: Iterable[ShardLike], spec: JobSpec) -> TaskTable
         InvalidRequest: A shard is there twice.
         LimitExceeded: There would be more than ``TASKS_MAX`` tasks.
     """
-    table = TaskTable.from_shards(shards, spec.records_per_task)
+    found = list(shards)
+    table = TaskTable.from_shards(found, spec.records_per_task)
     if not len(table):
-        raise no_records(name, spec.data[name].paths)
+        raise no_records(name, [shard.name for shard in found] or spec.data[name].paths)
     return table
 
 
@@ -215,12 +217,17 @@ def no_records(name: str, places: Sequence[str]) -> ConfigError:
         name: ``training``, ``validation`` or ``prediction``.
         places: Files or tables that have none; the first ones are named.
     """
-    more = len(places) - PLACES_SHOWN_MAX
-    shown = ", ".join(places[:PLACES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    shown = shown_places(places) or "what the custom reader names"
     return ConfigError(
-        f"{name}: there are no records in {shown or 'what the custom reader names'}; a file with "
-        "nothing but a header has none. Name data with at least one record"
+        f"{name}: there are no records in {shown}; a file with nothing but a header has none. Name "
+        "data with at least one record"
     )
+
+
+def shown_places(places: Sequence[str]) -> str:
+    """Return the first ones of many files or tables, for people."""
+    more = len(places) - PLACES_SHOWN_MAX
+    return ", ".join(places[:PLACES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def round_table(tables: Mapping[str, TaskTable], round_id: RoundId) -> TaskTable:
