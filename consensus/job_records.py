@@ -168,7 +168,7 @@ class JobStateRecord:
         state: ``running``, ``done``, ``stopped`` or ``failed``.
         reason: Why, if it does not run.
         starts: How often a master took the job over.
-        course: Which rounds it is at, as ``master.core.course`` writes it; empty: not begun.
+        course: Which rounds it is at, as ``backstay.course`` writes it; empty: not begun.
         workers: Which workers are wanted, as ``master.core.worker_set`` writes it.
         tables: Names of the job's tables, in order; empty: not declared yet.
         data: Digest of the tasks of ``training``, ``validation``, ...: task numbers mean nothing

@@ -60,7 +60,7 @@ class TrainEnd:
         model: The Paddle or PyTorch model, its dense parameters as trained. Rows of embeddings
             that are on the servers are not in it.
         output: ``output`` of the job, where files belong; may be empty.
-        passes: How many passes were trained.
+        passes: Of the job; fewer were trained if it ended early.
     """
 
     model: Any

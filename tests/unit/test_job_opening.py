@@ -400,7 +400,7 @@ def test_data_without_records_is_refused(tmp_path: Path) -> None:
 
     async def scenario(backend: MemoryBackend) -> None:
         master = Master(MemoryStore(backend), counting_spec(tmp_path), 1)
-        with pytest.raises(ConfigError, match="training: no records in"):
+        with pytest.raises(ConfigError, match="training: there are no records in"):
             await master.open()
         await master.kill()
 
