@@ -19,7 +19,7 @@ from backstay import errors, lifeline
 from backstay.errors import BackstayError, JobError
 from backstay.job_spec import JobSpec
 from backstay.master.dry_run import DryRun, dry_run
-from backstay.master.job_check import check_job
+from backstay.master.job_check import Checked, check_job
 
 __all__ = ["check_job_apart", "dry_run_apart"]
 
@@ -34,8 +34,8 @@ OUTPUT_FILE = "output"
 LAST_WORDS_BYTES_MAX = 4096
 
 
-def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> list[str]:
-    """Check a job's model file and data in another process; return warnings.
+def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> Checked:
+    """Check a job's model file and data in another process.
 
     What the model file prints is kept back, for the error of a process that dies.
 
@@ -48,8 +48,7 @@ def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> list[str]:
         DataError: The data cannot be read.
         JobError: The process died, took too long, or was stopped.
     """
-    warnings: list[str] = _ask("check", spec, stopped, shown=False)
-    return warnings
+    return Checked.from_mapping(_ask("check", spec, stopped, shown=False))
 
 
 def dry_run_apart(spec: JobSpec) -> DryRun:
@@ -114,7 +113,8 @@ def main(kind: str, folder: Path) -> None:
     spec = JobSpec.from_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     answer: dict[str, Any]
     try:
-        answer = {"result": check_job(spec) if kind == "check" else dry_run(spec).to_mapping()}
+        found = check_job(spec) if kind == "check" else dry_run(spec)
+        answer = {"result": found.to_mapping()}
     except BackstayError as error:
         answer = {"error": type(error).__name__, "text": str(error)}
     part = folder / f"{ANSWER_FILE}.part"

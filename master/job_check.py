@@ -6,14 +6,41 @@ has a process of its own do it (``backstay.master.check_process``). Starts nothi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
 from backstay.errors import BackstayError, ConfigError
 from backstay.job_spec import JobSpec
+from backstay.master.data_marks import Marks, marks_of
 from backstay.master.data_scan import first_look
 from backstay.trainer.model import model_definition
 from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
 from backstay.trainer.readers import open_reader
 
-__all__ = ["check_data", "check_job", "load_definition"]
+__all__ = ["Checked", "check_data", "check_job", "load_definition"]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job that may begin.
+
+    Attributes:
+        warnings: About its data.
+        marks: Of its data, as it is now.
+    """
+
+    warnings: tuple[str, ...]
+    marks: Marks
+
+    @classmethod
+    def from_mapping(cls, document: Mapping[str, Any]) -> Checked:
+        """Return what ``to_mapping`` wrote."""
+        return cls(tuple(document["warnings"]), document["marks"])
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
 
 
 def load_definition(spec: JobSpec) -> ModelDefinition:
@@ -64,10 +91,11 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
-def check_job(spec: JobSpec) -> list[str]:
-    """Check model file and data; return warnings.
+def check_job(spec: JobSpec) -> Checked:
+    """Check model file and data.
 
     Raises:
         BackstayError: As the two functions above do.
     """
-    return check_data(spec, load_definition(spec))
+    warnings = check_data(spec, load_definition(spec))
+    return Checked(tuple(warnings), marks_of(spec))

@@ -315,3 +315,23 @@ def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(fo
         assert "batch_size is 10, was 20" in refused.stderr
         anew = run(folder, *command, "--fresh", "--set", "audit=false")
         assert (anew["state"], anew["steps"]) == ("done", 40)
+
+
+def test_a_job_does_not_go_on_with_other_data(folder: Path) -> None:
+    with LocalCluster(1) as cluster:
+        command = ("train", "job.yaml", "--endpoint", cluster.endpoints[0], "--json")
+        assert run(folder, *command, "--epochs", "1")["state"] == "done"
+        data = folder / "train.csv"
+        data.write_text(data.read_text().replace("\n399\n", "\n398\n"))
+        refused = subprocess.run(
+            [*BACKSTAY, *command], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
+        )
+        assert refused.returncode == 1
+        assert f"{data} has other content" in refused.stderr
+        assert "--fresh" in refused.stderr
+        # Put back, it goes on.
+        data.write_text(data.read_text().replace("\n398\n398\n", "\n398\n399\n"))
+        assert run(folder, *command)["audit"]["passes"] == 2
+        data.write_text("n\n" + "".join(f"{number}\n" for number in range(80)))
+        anew = run(folder, *command, "--fresh", "--set", "audit=false")
+        assert (anew["state"], anew["examples"]) == ("done", 160)

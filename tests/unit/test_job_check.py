@@ -11,7 +11,7 @@ import pytest
 from backstay.errors import BackstayError, ConfigError, DataUnavailable
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.data_scan import first_look
-from backstay.master.job_check import check_job
+from backstay.master.job_check import Checked, check_job
 from backstay.trainer.readers import open_reader
 
 MODEL = """\
@@ -122,7 +122,7 @@ def custom_data_reader(data_origin, count): return Reader(count)
         with pytest.raises(ConfigError, match=f"training: {said}"):
             check_job(job(tmp_path, MODEL + reader, training=data))
     data = {"kind": "custom", "options": {"count": 1}}
-    assert check_job(job(tmp_path, MODEL + reader, training=data)) == []
+    assert check_job(job(tmp_path, MODEL + reader, training=data)) == Checked((), {"training": {}})
 
 
 @pytest.mark.parametrize(

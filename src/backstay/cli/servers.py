@@ -56,6 +56,10 @@ class JobServers(Protocol):
     def are_own(self) -> bool:
         """Whether they are the job's own, and end with it."""
 
+    @property
+    def are_restored(self) -> bool:
+        """Whether they have begun with a checkpoint."""
+
     def count(self) -> Servers:
         """Return how many serve; answers at once."""
 
@@ -113,12 +117,17 @@ def job_servers(
     log_dir = Path(spec.log_dir)
     url = spec.checkpoint.url or str(log_dir / "checkpoints")
     settings: dict[str, Any] = {"replicas": min(spec.servers.replicas, chosen.local)}
-    settings |= {"checkpoint_url": url, "restore": _restore(spec, url, fresh=fresh)}
+    restore = _restore(spec, url, fresh=fresh)
+    settings |= {"checkpoint_url": url, "restore": restore}
     settings |= spec.servers.settings
     # Records of servers that ran before name addresses that are gone.
     directory = log_dir / "servers" / time.strftime("%Y%m%d-%H%M%S")
     cluster = LocalCluster(chosen.local, directory=directory, settings=settings)
-    with cluster, PlanFollower(cluster, cluster.client_config()), _OwnServers(cluster) as own:
+    with (
+        cluster,
+        PlanFollower(cluster, cluster.client_config()),
+        _OwnServers(cluster, are_restored=restore != "no") as own,
+    ):
         yield own
 
 
@@ -167,8 +176,9 @@ class _OwnServers:
 
     are_own = True
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LocalCluster, *, are_restored: bool) -> None:
         self._cluster = cluster
+        self.are_restored = are_restored
         self._keepers = tuple(cluster.endpoints)
         self.config = cluster.client_config()
         self._restarts = 0
@@ -220,6 +230,8 @@ class _OtherServers:
     """Servers that were there before; a thread asks now and then how many serve."""
 
     are_own = False
+    # What they began with was before this job's time.
+    are_restored = False
 
     def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
         self.endpoints = endpoints

@@ -34,6 +34,7 @@ from backstay.errors import BackstayError, ConfigError, JobError, JobRefused
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
 from backstay.master.check_process import check_job_apart
+from backstay.master.data_marks import Marks, check_unchanged, write_marks
 from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
@@ -157,6 +158,7 @@ class Supervisor:
         self._status: job_pb2.JobStatus | None = None
         self._parked: tuple[job_pb2.ParkedTask, ...] = ()
         self._file: StatusFile | None = None
+        self._marks: Marks = {}
 
     def run(self) -> Outcome:
         """Run the job and what belongs around it.
@@ -205,8 +207,10 @@ class Supervisor:
 
     def _check(self, stops: StopSignals) -> None:
         """Refuse a job whose model file or data cannot be right, before anything works on it."""
-        for warning in check_job_apart(self._spec, lambda: stops.asked):
+        checked = check_job_apart(self._spec, lambda: stops.asked)
+        for warning in checked.warnings:
             self._show.say(warning)
+        self._marks = checked.marks
 
     def _environment(self, servers: JobServers) -> dict[str, str]:
         env = {ENDPOINT_VARIABLE: ",".join(servers.endpoints)}
@@ -233,6 +237,10 @@ class Supervisor:
             _forget(servers, spec.name, stops)
         spec_path = self._log_dir / "job.json"
         self._log_dir.mkdir(parents=True, exist_ok=True)
+        if spec.kind == "training":
+            if self._goes_on(servers):
+                check_unchanged(self._log_dir, spec.name, self._marks)
+            write_marks(self._log_dir, self._marks)
         spec_path.write_text(spec.to_json(), encoding="utf-8")
         self._file = StatusFile(self._log_dir, servers.endpoints, are_own=servers.are_own)
         with ExitStack() as stack:
@@ -257,6 +265,15 @@ class Supervisor:
             follower.let_leave(LEAVE_LIMIT_S)
             self._tell_what_is_left(client, end[0], servers)
             return end
+
+    def _goes_on(self, servers: JobServers) -> bool:
+        """Return whether the job has been worked on before, and that counts."""
+        if self._fresh:
+            return False
+        if servers.are_own:
+            return servers.are_restored
+        entries = list_jobs(servers.endpoints, config=servers.config)
+        return any(entry.job == self._spec.name for entry in entries)
 
     def _tell_what_is_left(self, client: JobClient, state: str, servers: JobServers) -> None:
         """Say what failed for good, and where a stopped job goes on; its servers may end soon."""
