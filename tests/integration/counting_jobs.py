@@ -14,7 +14,8 @@ from backstay.config import ClientConfig
 from backstay.errors import UnknownJob
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.job_client import JobClient
-from backstay.trainer.worker.master_link import Ended, MasterLink, Task, Wait
+from backstay.trainer.worker.job_tasks import Ended, Task, Wait
+from backstay.trainer.worker.master_link import MasterLink
 
 JOB = "counting"
 TASKS = 40

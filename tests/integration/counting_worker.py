@@ -14,7 +14,8 @@ from backstay.errors import BackstayError, StateLost
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from backstay.trainer.worker.audit import RecordCounter
-from backstay.trainer.worker.master_link import Ended, MasterLink, Task, Wait
+from backstay.trainer.worker.job_tasks import Ended, Task, Wait
+from backstay.trainer.worker.master_link import MasterLink
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually
 
 __all__ = ["CountingWorker", "restore"]

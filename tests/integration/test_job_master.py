@@ -29,7 +29,8 @@ from backstay.master.job_client import JobClient, forget_job, list_jobs
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import read_keys
-from backstay.trainer.worker.master_link import Ended, EvaluationOutputs, MasterLink, Task, Wait
+from backstay.trainer.worker.job_tasks import Ended, EvaluationOutputs, Task, Wait
+from backstay.trainer.worker.master_link import MasterLink
 from tests.etcd import EtcdCluster
 from tests.integration.counting_jobs import (
     CLIENT,

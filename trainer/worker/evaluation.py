@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 from backstay.trainer.metrics import Metric, compute
-from backstay.trainer.worker.master_link import EvaluationOutputs
+from backstay.trainer.worker.job_tasks import EvaluationOutputs
 
 __all__ = ["Outputs"]
 

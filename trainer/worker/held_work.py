@@ -10,7 +10,7 @@ import threading
 
 from backstay.errors import HoldLost
 from backstay.trainer.task_stream import TaskStream
-from backstay.trainer.worker.master_link import Task
+from backstay.trainer.worker.job_tasks import Task
 from backstay.trainer.worker.task_feed import TaskFeed
 
 __all__ = ["HeldWork"]

@@ -36,7 +36,6 @@ from backstay.trainer.worker.job_tasks import (
     HeldTask,
     JobTerms,
     Task,
-    TaskKind,
     Wait,
     bad_record_messages,
     evaluation_of_message,
@@ -46,17 +45,7 @@ from backstay.trainer.worker.job_tasks import (
     outputs_message,
 )
 
-__all__ = [
-    "Ended",
-    "EvaluationOutputs",
-    "HeldTask",
-    "JobTerms",
-    "MasterLink",
-    "Task",
-    "TaskKind",
-    "Wait",
-]
-
+__all__ = ["MasterLink"]
 
 # Signs of life in the time that a hold lasts.
 SIGNS_PER_TTL = 4

@@ -1,6 +1,6 @@
 """Tasks that train nothing: evaluation, prediction and the end of training.
 
-May import the engine, the link and the files of predictions. They push nothing, so a task that is
+May import the program, the feed and the files of predictions. They push nothing, so a task that is
 done twice does no harm.
 """
 

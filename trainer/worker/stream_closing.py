@@ -15,7 +15,8 @@ from functools import partial
 from backstay.errors import BackstayError
 from backstay.trainer.client import Client
 from backstay.trainer.task_stream import TaskStream
-from backstay.trainer.worker.master_link import MasterLink, Task
+from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.master_link import MasterLink
 
 __all__ = ["StreamCloser"]
 

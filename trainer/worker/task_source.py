@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
 from backstay.trainer.worker.held_work import HeldWork
-from backstay.trainer.worker.master_link import Ended, MasterLink, Task, Wait
+from backstay.trainer.worker.job_tasks import Ended, Task, Wait
+from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import Pace
 from backstay.trainer.worker.task_feed import Fed, TaskFeeds
 

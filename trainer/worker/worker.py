@@ -35,14 +35,8 @@ from backstay.trainer.worker.engine import Engine, open_engine
 from backstay.trainer.worker.failure_report import bad_records_of, failure_report
 from backstay.trainer.worker.figures import Figures
 from backstay.trainer.worker.held_work import HeldWork
-from backstay.trainer.worker.master_link import (
-    Ended,
-    EvaluationOutputs,
-    JobTerms,
-    MasterLink,
-    Task,
-    Wait,
-)
+from backstay.trainer.worker.job_tasks import Ended, EvaluationOutputs, JobTerms, Task, Wait
+from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
 from backstay.trainer.worker.patience import PASSING, until_answered
