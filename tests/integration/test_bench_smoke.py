@@ -28,6 +28,7 @@ def run_quickly(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="the bare ceiling is built with rustc")
 def test_a_quick_run_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
@@ -49,6 +50,7 @@ def test_a_quick_run_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     assert "not measured" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_quick_run_writes_and_restores_checkpoints_and_resizes(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

@@ -82,7 +82,7 @@ def audit(cluster: LocalCluster, spec: JobSpec, passes: int = 2) -> RecordsAudit
         return audit_records(client, spec.name, shards, passes)
 
 
-@pytest.mark.parametrize("framework", ["paddle", "torch"])
+@pytest.mark.parametrize("framework", ["paddle", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_worker_killed_in_a_task(cluster: LocalCluster, tmp_path: Path, framework: str) -> None:
     spec = job(tmp_path, f"killed-{framework}", framework, SIGNAL_AT_BATCH)
     with JobProcesses(cluster, spec, tmp_path) as processes:
@@ -203,7 +203,10 @@ def optimizer(parameters):
 
 @pytest.mark.parametrize(
     "mode",
-    [ModeSpec(kind="bounded", staleness=2), ModeSpec(kind="geo", local_steps=3)],
+    [
+        ModeSpec(kind="bounded", staleness=2),
+        pytest.param(ModeSpec(kind="geo", local_steps=3), marks=pytest.mark.slow),
+    ],
     ids=lambda mode: mode.kind,
 )
 def test_other_modes_count_once_too(cluster: LocalCluster, tmp_path: Path, mode: ModeSpec) -> None:
@@ -227,6 +230,7 @@ torch.manual_seed(1)
 """
 
 
+@pytest.mark.slow
 def test_in_sync_mode_a_step_of_two_workers_is_one_big_batch(tmp_path: Path) -> None:
     """With Adagrad, one update a step alone can give the numbers of one worker."""
     results = {}

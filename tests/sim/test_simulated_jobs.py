@@ -15,8 +15,9 @@ import pytest
 from tests.sim.cluster import UNLIMITED, Outcome, simulate
 from tests.sim.pserver import Pserver
 
-SEEDS = 200
-RESTORED_SEEDS = 100
+# The first of them by `make test`, the others by `make test-slow`.
+SEEDS = [range(40), pytest.param(range(40, 200), marks=pytest.mark.slow)]
+RESTORED_SEEDS = [range(20), pytest.param(range(20, 100), marks=pytest.mark.slow)]
 # A worker was told to be first at a task that was then given out again; a master that was none any
 # more was asked about a task that a later one had given.
 REGRESSIONS = [998, 2126]
@@ -62,20 +63,24 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert simulate(17, job=True, checkpoints=True) == simulate(17, job=True, checkpoints=True)
 
 
-def test_batches_of_jobs_count_once_whichever_masters_and_workers_die() -> None:
-    outcomes, counts = _run([*REGRESSIONS, *range(SEEDS)])
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_batches_of_jobs_count_once_whichever_masters_and_workers_die(seeds: range) -> None:
+    outcomes, counts = _run([*REGRESSIONS, *seeds])
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     happened = ("masters_killed", "masters_paused", "workers_killed", "workers_paused", "revoked")
-    assert min(counts[name] for name in happened) > SEEDS / 2
-    assert counts["masters_replaced"] > SEEDS / 4
-    assert counts["streams_closed"] > 5 * SEEDS
+    assert min(counts[name] for name in happened) > len(seeds) / 2
+    assert counts["masters_replaced"] > len(seeds) / 4
+    assert counts["streams_closed"] > 5 * len(seeds)
 
 
-def test_batches_of_jobs_count_once_when_the_cluster_is_restored_at_any_moment() -> None:
-    seeds = [*RESTORED_REGRESSIONS, *range(RESTORED_SEEDS)]
+@pytest.mark.parametrize("numbers", RESTORED_SEEDS)
+def test_batches_of_jobs_count_once_when_the_cluster_is_restored_at_any_moment(
+    numbers: range,
+) -> None:
+    seeds = [*RESTORED_REGRESSIONS, *numbers]
     outcomes, counts = _run(seeds, checkpoints=True)
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
-    assert min(counts["went_back"], counts["state_lost"]) > RESTORED_SEEDS
+    assert min(counts["went_back"], counts["state_lost"]) > len(numbers)
     # Some cannot go on: slots were lost with every copy, or the checkpoint is of no use to them.
     assert counts["jobs_failed"] < len(seeds) / 2
 

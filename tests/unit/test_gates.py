@@ -210,21 +210,19 @@ def test_stubtest_names_a_stub_that_differs_from_the_module(tmp_path: Path) -> N
     (package / "__init__.pyi").touch()
     (tmp_path / "mypy.ini").write_text("[mypy]\n")
 
-    def stubtest(text: str) -> tuple[int, str]:
-        (package / "_native.pyi").write_text(text, encoding="utf-8")
-        command = (sys.executable, "-m", "mypy.stubtest", "backstay._native")
-        return run(tmp_path, *command, "--mypy-config-file", "mypy.ini", MYPYPATH=str(tmp_path))
-
-    status, output = stubtest(stub)
-    assert status == 0, output
     renamed = stub.replace("def table_id(name: str)", "def table_id(title: str)")
     assert renamed != stub
-    status, output = stubtest(renamed)
+    faulty = renamed + "\ndef imagined() -> None: ...\n"
+    (package / "_native.pyi").write_text(faulty, encoding="utf-8")
+    # Both in one run, which reads all of numpy's types. It finds nothing else: the stub is right.
+    command = (sys.executable, "-m", "mypy.stubtest", "backstay._native")
+    status, output = run(
+        tmp_path, *command, "--mypy-config-file", "mypy.ini", MYPYPATH=str(tmp_path)
+    )
     assert status != 0
     assert "backstay._native.table_id" in output
-    status, output = stubtest(stub + "\ndef imagined() -> None: ...\n")
-    assert status != 0
     assert "backstay._native.imagined" in output
+    assert "Found 2 errors" in output
 
 
 CLEAN_RUST = """//! A crate that lives under the core's rules.
