@@ -24,6 +24,7 @@ from backstay.job_spec import JobSpec
 from backstay.master.core.evaluation import TaskOutputs
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
 from backstay.master.core.progress import JobProgress
+from backstay.master.core.reconcile import reconcile
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
 from backstay.master.journal import Journal
@@ -350,13 +351,14 @@ class Job:
     def retry_parked(self, numbers: Sequence[int]) -> int:
         """Give parked tasks their tries again; none named: all of them."""
         count = 0
+        # First: without it, tasks that are not parked any more would be taken for over.
+        self.stage_state()
         for opened in self.rounds.values():
             back = opened.ledger.retry_parked(numbers or None)
             if back:
                 self.course.reopen(opened.id)
                 self._came_back(opened)
             count += len(back)
-        self.stage_state()
         return count
 
     # Checkpoints.
@@ -374,10 +376,10 @@ class Job:
         self.figures = Counter({} if progress is None else progress.figures)
         inexact = "" if progress is None else progress.inexact
         self.state = replace(self.state, starts=self.state.starts + 1, inexact=inexact)
-        rounds = {
-            round_id: self._open(round_id, course.steps, done=one.done_bits(), parked=one.parked)
-            for round_id, one in kept.items()
-        }
+        rounds: dict[RoundId, OpenRound] = {}
+        for round_id, one in kept.items():
+            done, parked = reconcile(course, round_id, one.done_bits(), one.parked)
+            rounds[round_id] = self._open(round_id, course.steps, done=done, parked=parked)
         for opened in [*self.rounds.values(), *rounds.values()]:
             opened.erase(self.journal, self.keys)
         for opened in rounds.values():

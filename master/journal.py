@@ -2,7 +2,9 @@
 
 A change is *staged* as a key and a function that gives its value when it is written, so that many
 changes of one record cost one write. Everything staged goes out in transactions of at most 128
-operations, in the order in which the keys were staged first; ``durable`` waits for it.
+operations, in the order in which the keys were staged first; ``durable`` waits for it. A removal is
+never written before anything that was staged before it: it does not take the place of a change of
+the same record that still waits.
 
 Every transaction holds only while the ``master`` key is the one that this master created
 (fencing), and while nothing was journalled since its last one: a transaction whose outcome is
@@ -54,6 +56,13 @@ class _Change(NamedTuple):
     render: Render
 
 
+class _Place(NamedTuple):
+    """What is staged: a change of a record, or its removal after that."""
+
+    key: str
+    removes: bool = False
+
+
 class Journal:
     """The writes of one master of one job; belongs to one event loop."""
 
@@ -81,9 +90,9 @@ class Journal:
         self._revision = 0
         self._written = 0
         self._last: JournalRecord | None = None
-        # In the order in which the keys were staged first since their last write.
-        self._pending: dict[str, _Change] = {}
-        self._in_flight: dict[str, _Change] = {}
+        # In the order in which they were staged first since their last write: by number.
+        self._pending: dict[_Place, _Change] = {}
+        self._in_flight: dict[_Place, _Change] = {}
         self._staged = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
@@ -121,8 +130,10 @@ class Journal:
             render: Called when it is written, perhaps more than once; None: the key goes.
         """
         self._staged += 1
-        before = self._pending.get(key)
-        self._pending[key] = _Change(self._staged if before is None else before.number, render)
+        self._pending.pop(_Place(key, removes=True), None)
+        before = self._pending.get(_Place(key))
+        number = self._staged if before is None else before.number
+        self._pending[_Place(key)] = _Change(number, render)
         self._wake.set()
 
     def stage_text(self, key: str, text: str) -> None:
@@ -130,8 +141,10 @@ class Journal:
         self.stage(key, lambda: text)
 
     def stage_removal(self, key: str) -> None:
-        """Have a record removed soon."""
-        self.stage(key, lambda: None)
+        """Have a record removed soon, but not before what is staged by now is written."""
+        self._staged += 1
+        self._pending.setdefault(_Place(key, removes=True), _Change(self._staged, lambda: None))
+        self._wake.set()
 
     async def durable(self, timeout_s: float) -> None:
         """Wait until everything that is staged by now is written.
@@ -229,27 +242,29 @@ class Journal:
         self._revision = journal.mod_revision
         self._last = JournalRecord.from_json(journal.value)
 
-    def _next_group(self) -> tuple[dict[str, _Change], list[Operation]]:
+    def _next_group(self) -> tuple[dict[_Place, _Change], list[Operation]]:
         """Take the oldest changes out of those that are pending, as many as fit."""
-        group: dict[str, _Change] = {}
+        group: dict[_Place, _Change] = {}
         operations: list[Operation] = []
         size = 0
-        for key, change in self._pending.items():
-            value = change.render()
+        for place, change in self._pending.items():
+            key, value = place.key, change.render()
             size += len(key) + len(value or "")
-            if group and (len(group) == self._changes_max or size > BYTES_MAX):
+            # No key may be in a transaction twice.
+            is_twice = place.removes and _Place(key) in group
+            if group and (len(group) == self._changes_max or size > BYTES_MAX or is_twice):
                 break
-            group[key] = change
+            group[place] = change
             operations.append(Delete(key) if value is None else Put(key, value))
-        for key in group:
-            del self._pending[key]
+        for place in group:
+            del self._pending[place]
         return group, operations
 
     def _stage_again(self) -> None:
         """Put the group back in front; what was staged since wins, at the older place."""
         again = {
-            key: _Change(change.number, self._pending.get(key, change).render)
-            for key, change in self._in_flight.items()
+            place: _Change(change.number, self._pending.get(place, change).render)
+            for place, change in self._in_flight.items()
         }
         self._pending = {**self._pending, **again}
         self._pending = dict(sorted(self._pending.items(), key=lambda item: item[1].number))

@@ -22,6 +22,7 @@ from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, ParkedTask, WorkerRecord
 from backstay.master.core.ledger import NOBODY
+from backstay.master.core.reconcile import is_over, reconcile
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import scan
@@ -203,23 +204,31 @@ def _rounds(
 ) -> dict[RoundId, OpenRound]:
     """Return the rounds that there are records of, with what their workers held."""
     rounds: dict[RoundId, OpenRound] = {}
-    for round_id in sorted(found.rounds(), key=str):
+    for round_id in sorted(found.rounds() | set(course.parked), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
         name = str(round_id)
         size = len(round_table(tables, round_id))
         chunks = found.below(f"{keys.all_done}{name}/")
         parked = found.below(f"{keys.all_parked}{name}/")
-        is_over = round_id.kind is RoundKind.TRAINING and round_id.number <= course.passes_over
-        if is_over and not chunks and not parked:
-            # A master died while it erased the records of a pass that was over.
-            for key in found.values:
-                if key.startswith(f"{keys.all_held}{name}/"):
-                    journal.stage_removal(key)
-            continue
-        done = {int(number): text for number, text in chunks.items()}
-        if any(number * CHUNK_TASKS >= size for number in done):
+        if is_over(course, round_id) and round_id not in course.parked:
+            # A master died before it had erased them. What is held may be streams to close.
+            for prefix in (keys.all_done, keys.all_parked):
+                for key in found.below(f"{prefix}{name}/"):
+                    journal.stage_removal(f"{prefix}{name}/{key}")
+            if not found.below(f"{keys.all_held}{name}/"):
+                continue
+        chunk_texts = {int(number): text for number, text in chunks.items()}
+        if any(number * CHUNK_TASKS >= size for number in chunk_texts):
             raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
+        done, parked_tasks = reconcile(
+            course,
+            round_id,
+            TaskBits.from_chunks(size, chunk_texts),
+            [ParkedTask.from_json(text) for text in parked.values()],
+        )
+        for lost in parked_tasks[len(parked) :]:
+            journal.stage_text(keys.parked(name, lost.task), lost.to_json())
         opened = open_round(
             round_id,
             tables,
@@ -228,8 +237,8 @@ def _rounds(
             # A worker counts on the time that it was told by an earlier master.
             hold_ttl_ms=max(spec.hold_ttl_ms, state.hold_ttl_ms),
             steps=course.steps,
-            done=TaskBits.from_chunks(size, done),
-            parked=[ParkedTask.from_json(text) for text in parked.values()],
+            done=done,
+            parked=parked_tasks,
         )
         for worker, text in found.below(f"{keys.all_held}{name}/").items():
             record = WorkerRecord.from_json(text)

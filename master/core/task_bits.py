@@ -84,6 +84,16 @@ class TaskBits:
         return {number: text for number in range(count) if (text := self.chunk(number))}
 
     @classmethod
+    def full(cls, size: int) -> TaskBits:
+        """Return the set of all tasks of a round."""
+        bits = cls(size)
+        bits._bytes = bytearray(b"\xff") * len(bits._bytes)
+        if size % 8:
+            bits._bytes[-1] = (1 << size % 8) - 1
+        bits._count = size
+        return bits
+
+    @classmethod
     def from_chunks(cls, size: int, chunks: Mapping[int, str]) -> TaskBits:
         """Return the set that ``chunks`` wrote.
 

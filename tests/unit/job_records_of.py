@@ -12,7 +12,7 @@ from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.job import Job
-from backstay.master.journal import Journal
+from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.office import Office
 from backstay.master.opening import open_records
 from backstay.master.rows_change import RowsIdentity
@@ -42,11 +42,18 @@ def counting_spec(folder: Path, *, records: int = 40, **fields: object) -> JobSp
 class Master:
     """A master in this process, without its gRPC server."""
 
-    def __init__(self, store: CoordinationStore, spec: JobSpec, instance: int) -> None:
+    def __init__(
+        self,
+        store: CoordinationStore,
+        spec: JobSpec,
+        instance: int,
+        *,
+        changes_max: int = CHANGES_MAX,
+    ) -> None:
         self._store, self._spec = store, spec
         own = MasterRecord("127.0.0.1:1", instance, "here", 1)
         self.office = Office(store, KEYS, own, lease_ttl_ms=1000)
-        self.journal = Journal(store, KEYS, instance)
+        self.journal = Journal(store, KEYS, instance, changes_max=changes_max)
         self.writing: asyncio.Task[None] | None = None
         self.now_s = 100.0
 
