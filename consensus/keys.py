@@ -196,6 +196,11 @@ class JobKeys:
         """The prefix of the tasks that failed for good."""
         return f"{self.root}parked/"
 
+    @property
+    def all_damaged(self) -> str:
+        """The prefix of how many damaged records tasks have."""
+        return f"{self.root}damaged/"
+
     def shards(self, data: str, chunk: int) -> str:
         """Return the key of a part of the shards of ``training``, ``validation``, ..."""
         return f"{self.root}shards/{data}/{chunk:06d}"
@@ -215,3 +220,7 @@ class JobKeys:
     def parked(self, round_name: str, task: int) -> str:
         """Return the key of a task that failed for good."""
         return f"{self.root}parked/{round_name}/{task}"
+
+    def damaged(self, data: str, part: int) -> str:
+        """Return the key of the damaged records of some tasks of ``training``, ..."""
+        return f"{self.root}damaged/{data}/{part:06d}"

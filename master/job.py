@@ -17,7 +17,8 @@ from typing import NamedTuple
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
 from backstay.course.course import Course, CoursePlan
-from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.damaged import DamagedRecords
+from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
@@ -52,6 +53,7 @@ class Records(NamedTuple):
         course: Which rounds are open, and which come next.
         workers: How many worker processes there are to be, and which.
         rounds: Those that the journal knows.
+        damaged: Damaged records of the data, as far as known.
     """
 
     spec: JobSpec
@@ -61,6 +63,7 @@ class Records(NamedTuple):
     course: Course
     workers: WorkerSet
     rounds: Mapping[RoundId, OpenRound]
+    damaged: DamagedRecords
 
 
 class Job:
@@ -84,6 +87,7 @@ class Job:
         self.course = records.course
         self.worker_set = records.workers
         self.rounds: dict[RoundId, OpenRound] = dict(records.rounds)
+        self.damaged = records.damaged
         self.known = KnownWorkers()
         digests = {name: table.digest() for name, table in records.tables.items()}
         # How long holds last by now; the record may be ahead of it (``hold_time``).
@@ -176,8 +180,28 @@ class Job:
             self._count_steps(opened)
         return revoked
 
+    def note_damaged(self, round_id: RoundId, task: int, records: int) -> bool:
+        """Take note of the damaged records that a task was found to have; too many end the job.
+
+        Returns:
+            Whether that is news. It must be written before the task is recorded as done: nobody
+            reads it again in this pass.
+        """
+        data = data_of(round_id.kind)
+        if round_id.kind is RoundKind.TRAIN_END or not self.damaged.note(data, task, records):
+            return False
+        number, limit = DamagedRecords.part_of(task), self.spec.max_bad_records
+        key = self.keys.damaged(data, number)
+        self.journal.stage(key, lambda: self.damaged.part(data, number) or None)
+        self.figures["bad_records"] = self.damaged.total
+        self.stage_state()
+        if self.damaged.of_data(data) > limit:
+            found = f"{self.damaged.of_data(data)} damaged records in the {data} data"
+            self.end("failed", f"{found}; max_bad_records allows {limit} in one pass over them")
+        return True
+
     def complete(
-        self, worker: str, round_id: RoundId, hold: HeldTask, examples: int, bad_records: int
+        self, worker: str, round_id: RoundId, hold: HeldTask, examples: int
     ) -> tuple[bool, bool]:
         """Take note that a task is done.
 
@@ -197,15 +221,8 @@ class Job:
             if round_id.kind is RoundKind.TRAINING:
                 self.figures["examples"] += examples
                 self._checkpoint_every_tasks()
-            self.figures["bad_records"] += bad_records
             self.stage_state()
         opened.stage(self.journal, self.keys)
-        if self.figures["bad_records"] > self.spec.max_bad_records:
-            self.end(
-                "failed",
-                f"{self.figures['bad_records']} damaged records; max_bad_records allows "
-                f"{self.spec.max_bad_records}",
-            )
         if opened.ledger.is_over:
             self.notify()
         return counts, is_new
@@ -374,6 +391,12 @@ class Job:
         course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
         kept = {} if progress is None else progress.rounds
         self.figures = Counter({} if progress is None else progress.figures)
+        inexact = "" if progress is None else progress.inexact
+        if progress is not None:
+            self.damaged.learn(progress.damaged)
+            for (data, number), text in self.damaged.parts().items():
+                self.journal.stage_text(self.keys.damaged(data, number), text)
+        self.figures["bad_records"] = self.damaged.total
         inexact = "" if progress is None else progress.inexact
         self.state = replace(self.state, starts=self.state.starts + 1, inexact=inexact)
         rounds: dict[RoundId, OpenRound] = {}

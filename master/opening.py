@@ -16,6 +16,7 @@ from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStat
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
 from backstay.course.course import Course, CoursePlan
+from backstay.course.damaged import DamagedRecords
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import InvalidRequest, JobRefused
@@ -132,7 +133,9 @@ async def open_records(
         _try_parked_again(course, rounds, journal, keys)
     journal.stage_text(keys.name, JobNameRecord(identity.uid).to_json())
     journal.stage_text(keys.spec, identity.to_json())
-    return Records(spec, identity, state, tables, course, workers, rounds)
+    damaged = DamagedRecords()
+    damaged.learn(found.below(keys.all_damaged))
+    return Records(spec, identity, state, tables, course, workers, rounds, damaged)
 
 
 def _check_same(spec: JobSpec, recorded: JobSpec, job: str) -> None:

@@ -227,6 +227,7 @@ class JobRecords(NamedTuple):
         state: Where it stood.
         done: Its bitmaps, by round and chunk.
         parked: Its parked tasks, by round and task.
+        damaged: Damaged records of its data, by data and part.
         is_current: Whether it had followed the cluster's last restore when they were read.
     """
 
@@ -234,6 +235,7 @@ class JobRecords(NamedTuple):
     state: JobStateRecord
     done: Mapping[str, str]
     parked: Mapping[str, str]
+    damaged: Mapping[str, str]
     is_current: bool
 
     def progress(self, tables: Mapping[str, TaskTable]) -> JobProgress:
@@ -252,7 +254,9 @@ class JobRecords(NamedTuple):
         names = {key.partition("/")[0] for key in (*self.done, *self.parked)}
         rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
         state = self.state
-        return JobProgress(self.uid, state.course, rounds, state.figures, state.inexact)
+        return JobProgress(
+            self.uid, state.course, rounds, state.figures, state.inexact, self.damaged
+        )
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
         table = round_table(tables, RoundId.parse(name))
@@ -290,13 +294,15 @@ def records_of(kept: object, job: str) -> JobRecords | None:
     document = fields["jobs"].get(job)
     if document is None:
         return None
-    records = fields_of(what, document, {"spec": str, "state": str, "done": dict, "parked": dict})
+    expected = {"spec": str, "state": str, **dict.fromkeys(("done", "parked", "damaged"), dict)}
+    records = fields_of(what, document, expected)
     state = JobStateRecord.from_json(records["state"])
     return JobRecords(
         uid=JobSpecRecord.from_json(records["spec"]).uid,
         state=state,
         done=records["done"],
         parked=records["parked"],
+        damaged=records["damaged"],
         is_current=(state.restore_version, state.generation)
         == (fields["restore_version"], fields["generation"]),
     )

@@ -163,12 +163,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         known = self._heard(job, request.worker)
         round_id, hold = _held(job, request.hold)
         outputs = _outputs(request.outputs) if request.HasField("outputs") else None
+        if job.note_damaged(round_id, hold.task, request.bad_record_count):
+            await job.journal.durable(DURABLE_S)
         counts, is_new = job.complete(
             known.id,
             round_id,
             hold._replace(settled=request.batches),
             request.examples,
-            request.bad_record_count,
         )
         if is_new and outputs is not None and round_id.kind is RoundKind.EVALUATION:
             job.add_outputs(round_id, hold.task, outputs, dict(request.outputs.metrics))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backstay.consensus.json_fields import dump, fields_of, parse_fields
+from backstay.consensus.json_fields import dump, fields_of, parse_fields, strings_of
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
 from backstay.master.core.holds import ParkedTask
@@ -49,8 +49,9 @@ class JobProgress:
         course: ``Course.to_json()``.
         rounds: Those that are open or have parked tasks. Evaluations are left out: they are
             begun again.
-        figures: Sums over the job's life, such as of examples and of damaged records.
+        figures: Sums over the job's life, such as of examples.
         inexact: Since when and why records may count never or twice; empty: each counts once.
+        damaged: Damaged records of the data, as ``DamagedRecords.learn`` takes them.
     """
 
     job_uid: str
@@ -58,6 +59,7 @@ class JobProgress:
     rounds: Mapping[RoundId, RoundProgress]
     figures: Mapping[str, int] = field(default_factory=dict)
     inexact: str = ""
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the progress as JSON."""
@@ -67,6 +69,7 @@ class JobProgress:
                 "course": self.course,
                 "figures": dict(self.figures),
                 "inexact": self.inexact,
+                "damaged": dict(self.damaged),
                 "rounds": {
                     str(round_id): {
                         "size": progress.size,
@@ -90,7 +93,14 @@ class JobProgress:
         fields = parse_fields(
             what,
             text,
-            {"job_uid": str, "course": str, "figures": dict, "inexact": str, "rounds": dict},
+            {
+                "job_uid": str,
+                "course": str,
+                "figures": dict,
+                "inexact": str,
+                "damaged": dict,
+                "rounds": dict,
+            },
         )
         rounds: dict[RoundId, RoundProgress] = {}
         for name, value in fields["rounds"].items():
@@ -111,4 +121,6 @@ class JobProgress:
         figures = fields["figures"]
         if not set(map(type, figures.values())) <= {int}:
             raise InvalidRequest(f"{what}: figures holds more than whole numbers")
-        return cls(fields["job_uid"], fields["course"], rounds, figures, fields["inexact"])
+        damaged = fields["damaged"]
+        strings_of(what, "damaged", list(damaged.values()))
+        return cls(fields["job_uid"], fields["course"], rounds, figures, fields["inexact"], damaged)

@@ -50,7 +50,11 @@ async def progress_of_jobs(
                         for key, item in found.items()
                         if key.startswith(prefix)
                     }
-                    for part, prefix in (("done", keys.all_done), ("parked", keys.all_parked))
+                    for part, prefix in (
+                        ("done", keys.all_done),
+                        ("parked", keys.all_parked),
+                        ("damaged", keys.all_damaged),
+                    )
                 },
             }
     if not jobs:

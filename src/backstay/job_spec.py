@@ -255,7 +255,8 @@ class JobSpec:
     )
     max_bad_records: int = entry(
         0,
-        "Damaged records that are skipped and reported before the job stops.",
+        "Most damaged records that one pass over the data may skip; one more stops the job. Each "
+        "counts once, those of the validation data by themselves.",
         minimum=0,
         maximum=2**62,
     )

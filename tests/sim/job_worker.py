@@ -344,7 +344,7 @@ class JobWorker(Trainer):
         def complete(job: Job, name: str) -> bool | str:
             if _is_of_later_master(job, hold):
                 return NOT_MASTER
-            counts, _ = job.complete(name, given.round.id, hold, BATCHES, 0)
+            counts, _ = job.complete(name, given.round.id, hold, BATCHES)
             return counts
 
         def told(first: bool) -> None:

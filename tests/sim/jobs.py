@@ -143,6 +143,7 @@ class JobBook:
             "state": found[KEYS.state].value,
             "done": below(KEYS.all_done),
             "parked": below(KEYS.all_parked),
+            "damaged": below(KEYS.all_damaged),
         }
         version = plan.version if plan is not None else 0
         return {"restore_version": version, "generation": generation, "jobs": {"job": document}}

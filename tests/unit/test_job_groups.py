@@ -70,7 +70,7 @@ class Worker:
                 continue
             self.worked.add(which)
             hold = given.hold._replace(settled=2)
-            _, is_new = job.complete("w1", given.round.id, hold, 4, 0)
+            _, is_new = job.complete("w1", given.round.id, hold, 4)
             await job.journal.durable(DURABLE_S)
             self.told[which] += is_new
             if which[0].startswith("training"):
@@ -194,7 +194,7 @@ def test_parked_tasks_that_are_put_back_are_tried_again_whenever_the_master_dies
                     if which in worker.fails:
                         job.fail("w1", given.round.id, given.hold, Failure("bad", "w1"))
                     else:
-                        job.complete("w1", given.round.id, given.hold, 4, 0)
+                        job.complete("w1", given.round.id, given.hold, 4)
                         job.closed([(1, given.hold.task)])
                     job.advance()
                 await job.journal.durable(DURABLE_S)

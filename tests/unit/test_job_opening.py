@@ -80,7 +80,7 @@ class Worker:
         if round_id not in job.rounds:
             del self.open[round_id, hold.task]
             return
-        counts, is_new = job.complete("w1", round_id, hold._replace(settled=2), 4, 0)
+        counts, is_new = job.complete("w1", round_id, hold._replace(settled=2), 4)
         await job.journal.durable(DURABLE_S)
         del self.open[round_id, hold.task]
         if is_new and round_id.kind is RoundKind.TRAINING:
@@ -267,7 +267,7 @@ def test_an_end_leaves_no_records_of_rounds_behind(tmp_path: Path) -> None:
 async def do_one(job: Job) -> int:
     given = job.assign("w1")
     assert given is not None
-    job.complete("w1", given.round.id, given.hold, 4, 0)
+    job.complete("w1", given.round.id, given.hold, 4)
     await job.journal.durable(DURABLE_S)
     job.closed([(given.round.id.number, given.hold.task)])
     return given.hold.task
@@ -416,12 +416,12 @@ def test_completions_wait_for_the_store_and_are_not_lost(tmp_path: Path) -> None
             await job.journal.durable(DURABLE_S)
             backend.set_outage(True)
             assert job.renew("w1", [(given.round.id, given.hold)]) == []
-            assert job.complete("w1", given.round.id, given.hold, 4, 0) == (True, True)
+            assert job.complete("w1", given.round.id, given.hold, 4) == (True, True)
             with pytest.raises(StoreUnavailable, match="repeat"):
                 await job.journal.durable(0.05)
             backend.set_outage(False)
             # The worker repeats the call: it counts, and not twice.
-            assert job.complete("w1", given.round.id, given.hold, 4, 0) == (True, False)
+            assert job.complete("w1", given.round.id, given.hold, 4) == (True, False)
             await job.journal.durable(DURABLE_S)
             assert job.figures["examples"] == 4
 
