@@ -23,15 +23,17 @@ from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
 from backstay.master.core.evaluation import TaskOutputs
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, ParkedTask
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
+from backstay.master.core.task_bits import TaskBits
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
+from backstay.master.job_rounds import JobRounds
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
-from backstay.master.open_round import Given, OpenRound, open_round, worker_policy
+from backstay.master.open_round import Given, OpenRound, worker_policy
 from backstay.master.rows_change import RowsIdentity
 from backstay.trainer.metrics import METRICS
 
@@ -86,7 +88,7 @@ class Job:
         self.tables = records.tables
         self.course = records.course
         self.worker_set = records.workers
-        self.rounds: dict[RoundId, OpenRound] = dict(records.rounds)
+        self.rounds = JobRounds(records.rounds, self.tables, self.spec, keys, journal)
         self.damaged = records.damaged
         self.known = KnownWorkers()
         digests = {name: table.digest() for name, table in records.tables.items()}
@@ -157,7 +159,7 @@ class Job:
             if opened is not None and grant is not None:
                 if grant.twin:
                     log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
-                opened.stage(self.journal, self.keys)
+                self.rounds.stage(opened)
                 return Given(opened, HeldTask(grant.task, grant.attempt, grant.first_batch))
         return None
 
@@ -176,7 +178,7 @@ class Job:
                 continue
             over = opened.ledger.renew(worker, held_tasks, self.now())
             revoked += [(round_id, held) for held in over]
-            opened.stage(self.journal, self.keys)
+            self.rounds.stage(opened)
             self._count_steps(opened)
         return revoked
 
@@ -222,7 +224,7 @@ class Job:
                 self.figures["examples"] += examples
                 self._checkpoint_every_tasks()
             self.stage_state()
-        opened.stage(self.journal, self.keys)
+        self.rounds.stage(opened)
         if opened.ledger.is_over:
             self.notify()
         return counts, is_new
@@ -288,29 +290,18 @@ class Job:
 
     def next_expiry(self) -> float | None:
         """Return a time before which no hold runs out."""
-        ends = [opened.ledger.next_expiry() for opened in self.rounds.values()]
-        return min((end for end in ends if end is not None), default=None)
+        return self.rounds.next_expiry()
 
     # Streams.
 
     def closed(self, streams: Iterable[tuple[int, int]]) -> None:
         """Take note of streams (pass, task) that are closed on all servers."""
-        for pass_number, task in streams:
-            opened = self.rounds.get(RoundId(RoundKind.TRAINING, pass_number))
-            if opened is not None:
-                opened.ledger.closed([task])
-                opened.stage(self.journal, self.keys)
-                if opened.ledger.is_over and not opened.ledger.open_streams:
-                    self.notify()
+        if self.rounds.closed(streams):
+            self.notify()
 
     def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
         """Return streams (pass, task) that this worker is to close for others."""
-        streams: list[tuple[int, int]] = []
-        for opened in self.rounds.values():
-            tasks = opened.ledger.streams_to_close(worker)
-            streams += [(opened.id.number, task) for task in tasks]
-            opened.stage(self.journal, self.keys)
-        return streams
+        return self.rounds.streams_to_close(worker)
 
     # Rounds.
 
@@ -322,7 +313,7 @@ class Job:
         due: list[OpenRound] = []
         while not self.is_over:
             wanted = self.course.open_rounds
-            self._cut_others(wanted)
+            self.rounds.cut_others(wanted, self.course.reason)
             ended = [self._bring(round_id) for round_id in wanted]
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
@@ -337,7 +328,7 @@ class Job:
             self.stage_state()
             self.notify()
         self._end_with_course()
-        self._drop_settled_rounds()
+        self.rounds.drop_settled(self.course.open_rounds)
         return due
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
@@ -361,7 +352,7 @@ class Job:
         kept = (*self.state.evaluations, result)[-EVALUATIONS_MAX:]
         self.state = replace(self.state, evaluations=kept)
         self.course.round_over(opened.id, parked=opened.ledger.counts.parked, metrics=dict(metrics))
-        self.rounds.pop(opened.id, None)
+        self.rounds.forget(opened.id)
         self.stage_state()
         self.notify()
 
@@ -391,7 +382,6 @@ class Job:
         course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
         kept = {} if progress is None else progress.rounds
         self.figures = Counter({} if progress is None else progress.figures)
-        inexact = "" if progress is None else progress.inexact
         if progress is not None:
             self.damaged.learn(progress.damaged)
             for (data, number), text in self.damaged.parts().items():
@@ -399,15 +389,11 @@ class Job:
         self.figures["bad_records"] = self.damaged.total
         inexact = "" if progress is None else progress.inexact
         self.state = replace(self.state, starts=self.state.starts + 1, inexact=inexact)
-        rounds: dict[RoundId, OpenRound] = {}
+        self.rounds.erase_all()
+        self.course = course
         for round_id, one in kept.items():
-            done, parked = reconcile(course, round_id, one.done_bits(), one.parked)
-            rounds[round_id] = self._open(round_id, course.steps, done=done, parked=parked)
-        for opened in [*self.rounds.values(), *rounds.values()]:
-            opened.erase(self.journal, self.keys)
-        for opened in rounds.values():
-            opened.stage_all(self.journal, self.keys)
-        self.course, self.rounds = course, rounds
+            self._open(round_id, *reconcile(course, round_id, one.done_bits(), one.parked))
+        self.rounds.stage_all()
         self._count_all_steps()
         # Before any attempt of this start is recorded: no master gives their numbers again.
         self.stage_state()
@@ -443,34 +429,26 @@ class Job:
             figures={**self.figures, "steps": self.course.steps},
         ).to_json()
 
-    def _open(self, round_id: RoundId, steps: int, **kept: object) -> OpenRound:
-        first = self.state.starts * ATTEMPTS_PER_MASTER
-        return open_round(
+    def _open(
+        self, round_id: RoundId, done: TaskBits | None = None, parked: Iterable[ParkedTask] = ()
+    ) -> OpenRound:
+        return self.rounds.open(
             round_id,
-            self.tables,
-            self.spec,
-            first_attempt=first,
+            first_attempt=self.state.starts * ATTEMPTS_PER_MASTER,
             hold_ttl_ms=self.hold_ttl_ms,
-            steps=steps,
-            **kept,  # type: ignore[arg-type]
+            steps=self.course.steps,
+            done=done,
+            parked=parked,
         )
 
     def _bring(self, round_id: RoundId) -> OpenRound | None:
         """Open a round unless it is open; returns it if it is over."""
         opened = self.rounds.get(round_id)
         if opened is None:
-            opened = self._open(round_id, self.course.steps)
-            self.rounds[round_id] = opened
+            opened = self._open(round_id)
             log.info("%s begins: %d tasks", round_id, len(opened.table))
             self.notify()
         return opened if opened.ledger.is_over else None
-
-    def _cut_others(self, wanted: Sequence[RoundId]) -> None:
-        for opened in self.rounds.values():
-            if opened.id not in wanted and not opened.ledger.is_over:
-                opened.ledger.cut_short()
-                opened.stage(self.journal, self.keys)
-                log.info("%s is cut short: %s", opened.id, self.course.reason)
 
     def _end_with_course(self) -> None:
         outcome = self.course.outcome
@@ -486,16 +464,6 @@ class Job:
         else:
             self.end("done", self.course.reason)
 
-    def _drop_settled_rounds(self) -> None:
-        """Forget rounds that are over, have no parked tasks and no open streams."""
-        wanted = self.course.open_rounds
-        for opened in list(self.rounds.values()):
-            ledger = opened.ledger
-            waits = ledger.open_streams or (ledger.parked and not ledger.is_cut_short)
-            if opened.id not in wanted and ledger.is_over and not waits:
-                del self.rounds[opened.id]
-                opened.erase(self.journal, self.keys)
-
     def _count_steps(self, opened: OpenRound) -> None:
         before = self.course.open_rounds
         self.course.count_steps(opened.id, opened.ledger.batches)
@@ -508,7 +476,7 @@ class Job:
             self._count_steps(opened)
 
     def _came_back(self, opened: OpenRound) -> None:
-        opened.stage(self.journal, self.keys)
+        self.rounds.stage(opened)
         self._count_steps(opened)
         self.notify()
 

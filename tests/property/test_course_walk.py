@@ -158,7 +158,7 @@ def with_a_master(
             seed = opened.seed_of(spec, hold.task)
             turns.append(Turn(str(opened.id), hold.task, part, seed, job.course.steps))
             done = hold._replace(settled=batches_of(spec, part.count))
-            assert job.complete("the only one", opened.id, done, part.count, 0) == (True, True)
+            assert job.complete("the only one", opened.id, done, part.count) == (True, True)
             job.closed([(opened.id.number, hold.task)])
             advance(job)
         assert job.state.state == "done"

@@ -37,7 +37,7 @@ async def take(job: Job, worker: str) -> HeldTask:
 
 
 async def finish(job: Job, worker: str, hold: HeldTask, batches: int = BATCHES) -> None:
-    counts, _ = job.complete(worker, PASS, hold._replace(settled=batches), batches, 0)
+    counts, _ = job.complete(worker, PASS, hold._replace(settled=batches), batches)
     assert counts
     await job.journal.durable(DURABLE_S)
 
@@ -132,7 +132,7 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             for _ in range(2 * passes_before):
                 given = job.assign("w1")
                 assert given is not None
-                job.complete("w1", given.round.id, given.hold._replace(settled=20), 20, 0)
+                job.complete("w1", given.round.id, given.hold._replace(settled=20), 20)
                 job.closed([(given.round.id.number, given.hold.task)])
                 job.advance()
             current = RoundId(PASS.kind, 1 + passes_before)
@@ -146,7 +146,7 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             records = records_of(kept[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             progress = records.progress(job.tables)
-            job.complete("w1", current, held.hold._replace(settled=20), 20, 0)
+            job.complete("w1", current, held.hold._replace(settled=20), 20)
             assert job.course.steps == 40 * passes_before + 20
             job.go_back(progress)
             job.advance()

@@ -1,0 +1,151 @@
+"""The rounds of a job that its master keeps in memory, and what the journal has of them.
+
+They are brought in line with the course: opened, cut short, and forgotten when nothing of them is
+left to do. Decides nothing about the job's course. Does no I/O of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from backstay.consensus.keys import JobKeys
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable
+from backstay.job_spec import JobSpec
+from backstay.master.core.holds import ParkedTask
+from backstay.master.core.task_bits import TaskBits
+from backstay.master.journal import Journal
+from backstay.master.open_round import OpenRound, open_round
+
+__all__ = ["JobRounds"]
+
+log = logging.getLogger(__name__)
+
+
+class JobRounds(Mapping[RoundId, OpenRound]):
+    """Rounds by their ids; belongs to one event loop."""
+
+    def __init__(
+        self,
+        rounds: Mapping[RoundId, OpenRound],
+        tables: Mapping[str, TaskTable],
+        spec: JobSpec,
+        keys: JobKeys,
+        journal: Journal,
+    ) -> None:
+        """Begin with those that the records know.
+
+        Args:
+            rounds: By id.
+            tables: The tasks of the job's data.
+            spec: Of the job.
+            keys: The job's keys.
+            journal: Where changes go.
+        """
+        self._rounds = dict(rounds)
+        self._tables = tables
+        self._spec = spec
+        self._keys = keys
+        self._journal = journal
+
+    def __getitem__(self, round_id: RoundId) -> OpenRound:
+        return self._rounds[round_id]
+
+    def __iter__(self) -> Iterator[RoundId]:
+        return iter(list(self._rounds))
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def open(
+        self,
+        round_id: RoundId,
+        *,
+        first_attempt: int,
+        hold_ttl_ms: int,
+        steps: int,
+        done: TaskBits | None = None,
+        parked: Iterable[ParkedTask] = (),
+    ) -> OpenRound:
+        """Return a round of the job, and keep it; see ``open_round``."""
+        opened = self._rounds[round_id] = open_round(
+            round_id,
+            self._tables,
+            self._spec,
+            first_attempt=first_attempt,
+            hold_ttl_ms=hold_ttl_ms,
+            steps=steps,
+            done=done,
+            parked=parked,
+        )
+        return opened
+
+    def forget(self, round_id: RoundId) -> None:
+        """Keep a round no more, of which nothing is recorded."""
+        self._rounds.pop(round_id, None)
+
+    def erase_all(self) -> None:
+        """Forget all rounds, and have the journal remove what it has of them."""
+        for opened in self._rounds.values():
+            opened.erase(self._journal, self._keys)
+        self._rounds.clear()
+
+    def stage(self, opened: OpenRound) -> None:
+        """Have the journal write what has changed in a round."""
+        opened.stage(self._journal, self._keys)
+
+    def stage_all(self) -> None:
+        """Have the journal write all rounds as they are."""
+        for opened in self._rounds.values():
+            opened.stage_all(self._journal, self._keys)
+
+    def next_expiry(self) -> float | None:
+        """Return a time before which no hold runs out."""
+        ends = [opened.ledger.next_expiry() for opened in self._rounds.values()]
+        return min((end for end in ends if end is not None), default=None)
+
+    # Streams.
+
+    def closed(self, streams: Iterable[tuple[int, int]]) -> bool:
+        """Take note of streams (pass, task) that are closed on all servers.
+
+        Returns:
+            Whether those were the last of a pass that is over.
+        """
+        is_last = False
+        for pass_number, task in streams:
+            opened = self._rounds.get(RoundId(RoundKind.TRAINING, pass_number))
+            if opened is not None:
+                opened.ledger.closed([task])
+                self.stage(opened)
+                is_last = is_last or (opened.ledger.is_over and not opened.ledger.open_streams)
+        return is_last
+
+    def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
+        """Return streams (pass, task) that a worker is to close for others."""
+        streams: list[tuple[int, int]] = []
+        for opened in self._rounds.values():
+            tasks = opened.ledger.streams_to_close(worker)
+            streams += [(opened.id.number, task) for task in tasks]
+            self.stage(opened)
+        return streams
+
+    # The course.
+
+    def cut_others(self, wanted: Sequence[RoundId], reason: str) -> None:
+        """End all rounds but those that are wanted, whatever is left of them to do."""
+        for opened in self._rounds.values():
+            if opened.id not in wanted and not opened.ledger.is_over:
+                opened.ledger.cut_short()
+                self.stage(opened)
+                log.info("%s is cut short: %s", opened.id, reason)
+
+    def drop_settled(self, wanted: Sequence[RoundId]) -> None:
+        """Forget rounds that are over, have no parked tasks and no open streams."""
+        for opened in list(self._rounds.values()):
+            ledger = opened.ledger
+            waits = ledger.open_streams or (ledger.parked and not ledger.is_cut_short)
+            if opened.id not in wanted and ledger.is_over and not waits:
+                del self._rounds[opened.id]
+                opened.erase(self._journal, self._keys)
