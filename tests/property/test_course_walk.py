@@ -17,6 +17,7 @@ from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.course.course import Course, CoursePlan
+from backstay.course.damaged import DamagedRecords
 from backstay.course.rounds import RoundKind
 from backstay.course.task_table import TaskRecords, TaskTable, cut_data
 from backstay.course.walk import RoundOver, Walk
@@ -146,6 +147,7 @@ def with_a_master(
             Course(CoursePlan.of(spec)),
             WorkerSet(worker_policy(spec)),
             {},
+            DamagedRecords(),
         )
         job = Job(records, keys, Journal(MemoryStore(backend), keys, 1), lambda: 100.0)
         advance(job)

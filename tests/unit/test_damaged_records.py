@@ -26,9 +26,9 @@ NO_CONTEXT = cast(Any, None)
 DAMAGED = {2: 3, 5: 1}
 
 
-def spec_of(folder: Path, limit: int, **fields: object) -> JobSpec:
+def spec_of(folder: Path, limit: int) -> JobSpec:
     data = DataSpec(paths=(str(folder / "data.csv"),))
-    return counting_spec(folder, max_bad_records=limit, validation=data, epochs=3, **fields)
+    return counting_spec(folder, max_bad_records=limit, validation=data, epochs=3)
 
 
 async def work(job: Job, tasks: int = 10**6) -> None:
