@@ -18,11 +18,11 @@ from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunSta
 from backstay.consensus.keys import JobKeys
 from backstay.course.course import Course, CoursePlan
 from backstay.course.damaged import DamagedRecords
+from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
-from backstay.master.core.evaluation import TaskOutputs
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, ParkedTask
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile

@@ -12,11 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
+from backstay.course.evaluation import RoundOutputs
 from backstay.course.orders import record_order_seed, task_order_seed
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
-from backstay.master.core.evaluation import RoundOutputs
 from backstay.master.core.holds import HeldTask, LedgerLimits, ParkedTask
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits

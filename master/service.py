@@ -16,9 +16,9 @@ from grpc import aio
 
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.job_records import MasterRecord
+from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
-from backstay.master.core.evaluation import TaskOutputs
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
 from backstay.master.job import Job
 from backstay.master.known_workers import KnownWorker

@@ -230,6 +230,16 @@ def test_tasks_are_done_in_the_order_in_which_a_master_gives_them(
     assert expected == definition.module.TASKS
 
 
+def test_a_metric_that_is_a_function_is_averaged_over_tasks(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    sizes = "\n\ndef eval_metrics():\n    return {'size': lambda labels, _: float(len(labels))}\n"
+    result = run(
+        job(write_model(tmp_path, "torch", sizes), data, training=None, records_per_task=600)
+    )
+    # As the master of a cluster does: two tasks, each weighted with its records.
+    assert result.evaluations == ({"size": (600 * 600 + 400 * 400) / 1000},)
+
+
 def test_limits(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     model = write_model(tmp_path, "torch")

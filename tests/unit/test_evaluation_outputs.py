@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from backstay.course.evaluation import RoundOutputs, TaskOutputs
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.evaluation import RoundOutputs, TaskOutputs
 from backstay.master.core.holds import Failure, ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
 

@@ -52,20 +52,9 @@ class Outputs:
         self._predictions.append(predictions)
         self._labels.append(array)
 
-    def extend(self, others: Outputs) -> None:
-        """Take all batches of others."""
-        self._predictions += others._predictions
-        self._labels += others._labels
-
-    def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return all labels and all predictions; empty arrays if there was no batch."""
-        if not self._labels:
-            return np.empty(0, np.float32), np.empty(0, np.float32)
-        return np.concatenate(self._labels), np.concatenate(self._predictions)
-
     def message(self, metrics: Mapping[str, str | Metric]) -> EvaluationOutputs:
         """Return what the master is told of these batches."""
-        labels, predictions = self.arrays()
+        labels, predictions = self._arrays()
         named = {name: metric for name, metric in metrics.items() if isinstance(metric, str)}
         own = {name: metric for name, metric in metrics.items() if name not in named}
         values = compute(own, labels, predictions) if len(labels) else {}
@@ -76,3 +65,9 @@ class Outputs:
             records=len(labels),
             metrics=named,
         )
+
+    def _arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return all labels and all predictions; empty arrays if there was no batch."""
+        if not self._labels:
+            return np.empty(0, np.float32), np.empty(0, np.float32)
+        return np.concatenate(self._labels), np.concatenate(self._predictions)

@@ -8,6 +8,7 @@ process itself.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from backstay.course.evaluation import RoundOutputs, TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import cut_data, round_table
 from backstay.course.walk import RoundOver, Walk, WalkTask
@@ -23,7 +25,7 @@ from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import SessionFactory, current_session, set_session_factory
 from backstay.trainer.callbacks import Callbacks, Evaluation, TaskReport
-from backstay.trainer.metrics import compute
+from backstay.trainer.metrics import METRICS
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.model.model_definition import (
     Mode,
@@ -32,7 +34,6 @@ from backstay.trainer.model.model_definition import (
     user_traceback,
 )
 from backstay.trainer.readers import Reader, open_reader
-from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
 
@@ -44,6 +45,8 @@ MODES: dict[RoundKind, Mode] = {
     RoundKind.EVALUATION: "evaluation",
     RoundKind.PREDICTION: "prediction",
 }
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,15 @@ class _Here:
         records_done: So far.
         steps: Batches trained on so far.
         outputs: Of an evaluation.
+        metrics: Of an evaluation: what to compute from all of them, by name.
     """
 
     round: RoundId
     records_total: int
     records_done: int = 0
     steps: int = 0
-    outputs: Outputs = field(default_factory=Outputs)
+    outputs: RoundOutputs = field(default_factory=RoundOutputs)
+    metrics: dict[str, str] = field(default_factory=dict)
 
 
 class LocalRun:
@@ -222,7 +227,7 @@ class LocalRun:
                 self._train(here, task, feed)
                 return
             if kind is RoundKind.EVALUATION:
-                here.outputs.extend(self._others.evaluate(feed, self._program, lambda: None))
+                self._evaluate(here, task.number, feed)
             else:
                 self._predictions += self._others.predict(
                     feed, task.number, self._program, lambda: None
@@ -253,12 +258,21 @@ class LocalRun:
             TaskReport(pass_number, task.number, examples, len(losses), mean)
         )
 
+    def _evaluate(self, here: _Here, number: int, feed: TaskFeed) -> None:
+        outputs = self._others.evaluate(feed, self._program, lambda: None)
+        seen = outputs.message(self._definition.metrics)
+        here.metrics.update(seen.metrics)
+        here.outputs.add(
+            number, TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values)
+        )
+
     def _metrics_of(self, here: _Here) -> dict[str, float]:
         """Return the metrics of a round that is over, if it is an evaluation, and tell of them."""
         if here.round.kind is not RoundKind.EVALUATION:
             return {}
-        labels, predictions = here.outputs.arrays()
-        metrics = compute(self._definition.metrics, labels, predictions)
+        metrics = here.outputs.compute({name: METRICS[kind] for name, kind in here.metrics.items()})
+        for name, problem in here.outputs.problems.items():
+            log.warning("metric %s: %s", name, problem)
         self._evaluations.append(metrics)
         self._callbacks.evaluation_is(Evaluation(here.round.number, metrics))
         self._tell(here, 0, at_once=True)
