@@ -35,7 +35,7 @@ from backstay.master.journal import Journal
 from backstay.master.launch_desk import LaunchDesk
 from backstay.master.office import Office
 from backstay.master.opening import open_records
-from backstay.master.saving import Saving, restored_uid, rows_of
+from backstay.master.saving import Saving, restored_records, rows_of
 from backstay.master.service import JobService
 from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
@@ -191,7 +191,7 @@ class MasterHost:
             fresh=self._config.fresh,
             clock=self._clock,
             rows=lambda: rows_of(checkpoints),
-            restored_uid=lambda: restored_uid(checkpoints, self._spec.name),
+            restored=lambda: restored_records(checkpoints, self._spec.name),
         )
         job = Job(records, self._keys, self._journal, self._clock)
         job.stage_state()

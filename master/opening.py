@@ -31,6 +31,7 @@ from backstay.master.job import Records
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round, worker_policy
 from backstay.master.rows_change import RowsIdentity
+from backstay.master.saving import JobRecords
 
 __all__ = ["open_records"]
 
@@ -80,7 +81,7 @@ async def open_records(
     fresh: bool,
     clock: Callable[[], float],
     rows: Callable[[], RowsIdentity],
-    restored_uid: Callable[[], str],
+    restored: Callable[[], JobRecords | None],
 ) -> Records:
     """Make a job, or take over what is recorded of it.
 
@@ -94,27 +95,32 @@ async def open_records(
         fresh: Begin anew, whatever is recorded.
         clock: Monotonic seconds.
         rows: Asks which rows the cluster has now; blocks.
-        restored_uid: Asks whose progress came with it: the uid, or empty; blocks.
+        restored: Asks what came with them of a job of that name; blocks.
 
     Raises:
-        JobRefused: The job exists with another spec; the message names the fields.
+        JobRefused: The job exists with another spec, here or in the checkpoint that the servers
+            began with; the message names the fields.
         InvalidRequest: A record cannot be read.
         BackstayError: The data cannot be scanned, or the store does not answer.
     """
     found = _Found((await store.range(keys.root)).values(), keys)
     text = found.text(keys.spec)
-    known_uid = ""
+    kept: JobRecords | None = None
     if text is None or fresh:
         await _remove_all(found, keys, journal)
-        known_uid = "" if fresh else await asyncio.to_thread(restored_uid)
-        identity = JobSpecRecord(known_uid or uid, now_ms, spec.to_json())
+        kept = None if fresh else await asyncio.to_thread(restored)
+        if kept is not None:
+            where = "in the checkpoint that the servers were restored from "
+            _check_same(spec, kept.identity, keys.job, where)
+            uid = kept.identity.uid
+        identity = JobSpecRecord(uid, now_ms, spec.to_json())
         found = _Found({}, keys)
     else:
         identity = JobSpecRecord.from_json(text)
-        _check_same(spec, JobSpec.from_json(identity.spec), keys.job)
+        _check_same(spec, identity, keys.job)
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
-    state = await _state(found, keys, rows, goes_on=bool(known_uid))
+    state = await _state(found, keys, rows, kept)
     course = (
         Course.from_json(CoursePlan.of(spec), state.course)
         if state.course
@@ -138,7 +144,8 @@ async def open_records(
     return Records(spec, identity, state, tables, course, workers, rounds, damaged)
 
 
-def _check_same(spec: JobSpec, recorded: JobSpec, job: str) -> None:
+def _check_same(spec: JobSpec, identity: JobSpecRecord, job: str, where: str = "") -> None:
+    recorded = JobSpec.from_json(identity.spec)
     differing = spec.fixed_differences(recorded)
     if differing:
         shown = "; ".join(
@@ -146,7 +153,7 @@ def _check_same(spec: JobSpec, recorded: JobSpec, job: str) -> None:
             for name in differing
         )
         raise JobRefused(
-            f"job {job!r} exists with other settings: {shown}. Use those, or another name, or "
+            f"job {job!r} exists {where}with other settings: {shown}. Use those, or another name, or "
             "--fresh to begin anew"
         )
 
@@ -182,14 +189,14 @@ async def _tables(
 
 
 async def _state(
-    found: _Found, keys: JobKeys, rows: Callable[[], RowsIdentity], *, goes_on: bool
+    found: _Found, keys: JobKeys, rows: Callable[[], RowsIdentity], kept: JobRecords | None
 ) -> JobStateRecord:
     text = found.text(keys.state)
     if text is not None:
         return JobStateRecord.from_json(text)
-    if goes_on:
-        # Its progress came with a restore that it has not taken note of yet.
-        return JobStateRecord("running")
+    if kept is not None:
+        # Its progress came with a restore that it has not taken note of yet. Its tables are there.
+        return JobStateRecord("running", tables=kept.state.tables)
     # What the cluster was restored from before the job began is where it begins.
     now = await asyncio.to_thread(rows)
     return JobStateRecord("running", **now._asdict())

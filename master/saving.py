@@ -31,7 +31,7 @@ from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from backstay.trainer.checkpoints import Checkpoints
 
-__all__ = ["JobRecords", "Saving", "records_of", "restored_uid", "rows_of"]
+__all__ = ["JobRecords", "Saving", "records_of", "restored_records", "rows_of"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
@@ -47,19 +47,21 @@ def rows_of(checkpoints: Checkpoints) -> RowsIdentity:
     return RowsIdentity(restore.version, restore.generation)
 
 
-def restored_uid(checkpoints: Checkpoints, job: str) -> str:
-    """Return the uid of the job whose progress came with the last restore; empty: none. Blocks.
+def restored_records(checkpoints: Checkpoints, job: str) -> JobRecords | None:
+    """Return what the last restore brought of a job of that name; None: nothing. Blocks.
 
     A cluster that begins with a checkpoint has no records of the job, but its streams and tables.
     Under the same uid the job goes on, and what the servers remember is not counted again.
+
+    Raises:
+        InvalidRequest: It cannot be read.
     """
     try:
         restored = checkpoints.restored()
     except CheckpointNotFound as error:
         log.error("%s", error)
-        return ""
-    records = None if restored is None else records_of(restored.progress.get(PROGRESS), job)
-    return "" if records is None else records.uid
+        return None
+    return None if restored is None else records_of(restored.progress.get(PROGRESS), job)
 
 
 class Saving:
@@ -209,7 +211,7 @@ class Saving:
         if restored is None:
             return None
         records = records_of(restored.progress.get(PROGRESS), self._name)
-        if records is None or records.uid != self._job.identity.uid:
+        if records is None or records.identity.uid != self._job.identity.uid:
             # It had not begun, or it is a job of the same name that was begun anew since.
             return None
         return records.progress(self._job.tables)
@@ -223,7 +225,7 @@ class JobRecords(NamedTuple):
     """What a checkpoint keeps of a job.
 
     Attributes:
-        uid: Which job.
+        identity: Which job, and its spec then.
         state: Where it stood.
         done: Its bitmaps, by round and chunk.
         parked: Its parked tasks, by round and task.
@@ -231,7 +233,7 @@ class JobRecords(NamedTuple):
         is_current: Whether it had followed the cluster's last restore when they were read.
     """
 
-    uid: str
+    identity: JobSpecRecord
     state: JobStateRecord
     done: Mapping[str, str]
     parked: Mapping[str, str]
@@ -255,7 +257,7 @@ class JobRecords(NamedTuple):
         rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
         state = self.state
         return JobProgress(
-            self.uid, state.course, rounds, state.figures, state.inexact, self.damaged
+            self.identity.uid, state.course, rounds, state.figures, state.inexact, self.damaged
         )
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
@@ -298,7 +300,7 @@ def records_of(kept: object, job: str) -> JobRecords | None:
     records = fields_of(what, document, expected)
     state = JobStateRecord.from_json(records["state"])
     return JobRecords(
-        uid=JobSpecRecord.from_json(records["spec"]).uid,
+        identity=JobSpecRecord.from_json(records["spec"]),
         state=state,
         done=records["done"],
         parked=records["parked"],

@@ -241,7 +241,7 @@ class SimMaster:
             fresh=False,
             clock=self.now_s,
             rows=lambda: RowsIdentity(0, 0),
-            restored_uid=lambda: "",
+            restored=lambda: None,
         )
         job = Job(_at_once(opening), KEYS, self._journal, self.now_s)
         job.stage_state()

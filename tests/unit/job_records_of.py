@@ -16,6 +16,7 @@ from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.office import Office
 from backstay.master.opening import open_records
 from backstay.master.rows_change import RowsIdentity
+from backstay.master.saving import JobRecords
 from backstay.tasks import end_tasks
 
 KEYS = JobKeys("counting")
@@ -56,6 +57,8 @@ class Master:
         self.journal = Journal(store, KEYS, instance, changes_max=changes_max)
         self.writing: asyncio.Task[None] | None = None
         self.now_s = 100.0
+        # What a restore of the cluster brought of the job.
+        self.restored: JobRecords | None = None
 
     async def open(self, *, replaces: int = 0, fresh: bool = False) -> Job:
         await self.journal.open(await self.office.take(replaces))
@@ -70,7 +73,7 @@ class Master:
             fresh=fresh,
             clock=lambda: self.now_s,
             rows=lambda: RowsIdentity(0, 0),
-            restored_uid=lambda: "",
+            restored=lambda: self.restored,
         )
         job = Job(records, KEYS, self.journal, lambda: self.now_s)
         job.stage_state()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,6 +218,51 @@ def test_a_job_with_other_settings_is_refused_by_name_and_begun_anew_on_request(
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"batch_size": 10}, "batch_size is 10, was 64"),
+        ({"seed": 3, "shuffle": "none"}, "shuffle is 'none', was 'tasks_and_records'; seed is 3"),
+        ({"model": "other.py"}, "model is 'other.py', was 'model.py'"),
+        ({"model_params": {"dim": 8}}, "model_params is {'dim': 8}, was {}"),
+    ],
+)
+def test_a_restored_job_with_other_settings_is_refused_as_one_on_a_cluster_that_lives(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        spec = counting_spec(tmp_path)
+        async with master_of(MemoryStore(backend), spec, 1) as (_, job):
+            job.declare_tables(["counting/users"])
+            await do_one(job)
+            kept = await progress_of_jobs(MemoryStore(backend), 0, 0)
+        records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+        # Servers that began with the checkpoint, and have no records of any job.
+        store = MemoryStore(MemoryBackend())
+        refused = Master(store, replace(spec, **changes), 1)
+        refused.restored = records
+        text = f"exists in the checkpoint .* with other settings: {re.escape(named)}.*--fresh"
+        with pytest.raises(JobRefused, match=text):
+            await refused.open()
+        await refused.kill()
+        # Settings that are not fixed may change.
+        master = Master(store, replace(spec, epochs=7), 2)
+        master.restored = records
+        job = await master.open(replaces=1)
+        assert job.identity.uid == "ab12"
+        with pytest.raises(TableConflict, match="each worker must run the same model file"):
+            job.declare_tables(["counting/users", "counting/ads"])
+        await master.kill()
+        # Begun anew, nothing is compared.
+        anew = Master(store, replace(spec, **changes), 3)
+        anew.restored = records
+        job = await anew.open(replaces=2, fresh=True)
+        job.declare_tables(["counting/ads"])
+        await anew.kill()
+
+    run(scenario)
+
+
 def test_more_passes_go_on_where_the_job_ended(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
@@ -278,7 +325,7 @@ async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0)
     kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version, 0)))
     records = records_of(kept[JOBS_PROGRESS], KEYS.job)
     assert records is not None
-    assert records.uid == job.identity.uid
+    assert records.identity == job.identity
     return records.progress(job.tables)
 
 
