@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backstay.errors import BackstayError, ConfigError
+from backstay.errors import BackstayError, ConfigError, DataError
 from backstay.job_spec import JobSpec
 from backstay.master.data_marks import Marks, marks_of
 from backstay.master.data_scan import first_look
@@ -81,6 +81,11 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
         try:
             reader = open_reader(data, module=definition.module)
             warnings.append(first_look(name, data, reader))
+        except ConfigError as error:
+            text = str(error)
+            raise ConfigError(text if text.startswith(name) else f"{name}.{text}") from error
+        except DataError as error:
+            raise type(error)(f"{name}: {error}") from error
         except BackstayError:
             raise
         except Exception as error:

@@ -136,6 +136,11 @@ def to_yaml(spec: JobSpec) -> str:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the document, and the line of each dotted name."""
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"{path} is a Python file, and a job file (YAML) is expected; the model file is given "
+            f"by `model:` in it, or by --model {path}"
+        )
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

@@ -116,6 +116,8 @@ def test_a_dry_run_shows_the_whole_job_and_starts_nothing(folder: Path) -> None:
         (("train", "--training", "head.csv", "--local"), 2, "training: there are no records in"),
         (("train", "--training", "head.csv", "--dry-run"), 2, "training: there are no records in"),
         (("train", "--training", "none.csv", "--local"), 1, "none.csv: there is no such file"),
+        (("train", "--training", "data.bin"), 2, "training.kind: "),
+        (("train", "--log-dir", "/proc/x"), 2, "log_dir: /proc/x/checkpoints cannot be made"),
         (("evaluate", "--validation", "empty"), 1, "empty: there is no such file or folder"),
         (("predict", "--prediction", "head.csv"), 2, "prediction: there are no records in"),
     ],
@@ -125,6 +127,7 @@ def test_a_job_that_cannot_be_right_is_refused_before_servers_start(
 ) -> None:
     (folder / "broken.py").write_text("def custom_model(:\n")
     (folder / "head.csv").write_text("x,y\n")
+    (folder / "data.bin").write_text("1\n")
     (folder / "empty").mkdir()
     # For evaluate and predict there would be a model.
     (folder / "backstay-jobs" / "tiny" / "checkpoints").mkdir(parents=True)

@@ -87,6 +87,18 @@ def test_every_option_is_on_the_page(path: tuple[str, ...]) -> None:
             assert re.search(rf"`{name}[ `]", text), f"docs/reference/cli.md does not tell {name}"
 
 
+def test_what_is_no_job_is_told_where_it_belongs(job: Path) -> None:
+    for arguments, message in [
+        ([], "no job is given: name a job file, such as job.yaml, or give at least"),
+        (["model.py"], "the model file is given by `model:` in it, or by --model model.py"),
+        ([str(job), "--servers", "ps-0:7000"], "are named by --endpoint ps-0:7000"),
+        ([str(job), "--servers", "some"], "are named by --endpoint HOST:PORT"),
+    ]:
+        done = CliRunner().invoke(main, ["train", *arguments])
+        assert done.exit_code == 2
+        assert message in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -105,3 +105,13 @@ def test_without_a_folder_the_way_there_is_told(
     # A cluster that is named is asked.
     monkeypatch.setenv("BACKSTAY_ENDPOINT", "not an address")
     assert backstay("show", "tiny")[0] == 2
+
+
+def test_orders_go_to_the_servers_of_a_job_that_runs_here(folder: Path) -> None:
+    file = StatusFile(folder, ["not an address"], are_own=True)
+    # It has ended: nobody to ask.
+    assert "endpoint: give --endpoint" in backstay("scale", "tiny", "3")[2]
+    file.seen(status_of(1))
+    for words in (("scale", "tiny", "3"), ("stop", "tiny"), ("retry", "tiny"), ("audit", "tiny")):
+        code, _, said = backstay(*words)
+        assert (code, "endpoint: 'not an address' is not" in said) == (2, True)

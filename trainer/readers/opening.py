@@ -88,8 +88,8 @@ def kind_of(files: FileSet) -> str:
         kind = next((kind for end, kind in _SUFFIXES.items() if name.endswith(end)), None)
         if kind is None:
             raise ConfigError(
-                f"kind: {file.name} has none of the endings {sorted(_SUFFIXES)}; say which kind "
-                "it is"
+                f"kind: {file.name} has none of the endings {', '.join(sorted(_SUFFIXES))}; say "
+                "which kind it is, such as csv"
             )
         kinds[kind] = file.name
     if len(kinds) > 1:

@@ -136,8 +136,17 @@ def _folder_without_cluster(given: Given, job: str) -> Path | None:
     return folder if found else None
 
 
-def _cluster(given: Given) -> Cluster:
-    chosen = _endpoint(given)
+def _endpoint_of_running(job: str) -> str | None:
+    """Return the servers of a job that runs, or was killed, from a job file of this folder."""
+    folder = default_folder(job)
+    if not job or not (folder / FILE_NAME).exists():
+        return None
+    last = LastStatus.read(folder)
+    return None if last.is_over else ",".join(last.endpoints)
+
+
+def _cluster(given: Given, job: str) -> Cluster:
+    chosen = _endpoint(given) or _endpoint_of_running(job)
     if chosen is None:
         raise ConfigError(
             f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; what a "
@@ -155,10 +164,10 @@ def _asking(given: Given, *, as_json: bool = False, job: str = "") -> Iterator[C
     Args:
         given: The group's own options.
         as_json: Print an error as a JSON object, too.
-        job: One that may have left its status and logs on this machine.
+        job: One that may have left its status and logs on this machine, and the cluster's address.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
-        cluster = _cluster(given)
+        cluster = _cluster(given, job)
         try:
             yield cluster
         except ServerUnavailable as error:
@@ -303,7 +312,7 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
 @click.pass_obj
 def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
     """Have so many WORKERS for JOB; the others do not pause."""
-    with _asking(given, as_json=as_json) as cluster, cluster.master(job) as master:
+    with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         before = master.scale(workers)
     if as_json:
         print_json({"job": job, "before": before, "workers": workers})
@@ -325,7 +334,7 @@ def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
 @click.pass_obj
 def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> None:
     """Stop JOB in good order; the same `backstay train` goes on with it later."""
-    with _asking(given, as_json=as_json) as cluster, cluster.master(job) as master:
+    with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         master.stop(reason, keep_state=not discard)
     if as_json:
         print_json({"job": job, "stopping": True})
@@ -344,7 +353,7 @@ def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> N
 @click.pass_obj
 def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None:
     """Give the tasks of JOB that failed too often their tries again, in the round under way."""
-    with _asking(given, as_json=as_json) as cluster, cluster.master(job) as master:
+    with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         count = master.retry_parked(tasks)
     if as_json:
         print_json({"job": job, "tasks": count})
@@ -437,7 +446,7 @@ def audit(given: Given, job: str, passes: int | None, damaged: int, as_json: boo
 
     Reads the data's index on this machine and the counters on the servers. Exit code 1: not so.
     """
-    with _asking(given, as_json=as_json) as cluster:
+    with _asking(given, as_json=as_json, job=job) as cluster:
         entry = cluster.entry(job)
         if entry.master_address:
             raise JobRefused(f"job {job!r} still runs; its counters are read when it is over")

@@ -28,15 +28,18 @@ from backstay.master.job_file import load_job, parse_value, to_yaml
 
 __all__ = ["evaluate", "predict", "train"]
 
+# The data that a command cannot do without.
+DATA_OF_USE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 # Flag -> field of the job. None of them has a default: what is not given does not win over a file.
 FIELDS = {
     "name": "name",
     "model": "model",
-    "training": "training",
-    "validation": "validation",
-    "prediction": "prediction",
+    "training": "training.paths",
+    "validation": "validation.paths",
+    "prediction": "prediction.paths",
     "epochs": "epochs",
     "batch_size": "batch_size",
     "records_per_task": "records_per_task",
@@ -45,6 +48,24 @@ FIELDS = {
     "output": "output",
     "log_dir": "log_dir",
 }
+
+
+class ServerCount(click.ParamType[int]):
+    """A number of servers; an address gets the option that is meant."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a number of servers to start; those of a cluster that runs are "
+                f"named by --endpoint{f' {value}' if ':' in value else ' HOST:PORT'}",
+                param,
+                ctx,
+            )
 
 
 class Ways(NamedTuple):
@@ -86,7 +107,7 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
         click.option("--workers", type=int, metavar="N", help="Workers to begin with."),
         click.option(
             "--servers",
-            type=int,
+            type=ServerCount(),
             metavar="N",
             help="Start N servers for this job, on this machine.",
         ),
@@ -206,7 +227,13 @@ def _command(use: str, given: dict[str, Any]) -> None:
     )
     others: dict[type[BackstayError], int] = {NeverReached: EXIT_NEVER_REACHED}
     with exit_on_error(EXIT_FAILED, as_json=ways.as_json, others=others):
-        spec = load_job(job_file, _fields(given), folder=Path.cwd(), use=use)
+        fields = _fields(given)
+        if job_file is None and "model" not in fields:
+            raise ConfigError(
+                "no job is given: name a job file, such as job.yaml, or give at least --name, "
+                f"--model and --{DATA_OF_USE[use]}"
+            )
+        spec = load_job(job_file, fields, folder=Path.cwd(), use=use)
         if ways.dry_run:
             _show_dry_run(spec, dry_run_apart(spec), as_json=ways.as_json)
             return

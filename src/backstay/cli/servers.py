@@ -20,7 +20,7 @@ from backstay.checkpoint.catalogue import catalogue
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.cli.progress import Servers
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
-from backstay.errors import BackstayError, JobError
+from backstay.errors import BackstayError, ConfigError, JobError
 from backstay.job_spec import JobSpec
 from backstay.pserver.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
@@ -161,7 +161,11 @@ def _reach(
 def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:
     """Return what the servers begin with: ``no``, or the id of a checkpoint."""
     if "://" not in url:
-        Path(url).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(url).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            name = "checkpoint.url" if spec.checkpoint.url else "log_dir"
+            raise ConfigError(f"{name}: {url} cannot be made: {error.strerror}") from error
     newest = [one.id for one in catalogue(CheckpointStorage(url)) if not one.problem][-1:]
     if spec.kind != "training" and not newest:
         raise JobError(

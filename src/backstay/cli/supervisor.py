@@ -236,7 +236,12 @@ class Supervisor:
         if self._fresh:
             _forget(servers, spec.name, stops)
         spec_path = self._log_dir / "job.json"
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"log_dir: {self._log_dir} cannot be made: {error.strerror}"
+            ) from error
         if spec.kind == "training":
             if self._goes_on(servers):
                 check_unchanged(self._log_dir, spec.name, self._marks)
