@@ -29,6 +29,8 @@ __all__ = [
     "dense_prefix",
     "init",
     "numbered",
+    "opened_client",
+    "opened_session",
     "set_session_factory",
 ]
 
@@ -219,6 +221,16 @@ def current_session() -> Session | None:
     if _current is None and _factory is not None:
         _current = _factory()
     return _current
+
+
+def opened_session() -> Session | None:
+    """Return the session that is open; the factory is not asked."""
+    return _current
+
+
+def opened_client() -> Client | None:
+    """Return the client of the session that is open; the factory is not asked."""
+    return None if _current is None else _current.client
 
 
 def connection(client: Client | None) -> tuple[Client, Session | None]:

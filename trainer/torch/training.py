@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
-from backstay.trainer.adapter.session import current_session, set_session_factory
+from backstay.trainer.adapter.session import opened_client
 from backstay.trainer.client import Client
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.model.prefetch import PrefetchPlan
@@ -109,7 +109,8 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
         )
     # In one process the numbers are those of the framework alone: each step waits for its push.
     steps = steps_in_flight(spec.mode) if client is not None else 0
-    client = client or _opened_meanwhile()
+    # Layers may have opened one meanwhile, by the factory.
+    client = client or opened_client()
     if client is not None:
         swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
     # A list: some optimizers go over the parameters more than once.
@@ -124,16 +125,6 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
         updates = DistributedOptimizer(optimizer, client, steps_in_flight=steps)
     prefetching = updates is not None and steps > 0
     return TorchProgram(definition, model, optimizer, updates, prefetching=prefetching)
-
-
-def _opened_meanwhile() -> Client | None:
-    """Return the client of the session that layers have opened by the factory, if they have."""
-    factory = set_session_factory(None)
-    try:
-        session = current_session()
-    finally:
-        set_session_factory(factory)
-    return None if session is None else session.client
 
 
 def _on_servers(layer: Any) -> bool:

@@ -23,7 +23,7 @@ from backstay.course.task_table import cut_data, round_table
 from backstay.course.walk import RoundOver, Walk, WalkTask
 from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
-from backstay.trainer.adapter.session import SessionFactory, current_session, set_session_factory
+from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.trainer.metrics import METRICS
 from backstay.trainer.model.frameworks import Program, adapter
@@ -182,10 +182,8 @@ class LocalRun:
             )
             self._run()
         finally:
-            # Nothing below asks for a session that is not open.
-            set_session_factory(None)
-            session = current_session()
             set_session_factory(before)
+            session = opened_session()
             if session is not None and self._factory is not None:
                 session.close()
         course = self._walk.course
