@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
+from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from backstay.trainer.readers import Shard
@@ -90,8 +92,13 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
         masters.end()
 
 
+# What takes the place of lost slots, nothing or what a checkpoint has, is not what was trained.
+@pytest.mark.parametrize("on_slot_loss", ["empty", "restore"])
 def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
-    tmp_path: Path, plain_environment: dict[str, str], eventually: Eventually
+    tmp_path: Path,
+    plain_environment: dict[str, str],
+    eventually: Eventually,
+    on_slot_loss: str,
 ) -> None:
     settings = {
         "slot_count": 16,
@@ -101,6 +108,9 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
         "checkpoint_url": str(tmp_path / "checkpoints"),
     }
     with LocalCluster(servers=3, settings=settings) as cluster:
+        setting = ["config", "set", f"on_slot_loss={on_slot_loss}"]
+        told = CliRunner().invoke(pserverctl, ["--endpoint", cluster.endpoints[0], *setting])
+        assert told.exit_code == 0, told.output
         masters = Masters(cluster.endpoints, tmp_path, plain_environment)
         spec = counting_spec(tmp_path, checkpoint=CheckpointSpec(every="none", every_tasks=10))
         masters.start(spec)
