@@ -17,7 +17,7 @@ from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer.readers import BadRecords, Reader, open_reader
 from backstay.trainer.readers.files import FileSet
 
-__all__ = ["first_look", "scan"]
+__all__ = ["first_look", "open_data", "scan"]
 
 # Once one with records is found, no more files than this are looked at.
 FILES_LOOKED_AT_MAX = 1000
@@ -36,11 +36,19 @@ def scan(spec: JobSpec, name: str) -> TaskTable:
         DataDamaged: It is not of its format.
         LimitExceeded: There are too many tasks.
     """
-    data = spec.data[name]
-    reader = open_reader(data, module=_module(spec) if data.kind == "custom" else None)
-    table = cut_data(name, reader.shards(), spec)
+    table = cut_data(name, open_data(spec, name).shards(), spec)
     log.info("%s data: %d records, %d tasks", name, table.records, len(table))
     return table
+
+
+def open_data(spec: JobSpec, name: str) -> Reader:
+    """Return a reader of one of a job's data; the model file is run only if the reader is in it.
+
+    Raises:
+        ConfigError: An option or the model file is wrong.
+    """
+    data = spec.data[name]
+    return open_reader(data, module=_module(spec) if data.kind == "custom" else None)
 
 
 def first_look(name: str, data: DataSpec, reader: Reader) -> str:

@@ -25,7 +25,7 @@ from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 
-__all__ = ["JobClient", "JobEntry", "forget_job", "list_jobs"]
+__all__ = ["JobClient", "JobEntry", "find_job", "forget_job", "list_jobs"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,21 @@ def list_jobs(
         names = [key.rpartition("/")[2] for key in read_keys(directory, JobKeys.names())]
         found = (_entry(directory, name) for name in sorted(names))
         return tuple(entry for entry in found if entry is not None)
+    finally:
+        directory.close()
+
+
+def find_job(
+    endpoints: str | Sequence[str], job: str, *, config: ClientConfig | None = None
+) -> JobEntry | None:
+    """Return one job of a cluster, None if there is none of that name.
+
+    Raises:
+        ServerUnavailable: No pserver answered within the deadline.
+    """
+    directory = Directory(endpoints, _patient(config))
+    try:
+        return _entry(directory, job)
     finally:
         directory.close()
 

@@ -25,7 +25,7 @@ from backstay.errors import (
     WorkerReplaced,
 )
 from backstay.job_spec import DataSpec, WorkersSpec
-from backstay.master.job_client import JobClient, forget_job, list_jobs
+from backstay.master.job_client import JobClient, find_job, forget_job, list_jobs
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import read_keys
@@ -97,6 +97,8 @@ def test_a_job_whose_master_is_killed_counts_every_task_once(
     assert told == all_tasks(passes=2)
     assert masters.processes[-1].wait(LIMIT_S) == 0
     (entry,) = list_jobs(masters.endpoints, config=CLIENT)
+    assert find_job(masters.endpoints, entry.job, config=CLIENT) == entry
+    assert find_job(masters.endpoints, "another", config=CLIENT) is None
     assert (entry.job, entry.state, entry.master_address) == (JOB, "done", "")
 
 

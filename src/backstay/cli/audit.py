@@ -13,11 +13,10 @@ from typing import Any
 from backstay.config import ClientConfig
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.job_client import list_jobs
+from backstay.master.data_scan import open_data
+from backstay.master.job_client import find_job
 from backstay.master.rows_change import change_of, why_inexact
 from backstay.trainer.client import Client
-from backstay.trainer.model import model_definition
-from backstay.trainer.readers import open_reader
 from backstay.trainer.worker.audit import RecordsAudit, audit_records
 
 __all__ = ["audit_job", "audit_lines", "audit_mapping"]
@@ -50,15 +49,11 @@ def audit_job(
     """
     if not spec.audit or spec.training is None:
         raise JobRefused(f"job {spec.name!r} has counted no records: it needs `audit: true`")
-    module = None
-    if spec.training.kind == "custom":
-        module = model_definition.load(spec.model, model_params=spec.model_params).module
-    shards = list(open_reader(spec.training, module=module).shards())
+    shards = list(open_data(spec, "training").shards())
     with Client(endpoints, config=config) as client:
         wanted = spec.epochs if passes is None else passes
         found = audit_records(client, spec.name, shards, wanted, damaged=damaged)
-        entries = list_jobs(endpoints, config=config)
-        entry = next((one for one in entries if one.job == spec.name), None)
+        entry = find_job(endpoints, spec.name, config=config)
         if entry is None:
             return found
         now = client.checkpoints.restore_state()

@@ -34,7 +34,7 @@ from backstay.errors import (
 )
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
-from backstay.master.job_client import JobClient, JobEntry, list_jobs
+from backstay.master.job_client import JobClient, JobEntry, find_job, list_jobs
 from backstay.pserver.ctl.showing import grid, print_whole
 
 __all__ = ["jobs"]
@@ -74,11 +74,10 @@ class Cluster(NamedTuple):
         Raises:
             UnknownJob: There is no such job.
         """
-        entries = self.entries()
-        for entry in entries:
-            if entry.job == job:
-                return entry
-        there = ", ".join(entry.job for entry in entries) or "none"
+        found = find_job(self.endpoints, job, config=self.config)
+        if found is not None:
+            return found
+        there = ", ".join(entry.job for entry in self.entries()) or "none"
         raise UnknownJob(f"the cluster has no job {job!r}; there are: {there}")
 
     @contextmanager

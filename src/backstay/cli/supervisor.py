@@ -35,7 +35,7 @@ from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
 from backstay.master.check_process import check_job_apart
 from backstay.master.data_marks import Marks, check_unchanged, write_marks
-from backstay.master.job_client import JobClient, forget_job, list_jobs
+from backstay.master.job_client import JobClient, find_job, forget_job
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
@@ -277,8 +277,7 @@ class Supervisor:
             return False
         if servers.are_own:
             return servers.are_restored
-        entries = list_jobs(servers.endpoints, config=servers.config)
-        return any(entry.job == self._spec.name for entry in entries)
+        return find_job(servers.endpoints, self._spec.name, config=servers.config) is not None
 
     def _tell_what_is_left(self, client: JobClient, state: str, servers: JobServers) -> None:
         """Say what failed for good, and where a stopped job goes on; its servers may end soon."""
@@ -394,8 +393,7 @@ class Supervisor:
         All workers have ended.
         """
         spec, status = self._spec, self._status
-        entries = list_jobs(servers.endpoints, config=servers.config)
-        entry = next((one for one in entries if one.job == spec.name), None)
+        entry = find_job(servers.endpoints, spec.name, config=servers.config)
         if entry is None or not entry.is_finished or status is None:
             return None, False
         # A last pass that was cut short by max_steps has counted some records.
