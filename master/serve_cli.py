@@ -17,7 +17,7 @@ import click
 
 from backstay import lifeline
 from backstay.addresses import parse_endpoints
-from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.job_records import MasterRecord, RunState
 from backstay.errors import (
     BackstayError,
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 @click.option(
     "--endpoint",
     "endpoints",
-    envvar=[ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST"],
+    envvar=list(ENDPOINT_VARIABLES),
     required=True,
     help="Control addresses of pservers, host:port, several with commas.",
 )

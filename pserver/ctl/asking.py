@@ -14,13 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from backstay import exits
-from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.errors import ConfigError
 from backstay.exits import EXIT_WRONG_SETTING, exit_on_error
 from backstay.pserver.inspection import ClusterInspection
 
 __all__ = [
-    "ENDPOINT_VARIABLES",
     "EXIT_CODES",
     "EXIT_NO_ANSWER",
     "EXIT_UNHEALTHY",
@@ -30,6 +29,7 @@ __all__ = [
     "chosen_endpoints",
     "examples",
     "json_option",
+    "named_endpoints",
     "open_inspection",
 ]
 
@@ -43,8 +43,6 @@ EXIT_CODES = {
     EXIT_WRONG_ARGUMENTS: "a setting or an argument is wrong",
     EXIT_NO_ANSWER: "no node answers, or the call was refused",
 }
-
-ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST")
 
 AnswerT = TypeVar("AnswerT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -72,14 +70,19 @@ def examples(*lines: str) -> str:
     return exits.examples(EXIT_CODES, *lines)
 
 
+def named_endpoints(given: Given) -> str | None:
+    """Return the endpoints that the options or the environment name; None: neither does."""
+    candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
+    return next((text for text in candidates if text), None)
+
+
 def chosen_endpoints(given: Given) -> str:
     """Return the endpoints that the options or the environment name.
 
     Raises:
         ConfigError: None is named.
     """
-    candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
-    chosen = next((text for text in candidates if text), None)
+    chosen = named_endpoints(given)
     if chosen is None:
         raise ConfigError(
             f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from backstay._version import __version__
-from backstay.pserver.ctl.asking import ENDPOINT_VARIABLES, Given, examples
+from backstay.config import ENDPOINT_VARIABLES
+from backstay.pserver.ctl.asking import Given, examples
 from backstay.pserver.ctl.checkpoint import checkpoint
 from backstay.pserver.ctl.completion import completion
 from backstay.pserver.ctl.config import config

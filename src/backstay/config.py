@@ -49,8 +49,10 @@ REPLICAS_MAX = 3
 NODES_MAX = 1000
 # Names the TOML file if no argument does.
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
-# Read by pserverctl; no setting of a server or of a client.
+# Where a cluster is, for commands and for ``init()``; no setting of a server or of a client.
 ENDPOINT_VARIABLE = ENVIRONMENT_PREFIX + "ENDPOINT"
+PADDLE_ENDPOINT_VARIABLE = "PADDLE_PSERVERS_IP_PORT_LIST"
+ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE)
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from backstay.pserver.ctl.asking import ENDPOINT_VARIABLES, EXIT_CODES
+from backstay.config import ENDPOINT_VARIABLES
+from backstay.pserver.ctl.asking import EXIT_CODES
 from backstay.pserver.ctl.cli import main
 from backstay.pserver.ctl.completion import complete_node_id
 

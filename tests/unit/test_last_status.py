@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli import main
-from backstay.cli.jobs import ENDPOINT_VARIABLES
 from backstay.cli.last_status import FILE_NAME, LastStatus, StatusFile
+from backstay.config import ENDPOINT_VARIABLES
 from backstay.errors import JobError
 
 

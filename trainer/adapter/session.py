@@ -16,7 +16,7 @@ from types import TracebackType
 from weakref import WeakKeyDictionary
 
 from backstay.addresses import parse_endpoints
-from backstay.config import ClientConfig
+from backstay.config import ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import ConfigError
 from backstay.trainer.client import Client
 
@@ -34,9 +34,8 @@ __all__ = [
     "set_session_factory",
 ]
 
-# Paddle's names, then ours and those that torchrun sets.
-ENDPOINTS = "PADDLE_PSERVERS_IP_PORT_LIST"
-ENDPOINTS_OF_BACKSTAY = "BACKSTAY_ENDPOINT"
+# Paddle's names, then those that torchrun sets.
+ENDPOINTS = PADDLE_ENDPOINT_VARIABLE
 TRAINER_ID = "PADDLE_TRAINER_ID"
 TRAINERS_NUM = "PADDLE_TRAINERS_NUM"
 RANK = "RANK"
@@ -96,7 +95,7 @@ class TrainerEnvironment:
         """
         _refuse_server(environ)
         if endpoints is None:
-            endpoints = environ.get(ENDPOINTS) or environ.get(ENDPOINTS_OF_BACKSTAY, "")
+            endpoints = environ.get(ENDPOINTS) or environ.get(ENDPOINT_VARIABLE, "")
         if isinstance(endpoints, str):
             endpoints = [part.strip() for part in endpoints.split(",") if part.strip()]
         id_name, num_name = TRAINER_ID, TRAINERS_NUM

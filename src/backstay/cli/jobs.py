@@ -6,7 +6,6 @@ its master, whose address is in the records as well.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
 from backstay.cli.progress import round_text
 from backstay.cli.status_text import print_parked, print_status
-from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.errors import (
     ConfigError,
     JobRefused,
@@ -35,11 +34,11 @@ from backstay.errors import (
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, find_job, list_jobs
+from backstay.pserver.ctl.asking import Given, json_option, named_endpoints
 from backstay.pserver.ctl.showing import grid, print_whole
 
 __all__ = ["jobs"]
 
-ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, "PADDLE_PSERVERS_IP_PORT_LIST")
 LOG_LINES = 50
 LOG_LINES_MAX = 100_000
 FOLLOW_PAUSE_S = 0.25
@@ -49,13 +48,6 @@ MASTER = "master"
 OVER = ("done", "stopped", "failed")
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-
-class Given(NamedTuple):
-    """What the group's own options say."""
-
-    endpoint: str | None
-    config_file: Path | None
 
 
 class Cluster(NamedTuple):
@@ -109,10 +101,6 @@ def _without_master(entry: JobEntry) -> str:
     )
 
 
-def _json_option() -> Callable[[CommandT], CommandT]:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
 def _folder_option() -> Callable[[CommandT], CommandT]:
     return click.option(
         "--log-dir",
@@ -123,15 +111,10 @@ def _folder_option() -> Callable[[CommandT], CommandT]:
     )
 
 
-def _endpoint(given: Given) -> str | None:
-    candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
-    return next((text for text in candidates if text), None)
-
-
 def _folder_without_cluster(given: Given, job: str) -> Path | None:
     """Return the log folder of a job that was run from here, if no cluster is named."""
     folder = default_folder(job)
-    found = _endpoint(given) is None and (folder / FILE_NAME).exists()
+    found = named_endpoints(given) is None and (folder / FILE_NAME).exists()
     return folder if found else None
 
 
@@ -145,7 +128,7 @@ def _endpoint_of_running(job: str) -> str | None:
 
 
 def _cluster(given: Given, job: str) -> Cluster:
-    chosen = _endpoint(given) or _endpoint_of_running(job)
+    chosen = named_endpoints(given) or _endpoint_of_running(job)
     if chosen is None:
         raise ConfigError(
             f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; what a "
@@ -214,7 +197,7 @@ def jobs(context: click.Context, endpoint: str | None, config_file: Path | None)
 
 
 @jobs.command("list", epilog=examples(JOBS_EXIT_CODES, "backstay jobs list"))
-@_json_option()
+@json_option()
 @click.pass_obj
 def list_command(given: Given, as_json: bool) -> None:
     """List the jobs, also those that are over."""
@@ -250,7 +233,7 @@ def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
         "backstay jobs show census --log-dir backstay-jobs/census",
     )
 )
-@_json_option()
+@json_option()
 @_folder_option()
 @click.argument("job")
 @click.pass_obj
@@ -305,7 +288,7 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
 
 
 @jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs scale census 4"))
-@_json_option()
+@json_option()
 @click.argument("job")
 @click.argument("workers", type=click.IntRange(0))
 @click.pass_obj
@@ -326,7 +309,7 @@ def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
         "backstay jobs stop census --reason 'the cluster is needed'",
     )
 )
-@_json_option()
+@json_option()
 @click.option("--reason", default="jobs stop", metavar="TEXT", help="Shown wherever the job is.")
 @click.option("--discard", is_flag=True, help="Nobody will go on with it: count it as ended.")
 @click.argument("job")
@@ -346,7 +329,7 @@ def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> N
         JOBS_EXIT_CODES, "backstay jobs retry census", "backstay jobs retry census --task 17"
     )
 )
-@_json_option()
+@json_option()
 @click.option("--task", "tasks", type=int, multiple=True, metavar="N", help="Only this one.")
 @click.argument("job")
 @click.pass_obj
@@ -427,7 +410,7 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
 
 
 @jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs audit census"))
-@_json_option()
+@json_option()
 @click.option(
     "--passes", type=click.IntRange(0), help="That are over. Default: as its records say."
 )
