@@ -308,9 +308,7 @@ def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(fo
         assert jobs(folder, "audit", "tiny", endpoint=endpoint).returncode == 0
         # Another job under the same name is refused, with what differs.
         (folder / "job.yaml").write_text(JOB.replace("batch_size: 20", "batch_size: 10"))
-        refused = subprocess.run(
-            [*BACKSTAY, *command], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
-        )
+        refused = run_to_its_end(folder, *command)
         assert refused.returncode == 2
         assert "batch_size is 10, was 20" in refused.stderr
         anew = run(folder, *command, "--fresh", "--set", "audit=false")
@@ -323,9 +321,7 @@ def test_a_job_does_not_go_on_with_other_data(folder: Path) -> None:
         assert run(folder, *command, "--epochs", "1")["state"] == "done"
         data = folder / "train.csv"
         data.write_text(data.read_text().replace("\n399\n", "\n398\n"))
-        refused = subprocess.run(
-            [*BACKSTAY, *command], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
-        )
+        refused = run_to_its_end(folder, *command)
         assert refused.returncode == 1
         assert f"{data} has other content" in refused.stderr
         assert "--fresh" in refused.stderr
@@ -335,3 +331,31 @@ def test_a_job_does_not_go_on_with_other_data(folder: Path) -> None:
         data.write_text("n\n" + "".join(f"{number}\n" for number in range(80)))
         anew = run(folder, *command, "--fresh", "--set", "audit=false")
         assert (anew["state"], anew["examples"]) == ("done", 160)
+
+
+def test_a_job_that_runs_is_not_run_twice(folder: Path) -> None:
+    close(folder, "training")
+    with LocalCluster(1) as cluster:
+        command = ("train", "job.yaml", "--endpoint", cluster.endpoints[0], "--json")
+        with started(folder, *command) as process:
+            wait_until(lambda: shown(folder).get("tasks", {}).get("doing") == "2")
+            again = run_to_its_end(folder, *command)
+            assert again.returncode == 1
+            assert f"is run already, by process {process.pid} on " in again.stderr
+            # Elsewhere, with logs of its own.
+            again = run_to_its_end(folder, *command, "--log-dir", "other")
+            assert again.returncode == 1
+            assert "is run already: its master is at 127.0.0.1:" in again.stderr
+            assert not (folder / "other" / "workers").exists()
+            # The first one has not noticed, and may be killed: the same command goes on.
+            assert process.poll() is None
+            process.kill()
+        open_gate(folder, "training")
+        result = run(folder, *command)
+    assert (result["state"], result["records_counted_once"]) == ("done", True)
+
+
+def run_to_its_end(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BACKSTAY, *words], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
+    )

@@ -67,7 +67,7 @@ def test_a_job_with_wrong_addresses_ends_with_a_code_of_its_own(kind: str, folde
     for part in ("127.0.0.1:1", "127.0.0.1:2", "connection refused", "first_contact_timeout_ms"):
         assert part in done.stderr
     # Nothing was begun.
-    assert not (folder / "backstay-jobs").exists()
+    assert not list(folder.rglob("job.json"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -117,7 +117,7 @@ def test_a_dry_run_shows_the_whole_job_and_starts_nothing(folder: Path) -> None:
         (("train", "--training", "head.csv", "--dry-run"), 2, "training: there are no records in"),
         (("train", "--training", "none.csv", "--local"), 1, "none.csv: there is no such file"),
         (("train", "--training", "data.bin"), 2, "training.kind: "),
-        (("train", "--log-dir", "/proc/x"), 2, "log_dir: /proc/x/checkpoints cannot be made"),
+        (("train", "--log-dir", "/proc/x"), 2, "log_dir: cannot write to /proc/x: No such file"),
         (("evaluate", "--validation", "empty"), 1, "empty: there is no such file or folder"),
         (("predict", "--prediction", "head.csv"), 2, "prediction: there are no records in"),
     ],

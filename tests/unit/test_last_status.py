@@ -109,8 +109,8 @@ def test_without_a_folder_the_way_there_is_told(
 
 def test_orders_go_to_the_servers_of_a_job_that_runs_here(folder: Path) -> None:
     file = StatusFile(folder, ["not an address"], are_own=True)
-    # It has ended: nobody to ask.
-    assert "endpoint: give --endpoint" in backstay("scale", "tiny", "3")[2]
+    code, _, said = backstay("scale", "tiny", "3")
+    assert (code, "job 'tiny' is failed, and its servers have ended with its" in said) == (3, True)
     file.seen(status_of(1))
     for words in (("scale", "tiny", "3"), ("stop", "tiny"), ("retry", "tiny"), ("audit", "tiny")):
         code, _, said = backstay(*words)

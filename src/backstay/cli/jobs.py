@@ -24,6 +24,7 @@ from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
 from backstay.cli.progress import round_text
 from backstay.cli.status_text import print_parked, print_status
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
+from backstay.consensus.job_records import OVER_STATES
 from backstay.errors import (
     ConfigError,
     JobRefused,
@@ -45,7 +46,6 @@ FOLLOW_PAUSE_S = 0.25
 # People wait for the answer.
 CALL_LIMIT_MS = 10_000
 MASTER = "master"
-OVER = ("done", "stopped", "failed")
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -93,7 +93,7 @@ class Cluster(NamedTuple):
 def _without_master(entry: JobEntry) -> str:
     """Return why there is nobody to give orders to."""
     reason = f" ({entry.reason})" if entry.reason else ""
-    if entry.state in OVER:
+    if entry.state in OVER_STATES:
         return f"job {entry.job!r} is {entry.state}{reason}: it has no master any more"
     return (
         f"job {entry.job!r} has no master now: the `backstay train` that ran it has ended, or its "
@@ -119,12 +119,21 @@ def _folder_without_cluster(given: Given, job: str) -> Path | None:
 
 
 def _endpoint_of_running(job: str) -> str | None:
-    """Return the servers of a job that runs, or was killed, from a job file of this folder."""
+    """Return the servers of a job that was run by a job file of this folder, if there may be any.
+
+    Raises:
+        JobRefused: They have ended with its command.
+    """
     folder = default_folder(job)
     if not job or not (folder / FILE_NAME).exists():
         return None
     last = LastStatus.read(folder)
-    return None if last.is_over else ",".join(last.endpoints)
+    if last.is_over and last.are_own:
+        raise JobRefused(
+            f"job {job!r} is {last.status.state}, and its servers have ended with its command; the "
+            "same `backstay train` goes on with it"
+        )
+    return ",".join(last.endpoints)
 
 
 def _cluster(given: Given, job: str) -> Cluster:
@@ -252,7 +261,7 @@ def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
         document = _entry_mapping(entry)
         client = JobClient(cluster.endpoints, job, config=cluster.config)
         try:
-            silent = not entry.master_address and entry.state not in OVER
+            silent = not entry.master_address and entry.state not in OVER_STATES
             status = None if silent else client.status()
             parked = () if silent else client.parked()
         finally:

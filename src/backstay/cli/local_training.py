@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from backstay._proto.v1 import job_pb2
+from backstay.cli.earlier_runs import sole_run
 from backstay.cli.hooks import run_hooks
 from backstay.cli.metrics_log import MetricsLog
 from backstay.cli.progress import Servers, Show
@@ -20,17 +21,12 @@ from backstay.cli.supervisor import Outcome
 from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
 from backstay.master.job_check import check_data, load_definition
+from backstay.master.status import MESSAGE_OF_KIND
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.worker.local_run import LocalProgress, LocalResult, LocalRun
 
 __all__ = ["train_here"]
-
-KINDS = {
-    "training": job_pb2.TASK_KIND_TRAINING,
-    "evaluation": job_pb2.TASK_KIND_EVALUATION,
-    "prediction": job_pb2.TASK_KIND_PREDICTION,
-}
 
 
 def train_here(spec: JobSpec, show: Show) -> Outcome:
@@ -42,6 +38,7 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
     """
     definition = load_definition(spec)
     with ExitStack() as stack:
+        stack.enter_context(sole_run(Path(spec.log_dir), spec.name))
         metrics = stack.enter_context(MetricsLog(Path(spec.log_dir), tensorboard=spec.tensorboard))
         told = _Told(spec, show, metrics)
         run = LocalRun(
@@ -97,8 +94,8 @@ class _Told:
     def report(self, progress: LocalProgress) -> None:
         """Take note of how far it is, and show it."""
         status, size = self.status, self._spec.records_per_task
-        status.kind = KINDS[progress.mode]
-        status.round = progress.number
+        status.kind = MESSAGE_OF_KIND[progress.round.kind]
+        status.round = progress.round.number
         status.tasks.done = progress.records_done // size
         status.tasks.total = -(-progress.records_total // size)
         status.records_done, status.records_total = progress.records_done, progress.records_total

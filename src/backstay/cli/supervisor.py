@@ -21,6 +21,7 @@ from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_mapping
+from backstay.cli.earlier_runs import forget, goes_on, sole_run
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED
 from backstay.cli.hooks import run_hooks
 from backstay.cli.last_status import StatusFile
@@ -30,12 +31,13 @@ from backstay.cli.progress import Show
 from backstay.cli.servers import JobServers, job_servers
 from backstay.cli.stop_signals import StopSignals
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
-from backstay.errors import BackstayError, ConfigError, JobError, JobRefused
+from backstay.consensus.job_records import OVER_STATES
+from backstay.errors import BackstayError, ConfigError, JobError
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
 from backstay.master.check_process import check_job_apart
 from backstay.master.data_marks import Marks, check_unchanged, write_marks
-from backstay.master.job_client import JobClient, find_job, forget_job
+from backstay.master.job_client import JobClient, find_job
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
@@ -53,10 +55,8 @@ STOP_GRACE_S = 30.0
 LAST_LOOK_S = 5.0
 # How long workers may take to leave when the job is over.
 LEAVE_LIMIT_S = 5.0
-FORGET_LIMIT_S = 8.0
 # More of them say nothing new; all are in the logs.
 FAILURES_SHOWN_MAX = 20
-OVER = ("done", "stopped", "failed")
 # The servers were reached before any of these processes starts: they are waited for.
 PATIENCE = ("--first-contact-timeout-ms", "0")
 
@@ -164,6 +164,7 @@ class Supervisor:
         """Run the job and what belongs around it.
 
         Raises:
+            JobRefused: Another process runs the job.
             ConfigError: A setting, the model file or the data is wrong.
             DataError: The data cannot be read.
             NeverReached: No server of the cluster answers.
@@ -172,6 +173,7 @@ class Supervisor:
         begun_s = time.monotonic()
         with StopSignals() as stops, ExitStack() as stack:
             try:
+                stack.enter_context(sole_run(self._log_dir, self._spec.name))
                 # Commands before the job may fetch its data, or even write its model file.
                 if not self._spec.hooks.before:
                     self._check(stops)
@@ -234,16 +236,11 @@ class Supervisor:
         """Return the state in which the job ended, and why."""
         spec = self._spec
         if self._fresh:
-            _forget(servers, spec.name, stops)
+            forget(servers, spec.name, stops.wait)
         spec_path = self._log_dir / "job.json"
-        try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"log_dir: {self._log_dir} cannot be made: {error.strerror}"
-            ) from error
+        is_known = not self._fresh and goes_on(servers, spec.name, stops.wait)
         if spec.kind == "training":
-            if self._goes_on(servers):
+            if is_known:
                 check_unchanged(self._log_dir, spec.name, self._marks)
             write_marks(self._log_dir, self._marks)
         spec_path.write_text(spec.to_json(), encoding="utf-8")
@@ -270,14 +267,6 @@ class Supervisor:
             follower.let_leave(LEAVE_LIMIT_S)
             self._tell_what_is_left(client, end[0], servers)
             return end
-
-    def _goes_on(self, servers: JobServers) -> bool:
-        """Return whether the job has been worked on before, and that counts."""
-        if self._fresh:
-            return False
-        if servers.are_own:
-            return servers.are_restored
-        return find_job(servers.endpoints, self._spec.name, config=servers.config) is not None
 
     def _tell_what_is_left(self, client: JobClient, state: str, servers: JobServers) -> None:
         """Say what failed for good, and where a stopped job goes on; its servers may end soon."""
@@ -352,7 +341,7 @@ class Supervisor:
                     raise _master_error(master)
                 if status.master_instance or master.exit_code is not None:
                     self._take(status, metrics)
-                    if status.state in OVER:
+                    if status.state in OVER_STATES:
                         return status.state, status.reason
             if self._status is not None:
                 self._show.update(self._status, servers.count(), trouble)
@@ -455,19 +444,6 @@ class _Port:
         how = f"exit code {one.code}" if one.code > 0 else f"signal {-one.code}"
         last = one.last_words.rpartition("\n")[2] if one.code > 0 else ""
         self._say(f"worker {one.worker_id} ended by {how}{f': {last}' if last else ''}")
-
-
-def _forget(servers: JobServers, job: str, stops: StopSignals) -> None:
-    """Remove the records of a job; a master that was killed is gone when its lease is over."""
-    deadline_s = time.monotonic() + FORGET_LIMIT_S
-    while True:
-        try:
-            forget_job(servers.endpoints, job, config=servers.config)
-        except JobRefused:
-            if time.monotonic() > deadline_s or stops.wait(LOOK_PAUSE_S):
-                raise
-        else:
-            return
 
 
 def _threads(spec: JobSpec) -> dict[str, str]:

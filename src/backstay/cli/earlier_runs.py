@@ -1,0 +1,104 @@
+"""What earlier runs of a job have left: one that still runs it, records, progress.
+
+Two commands that run one job would share its logs and checkpoints, and each would start the workers
+that the other one's master wants. The lock in the log folder keeps out one on the same machine, the
+master's record one elsewhere.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from backstay.cli.servers import JobServers
+from backstay.errors import ConfigError, JobRefused
+from backstay.master.job_client import JobEntry, forget_job, list_jobs
+
+__all__ = ["forget", "goes_on", "sole_run"]
+
+LOCK_NAME = "lock"
+# A master that was killed is gone when its lease is over.
+OFFICE_LIMIT_S = 8.0
+LOOK_PAUSE_S = 0.25
+
+
+@contextmanager
+def sole_run(folder: Path, job: str) -> Iterator[None]:
+    """Be the only process of this machine that runs a job with this log folder.
+
+    Raises:
+        JobRefused: Another one does.
+        ConfigError: The folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK_NAME).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"log_dir: cannot write to {folder}: {error.strerror}") from error
+    # The kernel lets go of the lock however this process ends.
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise JobRefused(
+                f"job {job!r} is run already, by {file.read().strip() or 'another process'}, with "
+                f"the same log_dir, {folder}: end that one (Ctrl-C, or `backstay jobs stop {job}`),"
+                " or give this one another --name"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> bool:
+    """Return whether a job has been worked on before, and that counts; wait until nobody runs it.
+
+    Args:
+        servers: Of the job.
+        job: Its name.
+        stopped: Waits for so many seconds; returns whether this command is to stop.
+
+    Raises:
+        JobRefused: Another process is its master.
+    """
+    if servers.are_own:
+        return servers.are_restored
+    deadline_s = time.monotonic() + OFFICE_LIMIT_S
+    while True:
+        entry = _entry(servers, job)
+        if entry is None or not entry.master_address:
+            return entry is not None
+        if time.monotonic() > deadline_s or stopped(LOOK_PAUSE_S):
+            raise JobRefused(
+                f"job {job!r} is run already: its master is at {entry.master_address}. End that "
+                f"one (`backstay jobs stop {job}`), or give this one another --name"
+            )
+
+
+def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> None:
+    """Remove the records of a job, once nobody runs it.
+
+    Raises:
+        JobRefused: Another process is its master.
+    """
+    deadline_s = time.monotonic() + OFFICE_LIMIT_S
+    while True:
+        try:
+            forget_job(servers.endpoints, job, config=servers.config)
+        except JobRefused:
+            if time.monotonic() > deadline_s or stopped(LOOK_PAUSE_S):
+                raise
+        else:
+            return
+
+
+def _entry(servers: JobServers, job: str) -> JobEntry | None:
+    entries = list_jobs(servers.endpoints, config=servers.config)
+    return next((entry for entry in entries if entry.job == job), None)
