@@ -22,6 +22,7 @@ from backstay.consensus.json_fields import (
 from backstay.errors import InvalidRequest
 
 __all__ = [
+    "OVER_STATES",
     "JobNameRecord",
     "JobSpecRecord",
     "JobStateRecord",
@@ -33,6 +34,8 @@ __all__ = [
 
 RunState = Literal["running", "done", "stopped", "failed"]
 RUN_STATES: tuple[RunState, ...] = get_args(RunState)
+# Those of a job that is over.
+OVER_STATES: tuple[RunState, ...] = ("done", "stopped", "failed")
 
 
 def stream_job_of(uid: str) -> int:

@@ -153,8 +153,8 @@ def _check_same(spec: JobSpec, identity: JobSpecRecord, job: str, where: str = "
             for name in differing
         )
         raise JobRefused(
-            f"job {job!r} exists {where}with other settings: {shown}. Use those, or another name, or "
-            "--fresh to begin anew"
+            f"job {job!r} exists {where}with other settings: {shown}. Use those, or another name, "
+            "or --fresh to begin anew"
         )
 
 

@@ -14,7 +14,6 @@ __all__ = ["bad_records_of", "failure_report"]
 
 PLACES_MAX = 100
 PLACES_NAMED = 10
-BAD_RECORDS_MAX = 100
 
 
 def failure_report(
@@ -41,5 +40,4 @@ def failure_report(
 
 def bad_records_of(feed: TaskFeed) -> list[tuple[str, int, str]]:
     """Return the first damaged records as the master is told of them."""
-    reports = feed.bad.reports[:BAD_RECORDS_MAX]
-    return [(report.file, report.offset, report.reason) for report in reports]
+    return [(report.file, report.offset, report.reason) for report in feed.bad.reports]

@@ -54,8 +54,7 @@ class LocalProgress:
     """How far it is.
 
     Attributes:
-        mode: What is done now.
-        number: From 1; of the pass, evaluation or prediction.
+        round: Which pass, evaluation or prediction is under way.
         passes: How many there will be at most.
         records_done: Of it.
         records_total: Likewise.
@@ -66,8 +65,7 @@ class LocalProgress:
         metrics: Of the last evaluation.
     """
 
-    mode: Mode
-    number: int
+    round: RoundId
     passes: int
     records_done: int
     records_total: int
@@ -334,8 +332,7 @@ class LocalRun:
         losses, self._losses = self._losses, []
         self._report(
             LocalProgress(
-                MODES[here.round.kind],
-                here.round.number,
+                here.round,
                 self._spec.epochs,
                 here.records_done,
                 here.records_total,
