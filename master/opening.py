@@ -121,16 +121,7 @@ async def open_records(
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
     state = await _state(found, keys, rows, kept)
-    course = (
-        Course.from_json(CoursePlan.of(spec), state.course)
-        if state.course
-        else Course(CoursePlan.of(spec))
-    )
-    policy = worker_policy(spec)
-    if state.workers and state.state == "running":
-        workers = WorkerSet.from_json(policy, state.workers)
-    else:
-        workers = WorkerSet(policy)
+    course, workers = _course(spec, state), _workers(spec, state)
     rounds = _rounds(found, keys, journal, spec, tables, course, state, clock())
     is_over = state.state == "done" and course.outcome is not None
     state = replace(state, starts=state.starts + 1)
@@ -142,6 +133,17 @@ async def open_records(
     damaged = DamagedRecords()
     damaged.learn(found.below(keys.all_damaged))
     return Records(spec, identity, state, tables, course, workers, rounds, damaged)
+
+
+def _course(spec: JobSpec, state: JobStateRecord) -> Course:
+    plan = CoursePlan.of(spec)
+    return Course.from_json(plan, state.course) if state.course else Course(plan)
+
+
+def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
+    policy = worker_policy(spec)
+    goes_on = state.workers and state.state == "running"
+    return WorkerSet.from_json(policy, state.workers) if goes_on else WorkerSet(policy)
 
 
 def _check_same(spec: JobSpec, identity: JobSpecRecord, job: str, where: str = "") -> None:
