@@ -180,6 +180,7 @@ class JobStateRecord:
         generation: Of the cluster's rows that it goes with: it grows when some are lost.
         inexact: Since when and why records may count never or twice; empty: each counts once.
         checkpoint: The newest checkpoint of the job; empty: none.
+        passes_begun: Training passes of which a task was given out, or may have been.
         hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
         figures: Sums for people: ``examples``, ``steps``, ``bad_records``, ...
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
@@ -197,6 +198,7 @@ class JobStateRecord:
     generation: int = 0
     inexact: str = ""
     checkpoint: str = ""
+    passes_begun: int = 0
     hold_ttl_ms: int = 0
     figures: Mapping[str, int] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()
@@ -221,6 +223,7 @@ class JobStateRecord:
                 "generation": self.generation,
                 "inexact": self.inexact,
                 "checkpoint": self.checkpoint,
+                "passes_begun": self.passes_begun,
                 "hold_ttl_ms": self.hold_ttl_ms,
                 "figures": dict(self.figures),
                 "evaluations": [dict(each) for each in self.evaluations],
@@ -255,6 +258,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "generation": int,
     "inexact": str,
     "checkpoint": str,
+    "passes_begun": int,
     "hold_ttl_ms": int,
     "figures": dict,
     "evaluations": list,

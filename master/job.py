@@ -388,7 +388,10 @@ class Job:
                 self.journal.stage_text(self.keys.damaged(data, number), text)
         self.figures["bad_records"] = self.damaged.total
         inexact = "" if progress is None else progress.inexact
-        self.state = replace(self.state, starts=self.state.starts + 1, inexact=inexact)
+        # The rows may have some of the pass that comes next: it began while they were saved.
+        begun = min(course.passes_over + 1, plan.passes)
+        starts = self.state.starts + 1
+        self.state = replace(self.state, starts=starts, inexact=inexact, passes_begun=begun)
         self.rounds.erase_all()
         self.course = course
         for round_id, one in kept.items():
@@ -446,6 +449,9 @@ class Job:
         opened = self.rounds.get(round_id)
         if opened is None:
             opened = self._open(round_id)
+            if round_id.kind is RoundKind.TRAINING and round_id.number > self.state.passes_begun:
+                self.state = replace(self.state, passes_begun=round_id.number)
+                self.stage_state()
             log.info("%s begins: %d tasks", round_id, len(opened.table))
             self.notify()
         return opened if opened.ledger.is_over else None

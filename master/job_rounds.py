@@ -142,10 +142,13 @@ class JobRounds(Mapping[RoundId, OpenRound]):
                 log.info("%s is cut short: %s", opened.id, reason)
 
     def drop_settled(self, wanted: Sequence[RoundId]) -> None:
-        """Forget rounds that are over, have no parked tasks and no open streams."""
+        """Forget rounds that are over, have no parked tasks and no open streams.
+
+        Which tasks were done of a pass that was cut short stays recorded: an audit asks for it.
+        """
         for opened in list(self._rounds.values()):
             ledger = opened.ledger
             waits = ledger.open_streams or (ledger.parked and not ledger.is_cut_short)
             if opened.id not in wanted and ledger.is_over and not waits:
                 del self._rounds[opened.id]
-                opened.erase(self._journal, self._keys)
+                opened.erase(self._journal, self._keys, keeps_done=ledger.is_cut_short)

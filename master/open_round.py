@@ -85,13 +85,19 @@ class OpenRound:
         for task in self.ledger.parked:
             journal.stage(keys.parked(name, task), partial(_parked, self.ledger, task))
 
-    def erase(self, journal: Journal, keys: JobKeys) -> None:
-        """Have the journal remove everything that it has of this round."""
+    def erase(self, journal: Journal, keys: JobKeys, *, keeps_done: bool = False) -> None:
+        """Have the journal remove everything that it has of this round.
+
+        Args:
+            journal: Which.
+            keys: The job's keys.
+            keeps_done: All but which tasks are done.
+        """
         # Records that were read and are of nothing any more are among the changes only.
         changes = self.ledger.take_changes()
         name = str(self.id)
         for number in range(-(-len(self.table) // CHUNK_TASKS)):
-            if self.ledger.done.chunk(number):
+            if self.ledger.done.chunk(number) and not keeps_done:
                 journal.stage_removal(keys.done(name, number))
         for task in sorted({*self.ledger.parked, *changes.parked}):
             journal.stage_removal(keys.parked(name, task))

@@ -54,7 +54,7 @@ class CountingWorker(threading.Thread):
 
     def _work(self, client: Client, job: int) -> bool:
         """Work until the job ends (True), or until this client is of no use any more."""
-        counter = RecordCounter(client, JOB)
+        counter = RecordCounter(client, JOB, job)
         self._link.declare_tables([counter.table_name])
         table = client.table(counter.table_name)
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,9 @@ def test_a_job_keeps_partial_restores_out_or_says_that_it_is_not_exact(
     eventually: Eventually,
 ) -> None:
     masters = Masters(cluster.endpoints, tmp_path, plain_environment)
-    spec = counting_spec(tmp_path, checkpoint=CheckpointSpec(every="none", every_tasks=10))
+    spec = counting_spec(
+        tmp_path, checkpoint=CheckpointSpec(every="none", every_tasks=10), audit=True
+    )
     masters.start(spec)
     wait_for_master(cluster.endpoints, 1, eventually)
     worker = CountingWorker(cluster.endpoints)
@@ -74,7 +75,7 @@ def test_a_job_keeps_partial_restores_out_or_says_that_it_is_not_exact(
         assert worker.failure is None
         assert not worker.is_alive()
         assert client.status().state == "done"
-        audit = audit_job(replace(spec, audit=True), cluster.endpoints, CLIENT)
+        audit = audit_job(JOB, cluster.endpoints, CLIENT)
         # Whatever the counters of records say.
         assert not audit.records_counted_once
         assert "only 1 of the slots" in audit.inexact
@@ -101,10 +102,10 @@ def test_an_audit_says_that_slots_were_restored_alone_after_the_end(
         worker.join(LIMIT_S)
         assert worker.failure is None
         assert master.wait(LIMIT_S) == 0
-        assert audit_job(spec, cluster.endpoints, CLIENT).records_counted_once
+        assert audit_job(JOB, cluster.endpoints, CLIENT).records_counted_once
         # A job that is done keeps nobody out; all its records are in this checkpoint.
         assert restore_slot(cluster).exit_code == 0
-        audit = audit_job(spec, cluster.endpoints, CLIENT)
+        audit = audit_job(JOB, cluster.endpoints, CLIENT)
         assert (audit.missing, audit.doubled) == (0, 0)
         assert not audit.records_counted_once
         assert "since the job's end: only 1 of the slots" in audit.inexact

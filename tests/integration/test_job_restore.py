@@ -9,18 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from backstay.cli.audit import audit_job
 from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer import Client
-from backstay.trainer.readers import Shard
-from backstay.trainer.worker.audit import audit_records
 from tests.integration.counting_jobs import (
     CLIENT,
     JOB,
     LIMIT_S,
-    TASKS,
     Eventually,
     Masters,
     counting_spec,
@@ -48,7 +45,9 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
     eventually: Eventually,
 ) -> None:
     masters = Masters(cluster.endpoints, tmp_path, plain_environment)
-    spec = counting_spec(tmp_path, checkpoint=CheckpointSpec(every="none", every_tasks=10))
+    spec = counting_spec(
+        tmp_path, audit=True, checkpoint=CheckpointSpec(every="none", every_tasks=10)
+    )
     masters.start(spec)
     wait_for_master(cluster.endpoints, 1, eventually)
     worker = CountingWorker(cluster.endpoints)
@@ -82,9 +81,7 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
         assert worker.failure is None
         assert not worker.is_alive()
         assert client.status().state == "done"
-        with Client(cluster.endpoints) as reader:
-            shards = [Shard(str(tmp_path / "data.csv"), 4 * TASKS)]
-            audit = audit_records(reader, JOB, shards, passes=1)
+        audit = audit_job(JOB, cluster.endpoints, CLIENT)
         assert audit.records_counted_once, audit
     finally:
         worker.allow(1000)
@@ -112,7 +109,9 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
         told = CliRunner().invoke(pserverctl, ["--endpoint", cluster.endpoints[0], *setting])
         assert told.exit_code == 0, told.output
         masters = Masters(cluster.endpoints, tmp_path, plain_environment)
-        spec = counting_spec(tmp_path, checkpoint=CheckpointSpec(every="none", every_tasks=10))
+        spec = counting_spec(
+            tmp_path, audit=True, checkpoint=CheckpointSpec(every="none", every_tasks=10)
+        )
         masters.start(spec)
         wait_for_master(cluster.endpoints, 1, eventually)
         client = JobClient(cluster.endpoints, JOB, config=CLIENT)
@@ -141,9 +140,7 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             assert again.failure is None
             assert client.status().state == "done"
             assert client.status().inexact == ""
-            with Client(cluster.endpoints) as reader:
-                shards = [Shard(str(tmp_path / "data.csv"), 4 * TASKS)]
-                audit = audit_records(reader, JOB, shards, passes=1)
+            audit = audit_job(JOB, cluster.endpoints, CLIENT)
             assert audit.records_counted_once, audit
         finally:
             for one in (worker, again):

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+from backstay.cli.audit import audit_job
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer import Client
-from backstay.trainer.readers import open_reader
-from backstay.trainer.worker.audit import RecordsAudit, audit_records
+from backstay.trainer.worker.audit import RecordsAudit
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
 
@@ -74,12 +73,9 @@ def job(folder: Path, name: str, framework: str, extra: str, **changes: Any) -> 
     return JobSpec(**{**fields, **changes})
 
 
-def audit(cluster: LocalCluster, spec: JobSpec, passes: int = 2) -> RecordsAudit:
+def audit(cluster: LocalCluster, spec: JobSpec) -> RecordsAudit:
     """Count the records of a job that is over."""
-    assert spec.training is not None
-    shards = list(open_reader(spec.training, module=None).shards())
-    with Client(cluster.endpoints, config=cluster.client_config()) as client:
-        return audit_records(client, spec.name, shards, passes)
+    return audit_job(spec.name, cluster.endpoints, cluster.client_config())
 
 
 @pytest.mark.parametrize("framework", ["paddle", pytest.param("torch", marks=pytest.mark.slow)])
@@ -114,7 +110,7 @@ def test_sigterm_gives_the_task_back(cluster: LocalCluster, tmp_path: Path) -> N
         assert status.state == "done", status.reason
         # What was settled is not done again: the other worker has the rest.
         assert status.steps == RECORDS // BATCH
-    told = audit(cluster, spec, passes=1)
+    told = audit(cluster, spec)
     assert told.records_counted_once, told
 
 
@@ -148,10 +144,27 @@ def test_a_feed_that_fails_parks_its_task(cluster: LocalCluster, tmp_path: Path)
     assert "plain_feed" not in parked[0].error.splitlines()[-1]
     assert 1234 - 1000 in parked[0].records
     assert status.parked == 1
-    told = audit(cluster, spec, passes=1)
+    told = audit(cluster, spec)
     # The batches of the failing task before the bad one count, the others not, none twice.
-    assert told.doubled == 0
-    assert 0 < told.missing <= TASK
+    assert told.records_counted_once, told
+    assert (told.unfinished, told.passes) == (TASK, 1)
+
+
+def test_a_pass_that_is_cut_short_is_judged_too(cluster: LocalCluster, tmp_path: Path) -> None:
+    # In the middle of the second pass, with tasks under way.
+    steps = RECORDS // BATCH + 3 * TASK // BATCH + 1
+    spec = job(tmp_path, "cut-short", "torch", "", max_steps=steps)
+    with JobProcesses(cluster, spec, tmp_path) as processes:
+        processes.start_worker("w-0")
+        processes.start_worker("w-1")
+        status = processes.over()
+        assert status.state == "done", status.reason
+        assert processes.code("w-0") == processes.code("w-1") == 0
+    told = audit(cluster, spec)
+    assert told.records_counted_once, told
+    assert told.passes == 1
+    # The tasks done of the second pass are judged exactly.
+    assert 0 < told.unfinished <= RECORDS - 2 * TASK
 
 
 def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
@@ -256,7 +269,7 @@ def test_in_sync_mode_a_step_of_two_workers_is_one_big_batch(tmp_path: Path) -> 
             status = processes.over()
             assert status.state == "done", status.reason
             assert status.steps == RECORDS // BATCH
-            told = audit(cluster, spec, passes=1)
+            told = audit(cluster, spec)
         assert told.records_counted_once, told
         results[name] = status.evaluations[-1].metrics
     # Sums of float32 in another order.

@@ -179,8 +179,8 @@ def test_exit_codes_of_outcomes() -> None:
 
 def test_an_audit_that_finds_something_is_a_failure() -> None:
     parked = status_of(parked=1)
-    wrong = RecordsAudit(1, 10, 9, 1, 0, 0, (("a.csv", 3, 0),))
-    right = RecordsAudit(1, 10, 10, 0, 0, 0, ())
+    wrong = RecordsAudit(1, 10, 9, 1, 0, 0, 0, (("a.csv", 3, 0),))
+    right = RecordsAudit(1, 10, 10, 0, 0, 0, 0, ())
     assert Outcome(status_of(), "done", "", 1.0, right, True).exit_code == 0
     assert Outcome(status_of(), "done", "", 1.0, wrong, True).exit_code == 1
     # The records of a parked task are missing, and the command says so by its own code.

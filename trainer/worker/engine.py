@@ -69,6 +69,7 @@ def open_engine(
     endpoints: str | Sequence[str],
     config: ClientConfig | None,
     pace: Pace,
+    stream_job: int,
 ) -> Engine:
     """Connect, make the program, and create its tables or find those of other workers.
 
@@ -89,7 +90,7 @@ def open_engine(
         # It has the methods that adapters use; the session is the one place that is told.
         session.client = pace.stand_before(client)
         program = framework.build(definition, session.client, spec)
-        counter = RecordCounter(client, spec.name) if spec.audit else None
+        counter = RecordCounter(client, spec.name, stream_job) if spec.audit else None
         names = [*program.tables(), *([counter.table_name] if counter else [])]
         tables = tuple(client.table(name) for name in names)
         rows = _rows_of(client)

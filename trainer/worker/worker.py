@@ -435,7 +435,12 @@ class Worker:
         """Return the program on its connection; made anew after a loss."""
         if self._engine is None:
             engine = open_engine(
-                self._spec, self._definition, self._endpoints, self._config, self._pace
+                self._spec,
+                self._definition,
+                self._endpoints,
+                self._config,
+                self._pace,
+                self._terms.stream_job,
             )
             self._engine = engine
             self._link.declare_tables([table.name for table in engine.tables])

@@ -1,0 +1,110 @@
+"""How often each record of a job should have been counted, from the records of the job.
+
+A pass that is over counts each task once. Of one that was cut short, that is under way, or that
+has parked tasks, those that are done count once, and of the others some batches may. Reads what it
+is given; does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
+from backstay.consensus.keys import JobKeys
+from backstay.course.course import Course, CoursePlan
+from backstay.course.damaged import DamagedRecords
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.course.task_table import TaskTable
+from backstay.errors import JobRefused
+from backstay.job_spec import JobSpec
+from backstay.master.core.task_bits import TaskBits
+from backstay.master.rows_change import RowsIdentity
+from backstay.trainer.worker.audit import TaskCount
+
+__all__ = ["RecordedCounts", "recorded_counts"]
+
+
+class RecordedCounts(NamedTuple):
+    """What an audit compares the counters with.
+
+    Attributes:
+        stream_job: What tells the job from others of its name.
+        passes: Training passes that are over.
+        tasks: All tasks of the training data.
+        inexact: Since when and why records may count never or twice; empty: each counts once.
+        rows: Which rows of the cluster the job's progress goes with.
+    """
+
+    stream_job: int
+    passes: int
+    tasks: Iterator[TaskCount]
+    inexact: str
+    rows: RowsIdentity
+
+
+def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts:
+    """Return how often each record should have been counted.
+
+    Args:
+        keys: The keys of the job.
+        records: All records below ``keys.root``, by key; no worker is at work any more.
+
+    Raises:
+        JobRefused: The job has no audit, or has not begun.
+        InvalidRequest: A record cannot be read.
+    """
+    if keys.spec not in records or keys.state not in records:
+        raise JobRefused(f"job {keys.job!r} has not begun: it has counted no records")
+    identity = JobSpecRecord.from_json(records[keys.spec])
+    state = JobStateRecord.from_json(records[keys.state])
+    spec = JobSpec.from_json(identity.spec)
+    if not spec.audit or spec.training is None:
+        raise JobRefused(f"job {keys.job!r} has counted no records: it needs `audit: true`")
+    table = TaskTable.from_chunks(_below(records, f"{keys.all_shards}training/").values())
+    course = Course(CoursePlan.of(spec))
+    if state.course:
+        course = Course.from_json(CoursePlan.of(spec), state.course)
+    damaged = DamagedRecords()
+    damaged.learn(_below(records, keys.all_damaged))
+    in_part = _passes_in_part(course, state.passes_begun)
+    whole = sum(1 for number in range(1, course.passes_over + 1) if number not in in_part)
+    least = np.full(len(table), whole, np.int64)
+    for number in in_part:
+        chunks = _below(records, f"{keys.all_done}{RoundId(RoundKind.TRAINING, number)}/")
+        texts = {int(chunk): text for chunk, text in chunks.items()}
+        least += TaskBits.from_chunks(len(table), texts).to_array()
+    tasks = (
+        TaskCount(
+            *(part.shard, part.start, part.count),
+            damaged.of_task("training", task),
+            int(least[task]),
+            whole + len(in_part),
+        )
+        for task, part in ((task, table[task]) for task in range(len(table)))
+    )
+    return RecordedCounts(
+        stream_job_of(identity.uid),
+        course.passes_over,
+        tasks,
+        state.inexact,
+        RowsIdentity(state.restore_version, state.generation),
+    )
+
+
+def _passes_in_part(course: Course, begun: int) -> set[int]:
+    """Return the passes of which not every task is done."""
+    rounds = {*course.parked, *course.open_rounds}
+    passes = {one.number for one in rounds if one.kind is RoundKind.TRAINING}
+    if begun > course.passes_over:
+        passes.add(begun)
+    return {number for number in passes if number <= begun}
+
+
+def _below(records: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the records below a prefix, by the rest of their keys, in their order."""
+    return {
+        key.removeprefix(prefix): records[key] for key in sorted(records) if key.startswith(prefix)
+    }
