@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import Session, set_session_factory
-from backstay.trainer.model.frameworks import Program, adapter, split_feed
+from backstay.trainer.model.frameworks import Program, adapter, predictions_of, split_feed
 from backstay.trainer.model.model_definition import (
     Mode,
     ModelDefinition,
@@ -131,9 +131,4 @@ def _step(program: Program, mode: Mode, features: Any, labels: Any, count: int) 
     if mode == "training":
         program.train_batch(features, labels)
         return
-    shape = program.predict(features).shape
-    if shape[:1] != (count,):
-        raise ConfigError(
-            f"the model answers {list(shape)} for {count} records: the first dimension must be the "
-            "record"
-        )
+    predictions_of(program, features, count)

@@ -28,6 +28,7 @@ __all__ = [
     "arguments_of",
     "checked_loss",
     "plain_array",
+    "predictions_of",
     "split_feed",
 ]
 
@@ -147,6 +148,21 @@ def adapter(framework: str) -> Adapter:
         package = "paddlepaddle" if framework == "paddle" else framework
         raise ConfigError(f"the model needs {framework}: pip install {package}") from error
     return cast(Adapter, module)
+
+
+def predictions_of(program: Program, features: Any, records: int) -> NDArray[Any]:
+    """Return what the model answers for a batch, [records] or [records, ...].
+
+    Raises:
+        ConfigError: It answers something else.
+    """
+    predictions = program.predict(features)
+    if predictions.shape[:1] != (records,):
+        raise ConfigError(
+            f"the model answers {list(predictions.shape)} for {records} records: the first "
+            "dimension must be the record"
+        )
+    return predictions
 
 
 def split_feed(fed: Any, mode: str) -> tuple[Any, Any]:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from backstay.errors import ConfigError, DataUnavailable
 from backstay.job_spec import JobSpec
 from backstay.trainer.callbacks import Callbacks, TrainEnd
-from backstay.trainer.model.frameworks import Program
+from backstay.trainer.model.frameworks import Program, predictions_of
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.outputs import PredictionFiles
-from backstay.trainer.worker.task_feed import Fed, TaskFeed
+from backstay.trainer.worker.task_feed import TaskFeed
 
 __all__ = ["OtherTasks"]
 
@@ -57,7 +57,7 @@ class OtherTasks:
         outputs = Outputs()
         program.synchronize()
         for fed in feed:
-            outputs.add(_predicted(program, fed), fed.labels)
+            outputs.add(predictions_of(program, fed.features, len(fed.places)), fed.labels)
             check()
         return outputs
 
@@ -82,7 +82,7 @@ class OtherTasks:
         parts: list[NDArray[Any]] = []
         records = 0
         for fed in feed:
-            predictions = _predicted(program, fed)
+            predictions = predictions_of(program, fed.features, len(fed.places))
             records += len(predictions)
             if self._processor is not None:
                 self._processor.process(predictions, self._worker_id)
@@ -139,13 +139,3 @@ def save(program: Program, url: str) -> None:
                 files.mv(aside, f"{root}/{path.name}")
         except (OSError, ValueError, ImportError) as error:
             raise DataUnavailable(f"output: {url} cannot be written to: {error}") from error
-
-
-def _predicted(program: Program, fed: Fed) -> NDArray[Any]:
-    predictions = program.predict(fed.features)
-    if predictions.shape[:1] != (len(fed.places),):
-        raise ConfigError(
-            f"the model answers {list(predictions.shape)} for {len(fed.places)} records: the first "
-            "dimension must be the record"
-        )
-    return predictions
