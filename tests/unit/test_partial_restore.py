@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+from backstay._proto.v1 import job_pb2
 from backstay.checkpoint.remote import RestoreState
+from backstay.cli.audit import audit_lines
+from backstay.cli.exit_codes import EXIT_FAILED
+from backstay.cli.progress import Servers, Show, summary_lines
+from backstay.cli.supervisor import Outcome
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import CheckpointRefused
 from backstay.master.core.progress import JobProgress
@@ -19,6 +27,7 @@ from backstay.pserver.checkpoints.jobs import (
     progress_of_jobs,
     refuse_while_jobs_go_on,
 )
+from backstay.trainer.worker.audit import RecordsAudit
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -115,3 +124,21 @@ def test_a_job_is_inexact_until_it_goes_back_with_all_slots(tmp_path: Path) -> N
             await job.journal.durable(DURABLE_S)
 
     run(scenario)
+
+
+def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
+    why = "since 2026-01-01T00:00:00Z, pass 2: slots lost all their copies and began anew"
+    status = job_pb2.JobStatus(job="counting", state="running", inexact=why)
+    assert f"records may count never or twice {why}" in summary_lines(status)
+    console = Console(file=StringIO(), width=200)
+    with Show("counting", console=console) as shown:
+        shown.update(status, Servers(2, 2))
+    assert why in cast(StringIO, console.file).getvalue()
+    # Counters may be right by chance, or have been in other slots.
+    audit = RecordsAudit(1, 10, 10, 0, 0, 0, ())
+    assert audit.records_counted_once
+    audit = replace(audit, inexact=why)
+    assert not audit.records_counted_once
+    assert audit_lines(audit)[0] == "records_counted_once false"
+    assert any(why in line for line in audit_lines(audit))
+    assert Outcome(status, "done", "", 1.0, audit, is_finished=True).exit_code == EXIT_FAILED

@@ -65,7 +65,7 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     if metrics:
         lines.append(metrics)
     if status.inexact:
-        lines.append(f"records may count never or twice {status.inexact}")
+        lines.append(_inexact_text(status))
     if status.bad_records:
         lines.append(f"{status.bad_records:,} damaged records were skipped")
     if status.parked:
@@ -129,14 +129,14 @@ class Show:
         if self._quiet:
             return
         if self._live is not None:
-            self._live.update(self._picture(status, servers, trouble or status.trouble))
+            self._live.update(self._picture(status, servers, _notes(status, trouble)))
             return
         now_s = time.monotonic()
         if now_s < self._next_line_s and round_text(status) == self._last_round:
             return
         self._next_line_s = now_s + LINE_PAUSE_S
         self._last_round = round_text(status)
-        self.say(_line(status, servers, trouble or status.trouble))
+        self.say(_line(status, servers, _notes(status, trouble)))
 
     def _picture(self, status: job_pb2.JobStatus, servers: Servers, trouble: str) -> RenderableType:
         tasks = status.tasks
@@ -168,6 +168,16 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
     if status.parked or status.bad_records:
         figures.append(("parked", f"{status.parked} tasks, {status.bad_records} damaged records"))
     return figures
+
+
+def _inexact_text(status: job_pb2.JobStatus) -> str:
+    return f"records may count never or twice {status.inexact}"
+
+
+def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
+    """Return what is to be said of a job beside its figures; empty: nothing."""
+    inexact = _inexact_text(status) if status.inexact else ""
+    return "; ".join(filter(None, [trouble or status.trouble, inexact]))
 
 
 def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:
