@@ -8,6 +8,7 @@ master's record one elsewhere.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import time
@@ -16,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from backstay.cli.servers import JobServers
-from backstay.errors import ConfigError, JobRefused
-from backstay.master.job_client import JobEntry, forget_job, list_jobs
+from backstay.errors import ConfigError, JobRefused, Stopping, StoreUnavailable, TransportError
+from backstay.master.job_client import find_job, forget_job
 
 __all__ = ["forget", "goes_on", "sole_run"]
 
@@ -25,6 +26,8 @@ LOCK_NAME = "lock"
 # A master that was killed is gone when its lease is over.
 OFFICE_LIMIT_S = 8.0
 LOOK_PAUSE_S = 0.25
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -70,9 +73,18 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
     """
     if servers.are_own:
         return servers.are_restored
-    deadline_s = time.monotonic() + OFFICE_LIMIT_S
+    deadline_s, said = time.monotonic() + OFFICE_LIMIT_S, ""
     while True:
-        entry = _entry(servers, job)
+        try:
+            entry = find_job(servers.endpoints, job, config=servers.config)
+        except (TransportError, StoreUnavailable, Stopping) as error:
+            # They were reached: they are waited for, as the master would wait for them.
+            if str(error) != said:
+                said = str(error)
+                log.warning("waiting: %s", said)
+            if stopped(LOOK_PAUSE_S):
+                raise
+            continue
         if entry is None or not entry.master_address:
             return entry is not None
         if time.monotonic() > deadline_s or stopped(LOOK_PAUSE_S):
@@ -97,8 +109,3 @@ def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> N
                 raise
         else:
             return
-
-
-def _entry(servers: JobServers, job: str) -> JobEntry | None:
-    entries = list_jobs(servers.endpoints, config=servers.config)
-    return next((entry for entry in entries if entry.job == job), None)
