@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
@@ -29,6 +29,13 @@ from backstay.master.open_round import worker_policy
 from tests.unit.memory_nodes import run
 
 METRIC = "auc"
+EARLY_STOPS = st.builds(
+    EarlyStop,
+    metric=st.just(METRIC),
+    mode=st.sampled_from(["max", "min"]),
+    patience=st.integers(1, 3),
+    min_delta=st.sampled_from([0.0, 0.1]),
+)
 # A course that never ends is a fault, too.
 TURNS_MAX = 2000
 
@@ -51,10 +58,15 @@ class Turn:
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[JobSpec, dict[str, TaskTable]]:
+def jobs(
+    draw: st.DrawFn,
+    kinds: Sequence[str] = ("train", "train and evaluate", "evaluate", "predict"),
+    *,
+    ends_early: bool = True,
+) -> tuple[JobSpec, dict[str, TaskTable]]:
     """A job of any kind, and its data cut into tasks."""
     data = DataSpec(paths=("somewhere.csv",))
-    kind = draw(st.sampled_from(["train", "train and evaluate", "evaluate", "predict"]))
+    kind = draw(st.sampled_from(kinds))
     fields: dict[str, object] = {
         "train": {"training": data},
         "train and evaluate": {"training": data, "validation": data},
@@ -63,19 +75,10 @@ def jobs(draw: st.DrawFn) -> tuple[JobSpec, dict[str, TaskTable]]:
     }[kind]  # type: ignore[assignment]
     if kind.startswith("train"):
         fields["epochs"] = draw(st.integers(1, 4))
-        fields["max_steps"] = draw(st.sampled_from([0, 0, 1, 7, 30]))
+        fields["max_steps"] = draw(st.sampled_from([0, 0, 1, 7, 30])) if ends_early else 0
     if kind == "train and evaluate":
         fields["evaluation_every_steps"] = draw(st.sampled_from([0, 0, 1, 5, 40]))
-        fields["early_stop"] = draw(
-            st.none()
-            | st.builds(
-                EarlyStop,
-                metric=st.just(METRIC),
-                mode=st.sampled_from(["max", "min"]),
-                patience=st.integers(1, 3),
-                min_delta=st.sampled_from([0.0, 0.1]),
-            )
-        )
+        fields["early_stop"] = draw(st.none() | EARLY_STOPS if ends_early else st.none())
     spec = JobSpec(
         name="walked",
         model="model.py",
@@ -175,6 +178,7 @@ def with_a_master(
     return turns, reasons[0]
 
 
+@settings(max_examples=200, deadline=None)
 @given(jobs(), st.lists(st.floats(allow_infinity=False), max_size=12))
 def test_one_process_does_what_one_worker_of_a_cluster_does(
     job: tuple[JobSpec, dict[str, TaskTable]], values: list[float]
@@ -183,10 +187,10 @@ def test_one_process_does_what_one_worker_of_a_cluster_does(
     assert alone(spec, tables, values) == with_a_master(spec, tables, values)
 
 
-@given(jobs())
+@settings(deadline=None)
+@given(jobs(("train", "train and evaluate"), ends_early=False))
 def test_each_pass_goes_once_over_every_record(job: tuple[JobSpec, dict[str, TaskTable]]) -> None:
     spec, tables = job
-    assume(spec.training is not None and not spec.max_steps and spec.early_stop is None)
     turns, reason = alone(spec, tables, [])
     assert reason == ""
     table = tables["training"]
