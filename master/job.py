@@ -35,6 +35,7 @@ from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
 from backstay.master.open_round import Given, OpenRound, worker_policy
 from backstay.master.rows_change import RowsIdentity
+from backstay.master.stalls import Stalls
 from backstay.trainer.metrics import METRICS
 
 __all__ = ["Job", "Records"]
@@ -103,6 +104,7 @@ class Job:
         self.tasks_since_checkpoint = 0
         self.checkpoint_due = False
         self.trouble: dict[str, str] = {}
+        self.stalls = Stalls(self.spec, self.known, lambda: self.rounds.values())
         self._changed = asyncio.Event()
         self._count_all_steps()
 
@@ -160,6 +162,7 @@ class Job:
                 if grant.twin:
                     log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
                 self.rounds.stage(opened)
+                self.stalls.begins(worker, self.now())
                 return Given(opened, HeldTask(grant.task, grant.attempt, grant.first_batch))
         return None
 
@@ -281,7 +284,8 @@ class Job:
         self.known.forget(worker)
 
     def expire(self) -> None:
-        """Take back the tasks whose holds have run out."""
+        """Take back the tasks whose holds have run out, or whose workers hang."""
+        self.stalls.look(self.now())
         for opened in self.rounds.values():
             tasks = opened.ledger.expire(self.now())
             if tasks:

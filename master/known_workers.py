@@ -37,6 +37,9 @@ class KnownWorker:
         request: Number of its last request for a task.
         answer: What it was answered; None: nothing.
         knows_end: It was told that the job is over.
+        waiting_s: How long it has been waiting for other workers; 0: it does not.
+        waits_for: For whom, as far as it knows.
+        note: What people should know of it; empty: nothing.
         sync_address: Where others can take part in its steps; empty: nowhere.
         has_program: Its model file and its tables are as the job's: it works, or may.
     """
@@ -53,6 +56,9 @@ class KnownWorker:
     request: int = 0
     answer: Any = None
     knows_end: bool = False
+    waiting_s: float = 0.0
+    waits_for: tuple[str, ...] = ()
+    note: str = ""
     sync_address: str = ""
     has_program: bool = False
     measured_s: float = 0.0

@@ -6,6 +6,7 @@ Who holds the task leads its steps; who asks for one meanwhile is sent there. Va
 from __future__ import annotations
 
 from backstay.course.rounds import RoundKind
+from backstay.master.core.holds import HeldTask
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import Given, OpenRound
 
@@ -20,12 +21,12 @@ def is_led(opened: OpenRound) -> bool:
 def led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Given | None:
     """Return the task of whoever leads.
 
-    None if nobody is known to: the leader has not been heard of since this master began, or it is
-    this worker itself.
+    None if nobody is known to: the leader has not been heard of since this master began, it hangs,
+    or it is this worker itself.
     """
-    for name in sorted(opened.ledger.workers - {worker}):
-        held = opened.ledger.record_of(name).held
-        leader = known.get(name)
-        if held and leader is not None and leader.sync_address:
-            return Given(opened, held[0], leader.sync_address)
+    for hold in opened.ledger.holds:
+        leader = known.get(hold.worker)
+        leads = hold.worker != worker and not (hold.lapsed or hold.withdrawn)
+        if leads and leader is not None and leader.sync_address:
+            return Given(opened, HeldTask(hold.task, hold.attempt, 0), leader.sync_address)
     return None

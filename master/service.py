@@ -145,14 +145,21 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         known.measure(request.examples, request.steps, loss, job.now())
         # It may have told its tables to an earlier master.
         known.has_program |= bool(request.holds)
+        job.stalls.heard(
+            known.id, request.steps, request.waiting_ms / 1000, request.waits_for, job.now()
+        )
         revoked = job.renew(known.id, [_held(job, one) for one in request.holds])
+        led = job.stalls.led()
         return job_pb2.KeepHoldsResponse(
             revoked=[_hold_message(round_id, held) for round_id, held in revoked],
             stop=job.is_over,
             stop_reason=job.state.reason or job.state.state if job.is_over else "",
             hold_ttl_ms=job.hold_ttl_ms,
             job_steps=job.course.steps,
-            training=_training_instances(job),
+            training=job.stalls.clocks(),
+            led=None
+            if led is None
+            else _hold_message(led[0], HeldTask(led[1].task, led[1].attempt, 0)),
         )
 
     async def Complete(  # noqa: N802
@@ -318,21 +325,6 @@ def _hold(message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
     return RoundId(kind, message.round), held
 
 
-def _training_instances(job: Job) -> list[int]:
-    """Return the instances of the workers that hold a training task, where the mode needs them."""
-    if job.spec.mode.kind != "bounded":
-        return []
-    holders = {
-        name
-        for opened in job.rounds.values()
-        if opened.id.kind is RoundKind.TRAINING
-        for name in opened.ledger.workers
-        if opened.ledger.record_of(name).held
-    }
-    found = (job.known.get(name) for name in sorted(holders))
-    return [known.instance for known in found if known is not None]
-
-
 def _held(job: Job, message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
     """Return a hold that this master, or one before it, gave.
 
@@ -365,6 +357,7 @@ def _task_message(job: Job, given: Given) -> job_pb2.Task:
         first_batch=given.hold.settled,
         shuffle_seed=given.round.seed_of(job.spec, given.hold.task),
         leader=given.leader,
+        training=job.stalls.clocks(),
         evaluation=newest_evaluation(job),
     )
 

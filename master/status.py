@@ -193,6 +193,7 @@ def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
             examples=known.examples,
             examples_per_s=known.examples_per_s if is_alive else 0.0,
             silent_ms=int(silent_s * 1000),
+            note=known.note,
         )
         if known.loss is not None:
             worker.loss = known.loss

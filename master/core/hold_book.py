@@ -26,6 +26,7 @@ class Hold:
         "lapsed",
         "task",
         "timed",
+        "withdrawn",
         "worker",
     )
 
@@ -46,6 +47,8 @@ class Hold:
         self.expires_s = expires_s
         self.lapsed = False
         self.ended = False
+        # Why it is not renewed any more, so that it ends with its time; empty: it is.
+        self.withdrawn = ""
         # Whether the time from its grant to its end is that of the whole task.
         self.timed = False
 

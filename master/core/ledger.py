@@ -133,7 +133,7 @@ class TaskLedger:
         revoked = []
         for held in holds:
             hold = self._book.find(worker, held.task, held.attempt)
-            if hold is None:
+            if hold is None or hold.withdrawn:
                 revoked.append(held)
                 continue
             self._batches.settle(held.task, held.settled)
@@ -378,12 +378,14 @@ class TaskLedger:
         """The workers that hold a task or have streams to close."""
         return frozenset((self._book.workers | self._streams.workers) - {NOBODY})
 
-    def record_of(self, worker: str) -> WorkerRecord:
-        """Return a worker's holds and streams to close, as the journal keeps them.
+    @property
+    def holds(self) -> Iterable[Hold]:
+        """All holds, live and lapsed; one that the caller has ``withdrawn`` is not renewed."""
+        return self._book
 
-        Nobody "holds", by no attempt, the tasks to do that have settled batches.
-        """
-        if worker == NOBODY:
+    def record_of(self, worker: str) -> WorkerRecord:
+        """Return a worker's holds and streams to close, as the journal keeps them."""
+        if worker == NOBODY:  # it "holds", by no attempt, tasks to do that have settled batches
             held = [HeldTask(task, 0, settled) for task, settled in self._batches.aside()]
         else:
             held = [
@@ -458,7 +460,7 @@ class TaskLedger:
     def _end_lapsed(self, task: int) -> None:
         for hold in self._book.of_task(task):
             if hold.lapsed:
-                self._end_fruitless(hold, "it was not renewed in time")
+                self._end_fruitless(hold, hold.withdrawn or "it was not renewed in time")
 
     def _came_back(self, task: int, to_front: bool) -> None:
         """Queue or park a task of which a hold has ended or lapsed, unless somebody holds it."""

@@ -274,6 +274,14 @@ class JobSpec:
         minimum=1.0,
     )
     straggler_min_s: float = entry(30.0, "... but not before it has taken this long.", minimum=0.0)
+    step_limit_s: float = entry(
+        30.0,
+        "sync, bounded: how long others wait for a worker's step, though not less than "
+        "`straggler_factor` times as long as steps usually take, and four times as long for the "
+        "first one of a process.",
+        minimum=0.1,
+        maximum=86_400.0,
+    )
     audit: bool = entry(
         False,
         "Count each record of a pass in a table of the servers; `jobs audit` reads it.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -276,8 +277,8 @@ def test_nobody_gets_farther_ahead_than_agreed(endpoints: list[str], client: Cli
             )
 
         slow, fast = gate(1, client), gate(2, second)
-        slow.begin_task()
-        fast.begin_task()
+        slow.begin_task(working)
+        fast.begin_task(working)
         reached = threading.Semaphore(0)
         failures: list[BaseException] = []
 
@@ -306,8 +307,55 @@ def test_nobody_gets_farther_ahead_than_agreed(endpoints: list[str], client: Cli
         assert failures == []
         # Coming back, it begins where the other is.
         working.add(1)
-        slow.begin_task()
+        slow.begin_task(working)
         assert slow.clock == 20
+
+
+def gate_of(client: Client, table: str, own: int, *others: int, **more: Any) -> StalenessGate:
+    return StalenessGate(
+        client, table, own, 2, others=lambda: others, is_revoked=lambda: False, **more
+    )
+
+
+def test_a_new_worker_begins_where_the_slowest_one_is(client: Client) -> None:
+    """Whom the master names is known with the task, whatever the last sign of life told."""
+    old = [gate_of(client, "clocks-new", own) for own in (1, 2)]
+    for gate in old:
+        gate.begin_task([])
+    for gate, steps in zip(old, (9, 11), strict=True):
+        for _ in range(steps):
+            gate.step()
+    new = [gate_of(client, "clocks-new", own) for own in (3, 4)]
+    # The other one that is new has no clock yet, which is not a clock of 0.
+    new[0].begin_task([1, 2, 3, 4])
+    new[1].begin_task([1, 2, 3, 4])
+    assert [gate.clock for gate in new] == [9, 9]
+    # A process that has the name of one before it begins anew, too.
+    again = gate_of(client, "clocks-new", 3)
+    again.begin_task([1, 2, 3, 4])
+    assert again.clock == 9
+
+
+def test_a_clock_that_stood_still_holds_nobody_up(client: Client) -> None:
+    now_s = 0.0
+    idle = gate_of(client, "clocks-idle", 1, now=lambda: now_s)
+    idle.begin_task([])
+    idle.step()
+    ahead = gate_of(client, "clocks-idle", 2)
+    ahead.begin_task([])
+    for _ in range(50):
+        ahead.step()
+    # It begins beside one that was idle for long, which the master names again.
+    new = gate_of(client, "clocks-idle", 3)
+    new.begin_task([1, 2, 3])
+    assert new.clock == 50 - 2 - 1
+    # Nobody waited for this one while its step took so long.
+    idle = gate_of(client, "clocks-idle", 1, 2, 3, now=lambda: now_s)
+    idle.begin_task([])
+    idle.step()
+    now_s = 60.0
+    idle.step()
+    assert idle.clock == 50 - 2 - 1 + 1
 
 
 def test_a_wait_ends_when_the_task_is_revoked(client: Client) -> None:
@@ -315,7 +363,9 @@ def test_a_wait_ends_when_the_task_is_revoked(client: Client) -> None:
     gate = StalenessGate(
         client, "clocks-revoked", 1, 1, others=lambda: {1, 2}, is_revoked=revoked.is_set
     )
-    gate.begin_task()
+    other = gate_of(client, "clocks-revoked", 2)
+    other.begin_task([])
+    gate.begin_task([])
     gate.step()
     threading.Timer(0.2, revoked.set).start()
     with pytest.raises(HoldLost, match="another worker"):

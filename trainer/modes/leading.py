@@ -8,6 +8,7 @@ thread of its own runs the service; the training thread cuts, computes, gathers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -26,6 +27,8 @@ from backstay.trainer.modes.gathering import Gradient, Piece
 from backstay.trainer.modes.step_book import Contribution, StepBook
 
 __all__ = ["FollowedTask", "LedTask", "StepLeader", "gradients_of", "parts_of"]
+
+_LOG = logging.getLogger(__name__)
 
 # Below the limit of a message, with room for keys.
 PART_BYTES_MAX = 8 * 1024 * 1024
@@ -96,6 +99,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         self._task: LedTask | None = None
         self._book = StepBook()
         self._queues: dict[int, asyncio.Queue[sync_pb2.SyncStep | None]] = {}
+        self._names: dict[int, str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sync", daemon=True)
         self._server: ControlServer | None = None
@@ -140,6 +144,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         with self._changed:
             self._task = None
             queues, self._queues = list(self._queues.values()), {}
+            self._names = {}
         for queue in queues:
             self._loop.call_soon_threadsafe(queue.put_nowait, None)
 
@@ -161,6 +166,17 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
                 self._loop.call_soon_threadsafe(queue.put_nowait, step)
         return own
 
+    @property
+    def partners(self) -> Sequence[int]:
+        """Instances of those who have a piece of the step that was cut last."""
+        with self._changed:
+            return self._book.partners
+
+    def awaited(self) -> list[str]:
+        """Return the names of those whose piece is still to come; from any thread."""
+        with self._changed:
+            return [self._names.get(one, str(one)) for one in self._book.awaited()]
+
     def gather(self, patience_s: float) -> tuple[list[Contribution], list[Piece]]:
         """Wait for the followers' pieces; return what has come, and what the leader must do itself.
 
@@ -173,6 +189,12 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     for late in self._book.awaited():
+                        _LOG.warning(
+                            "worker %s has not delivered its piece in %.1f s: it loses its place, "
+                            "and this worker computes the piece",
+                            self._names[late],
+                            patience_s,
+                        )
                         self._drop(late)
                     break
                 self._changed.wait(left_s)
@@ -188,6 +210,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         with self._changed:
             self._check_leading(request.task)
             self._book.join(request.instance)
+            self._names[request.instance] = request.worker_id or str(request.instance)
             self._queues[request.instance] = queue
             self._changed.notify_all()
         try:
@@ -241,7 +264,13 @@ class FollowedTask:
     """A task that another worker leads: its steps in, gradients out."""
 
     def __init__(
-        self, address: str, task: LedTask, instance: int, security: SecurityConfig, deadline_ms: int
+        self,
+        address: str,
+        task: LedTask,
+        instance: int,
+        security: SecurityConfig,
+        deadline_ms: int,
+        worker_id: str = "",
     ) -> None:
         """Prepare; nothing is asked yet.
 
@@ -251,7 +280,9 @@ class FollowedTask:
             instance: Of this process.
             security: Token and TLS.
             deadline_ms: Of one call.
+            worker_id: Name of this worker, for people.
         """
+        self._worker_id = worker_id
         self._address = address
         self._task = task.to_message()
         self._instance = instance
@@ -270,7 +301,9 @@ class FollowedTask:
         """
         with rpc.mapped_errors(self._address):
             if self._call is None:
-                request = sync_pb2.FollowRequest(task=self._task, instance=self._instance)
+                request = sync_pb2.FollowRequest(
+                    task=self._task, instance=self._instance, worker_id=self._worker_id
+                )
                 self._call = self._stub.Follow(request)
             step = next(self._call, None)
         if step is None:

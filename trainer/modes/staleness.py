@@ -9,6 +9,7 @@ those that hold a task of the pass. May import the client and numpy.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -23,6 +24,8 @@ __all__ = ["StalenessGate", "clock_of", "row_of"]
 LIMB = 1 << 24
 FIRST_PAUSE_S = 0.001
 MAX_PAUSE_S = 0.02
+# A worker that took longer than this for a step looks how far the others are.
+CATCH_UP_S = 1.0
 
 
 def row_of(clock: int) -> list[float]:
@@ -36,7 +39,10 @@ def clock_of(row: np.ndarray) -> int:
 
 
 class StalenessGate:
-    """One worker's clock, and the wait for those of the others."""
+    """One worker's clock, and the wait for those of the others.
+
+    A row holds the clock plus one; 0 stands for a worker that has not begun.
+    """
 
     def __init__(
         self,
@@ -47,17 +53,19 @@ class StalenessGate:
         *,
         others: Callable[[], Collection[int]],
         is_revoked: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare, and create the table of the clocks if it is not there.
+        """Prepare, create the table of the clocks if it is not there, and take no part yet.
 
         Args:
             client: Connected.
             table_name: The same in all workers of the job.
-            own: This worker's instance; the key of its row.
+            own: This worker's clock; the key of its row.
             staleness: Most steps that it may be ahead.
-            others: The instances of the workers that hold a task of the pass now, as the master
-                said last; its own among them or not.
+            others: The clocks of the workers that are to be waited for, as the master said last;
+                its own among them or not.
             is_revoked: Whether the task that is worked on is another worker's by now.
+            now: Seconds on a clock that never goes back.
         """
         spec = TableSpec.sparse(table_name, 2, optimizer=SGD(1.0), initializer=Zeros())
         self._client = client
@@ -66,19 +74,29 @@ class StalenessGate:
         self._staleness = staleness
         self._others = others
         self._is_revoked = is_revoked
+        self._now = now
         self._pause = threading.Event()
         self.clock = 0
         # Clocks only grow, so what was the least once is a bound for ever; of a changed set of
         # workers it is not.
         self._least = 0
         self._of: frozenset[int] = frozenset()
+        self._stepped_s = now()
+        # What a process that had this name before wrote is of no use.
+        self._write(0)
 
-    def begin_task(self) -> None:
-        """Take part again: begin where the slowest one is, so that nobody waits for this one."""
-        least = self._read_least()
-        if least is not None:
-            self.clock = max(self.clock, least)
-        self._write()
+    def begin_task(self, others: Collection[int]) -> None:
+        """Take part: begin where the slowest one is, so that nobody waits for this one.
+
+        Args:
+            others: The clocks of all that have a task, its own among them or not.
+        """
+        clocks = self._read(others)
+        if clocks:
+            # A clock that stands still since its worker's task before this one is no present one.
+            self.clock = max(self.clock, min(clocks), self._behind(clocks))
+        self._write(self.clock + 1)
+        self._stepped_s = self._now()
 
     def step(self) -> None:
         """Count a step that is about to begin, and wait until it may.
@@ -87,17 +105,27 @@ class StalenessGate:
             HoldLost: The task was revoked meanwhile.
             BackstayError: The clocks cannot be read or written; see ``Client.pull``.
         """
+        if self._now() - self._stepped_s > CATCH_UP_S:
+            # The others may have gone on without this one: nobody is to wait until it has done
+            # what they have done.
+            clocks = self._read(self._others())
+            self.clock = max(self.clock, self._behind(clocks))
         self.clock += 1
-        self._write()
+        self._write(self.clock + 1)
         pause_s = FIRST_PAUSE_S
         while self.clock - self._known_least() > self._staleness:
             if self._is_revoked():
                 raise HoldLost("the task was given to another worker while this one waited")
-            least = self._read_least()
-            self._least = self.clock if least is None else least
+            self._least = min(self._read(self._others()), default=self.clock)
             if self.clock - self._least > self._staleness:
                 self._pause.wait(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        self._stepped_s = self._now()
+
+    def _behind(self, clocks: Collection[int]) -> int:
+        """Return the lowest clock that a worker can have which the others have waited for."""
+        # Who waits has counted the step that it is about to begin.
+        return max(clocks, default=0) - self._staleness - 1
 
     def _known_least(self) -> int:
         now = frozenset(self._others()) - {self._own}
@@ -106,13 +134,14 @@ class StalenessGate:
             self._least = 0
         return self._least if now else self.clock
 
-    def _read_least(self) -> int | None:
-        others = sorted(frozenset(self._others()) - {self._own})
+    def _read(self, workers: Collection[int]) -> list[int]:
+        """Return the clocks of others, as far as they have begun."""
+        others = sorted(frozenset(workers) - {self._own})
         if not others:
-            return None
+            return []
         rows = self._client.pull(self._table, np.array(others, np.uint64))
-        return min(clock_of(row) for row in rows)
+        return [clock - 1 for clock in map(clock_of, rows) if clock]
 
-    def _write(self) -> None:
-        row = np.array([row_of(self.clock)], np.float32)
+    def _write(self, clock: int) -> None:
+        row = np.array([row_of(clock)], np.float32)
         self._client.assign(self._table, np.array([self._own], np.uint64), row)

@@ -90,6 +90,11 @@ class StepBook:
         contribution.loss = loss
         return True
 
+    @property
+    def partners(self) -> Sequence[int]:
+        """Who has a piece of this step; empty between two steps."""
+        return tuple(self._contributions)
+
     def awaited(self) -> Sequence[int]:
         """Return those whose piece is still to come."""
         return tuple(

@@ -5,8 +5,10 @@ Imports the generated messages and numpy; does no I/O.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -25,6 +27,7 @@ __all__ = [
     "TaskKind",
     "Wait",
     "bad_record_messages",
+    "clock_of_worker",
     "evaluation_of_message",
     "hold_message",
     "key_of",
@@ -69,6 +72,7 @@ class Task:
         leader: Sync mode: the hold is that of the worker at this address, and this one takes part
             in its steps. Empty: the hold is this worker's.
         evaluation: The newest one of the job that is over; None: none is.
+        training: Bounded mode: the clocks of the workers that have a training task.
     """
 
     kind: TaskKind
@@ -83,6 +87,7 @@ class Task:
     held_until: float
     leader: str = ""
     evaluation: Evaluation | None = None
+    training: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,12 @@ class HeldTask(Protocol):
     @property
     def settled(self) -> int:
         """Batches of the task, from 0, that are acknowledged everywhere."""
+
+
+@lru_cache(maxsize=32_768)
+def clock_of_worker(worker_id: str) -> int:
+    """Return the key (u64) of a worker's clock in bounded mode; any master knows it by the name."""
+    return int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little")
 
 
 def key_of(task: Task) -> tuple[str, int, int]:

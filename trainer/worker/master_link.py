@@ -44,6 +44,7 @@ from backstay.trainer.worker.job_tasks import (
     key_of_message,
     outputs_message,
 )
+from backstay.trainer.worker.peers import Peers
 
 __all__ = ["MasterLink"]
 
@@ -106,7 +107,7 @@ class MasterLink:
         self._ttl_s = 0.0
         self._stop_reason: str | None = None
         self._job_steps = 0
-        self._training: frozenset[int] = frozenset()
+        self.peers = Peers()
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -212,6 +213,7 @@ class MasterLink:
             held_until=self._until(sent_s),
             leader=answer.task.leader,
             evaluation=evaluation_of_message(answer.task),
+            training=frozenset(answer.task.training),
         )
 
     def streams_to_close(self, rows: tuple[int, int] | None = None) -> list[tuple[int, int]]:
@@ -341,11 +343,6 @@ class MasterLink:
         """What tells this process from others that had its name."""
         return self._who.instance
 
-    @property
-    def training_instances(self) -> frozenset[int]:
-        """In bounded mode: workers that hold a training task, as of the last sign of life."""
-        return self._training
-
     def leave(self, reason: str = "") -> None:
         """Say that this worker ends in good order; what it holds goes back.
 
@@ -410,6 +407,7 @@ class MasterLink:
         for one in held.values():
             settled = one.task.first_batch if one.held is None else one.held.settled
             request.holds.append(hold_message(one.task, settled))
+        self.peers.tell(request)
         sent_s = 0.0
 
         def ask(stub: JobStub, timeout: float) -> job_pb2.KeepHoldsResponse:
@@ -422,7 +420,7 @@ class MasterLink:
         answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
         self._ttl_s = answer.hold_ttl_ms / 1000
         self._job_steps = answer.job_steps
-        self._training = frozenset(answer.training)
+        self.peers.learn(answer, sent_s)
         revoked = {key_of_message(one) for one in answer.revoked}
         for key, one in held.items():
             if one.held is None or one.ending:

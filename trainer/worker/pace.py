@@ -18,6 +18,7 @@ from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
 from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.peers import Peers
 from backstay.trainer.worker.task_feed import Fed, TaskFeed
 
 __all__ = ["BoundedPace", "Follower", "GeoPace", "Pace"]
@@ -94,18 +95,16 @@ class BoundedPace(Pace):
 
     Args:
         job: Name of the job.
-        own: Instance of this worker.
+        own: Clock of this worker.
         staleness: See there.
-        others: Instances of the workers that hold a training task.
+        peers: The other workers.
     """
 
-    def __init__(
-        self, job: str, own: int, staleness: int, others: Callable[[], frozenset[int]]
-    ) -> None:
+    def __init__(self, job: str, own: int, staleness: int, peers: Peers) -> None:
         self._job = job
         self._own = own
         self._staleness = staleness
-        self._others = others
+        self._peers = peers
         self._gate: StalenessGate | None = None
         self._work: HeldWork | None = None
 
@@ -116,7 +115,7 @@ class BoundedPace(Pace):
             f"{self._job}/__clocks",
             self._own,
             self._staleness,
-            others=self._others,
+            others=lambda: self._peers.training,
             is_revoked=lambda: self._work is not None and self._work.is_revoked,
         )
         return client
@@ -125,12 +124,13 @@ class BoundedPace(Pace):
         """Take part from where the slowest one is."""
         assert self._gate is not None
         self._work = work
-        self._gate.begin_task()
+        self._gate.begin_task(work.task.training)
 
     def begin_batch(self) -> None:
         """Wait for who is behind."""
         assert self._gate is not None
-        self._gate.step()
+        with self._peers.waiting(tuple):
+            self._gate.step()
 
 
 class GeoPace(Pace):

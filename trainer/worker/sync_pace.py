@@ -32,7 +32,7 @@ from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, p
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.pieces import piece_of
 from backstay.trainer.worker.held_work import HeldWork
-from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.job_tasks import Task, clock_of_worker
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
 from backstay.trainer.worker.task_feed import Fed, TaskFeed
@@ -45,8 +45,8 @@ T = TypeVar("T")
 # A follower that takes so many times as long as the leader loses its place, but not before ...
 PATIENCE_FACTOR = 5.0
 PATIENCE_MIN_S = 2.0
-# ... and the first step of a follower has its framework to warm up.
-FIRST_PATIENCE_S = 30.0
+# ... and its first step, with a framework to warm up, may take the job's ``step_limit_s``.
+SEEN_MAX = 10_000
 # How often it is looked whether this worker is to end while it waits for a step.
 LOOK_S = 0.2
 CALL_DEADLINE_MS = 10_000
@@ -57,8 +57,10 @@ class SyncPace(Pace):
 
     Args:
         host: Where this worker's followers reach it; a port of the system's choice is taken.
-        instance: Of this worker.
+        link: Joined.
         security: Token and certificates.
+        step_limit_s: How long a step of a follower may take, in any case ...
+        straggler_factor: ... and so many times as long as this worker's own piece.
 
     Raises:
         ListenError: The host cannot be listened on.
@@ -66,12 +68,22 @@ class SyncPace(Pace):
 
     overlaps_tasks = False
 
-    def __init__(self, host: str, instance: int, security: SecurityConfig) -> None:
-        self._instance = instance
+    def __init__(
+        self,
+        host: str,
+        link: MasterLink,
+        security: SecurityConfig,
+        step_limit_s: float,
+        straggler_factor: float,
+    ) -> None:
+        self._link = link
         self._security = security
+        self._step_limit_s = step_limit_s
+        self._straggler_factor = straggler_factor
         self._leader = StepLeader(host, security)
         self._leader.start()
-        self._seen: frozenset[int] = frozenset()
+        # Followers that have had a step: one that lost its place is no beginner when it is back.
+        self._seen: set[int] = set()
         self._client: Client | None = None
         self._gathering: GatheringClient | None = None
 
@@ -105,7 +117,8 @@ class SyncPace(Pace):
         begun_s = time.monotonic()
         parts = [self._piece(program, fed, self._leader.cut(fed.number, len(fed.places)))]
         own_s = time.monotonic() - begun_s
-        whole, left = self._leader.gather(self._patience_s(own_s))
+        with self._link.peers.waiting(self._leader.awaited):
+            whole, left = self._leader.gather(self._patience_s(own_s))
         parts += [(one.piece.count, one.gradients, one.loss) for one in whole]
         parts += [self._piece(program, fed, piece) for piece in left]
         gradients = put_together([(count, gradients) for count, gradients, _ in parts])
@@ -115,12 +128,17 @@ class SyncPace(Pace):
     def follow(self, task: Task, program: Program, ways: Follower) -> int:
         """Take part in a task until its leader ends it, drops this worker or is gone."""
         led = LedTask(task.round, task.number, task.attempt)
-        followed = FollowedTask(task.leader, led, self._instance, self._security, CALL_DEADLINE_MS)
+        followed = FollowedTask(
+            task.leader, led, self._link.instance, self._security, CALL_DEADLINE_MS,
+            self._link.worker_id,
+        )  # fmt: skip
         ended = threading.Event()
+        begun_s = time.monotonic()
 
         def watch() -> None:
             while not ended.wait(LOOK_S):
-                if ways.is_unwanted():
+                # A leader that hangs, or stands still, ends no stream.
+                if ways.is_unwanted() or not self._link.peers.is_led(task, begun_s):
                     followed.cancel()
                     return
 
@@ -166,10 +184,13 @@ class SyncPace(Pace):
         return piece.count, self._gathering.take(), loss
 
     def _patience_s(self, own_s: float) -> float:
-        now = frozenset(self._leader.followers)
-        is_first = bool(now - self._seen)
-        self._seen = now
-        return FIRST_PATIENCE_S if is_first else max(PATIENCE_MIN_S, PATIENCE_FACTOR * own_s)
+        """Return how long pieces of this step may take once this worker's own is done."""
+        partners = set(self._leader.partners)
+        most_s = max(self._step_limit_s, self._straggler_factor * own_s)
+        if partners - self._seen:
+            self._seen = partners | (self._seen if len(self._seen) < SEEN_MAX else set())
+            return most_s
+        return max(PATIENCE_MIN_S, min(PATIENCE_FACTOR * own_s, most_s))
 
 
 def pace_of(
@@ -191,9 +212,7 @@ def pace_of(
     if spec.training is None or mode.kind == "async":
         return Pace()
     if mode.kind == "bounded":
-        return BoundedPace(
-            spec.name, link.instance, mode.staleness, lambda: link.training_instances
-        )
+        return BoundedPace(spec.name, clock_of_worker(link.worker_id), mode.staleness, link.peers)
     if mode.kind == "geo":
         return GeoPace(mode.local_steps)
     host = own_host(endpoints[0])
@@ -207,7 +226,7 @@ def pace_of(
             f"token: must be set: sync mode listens on {host} for the other workers, and takes "
             "gradients from whoever shows it"
         )
-    pace = SyncPace(host, link.instance, security)
+    pace = SyncPace(host, link, security, spec.step_limit_s, spec.straggler_factor)
     link.lead_at(pace.address)
     return pace
 

@@ -50,6 +50,9 @@ def _print_work(status: job_pb2.JobStatus) -> None:
         f"wanted ({status.workers_min} to {status.workers_max})"
     )
     print_whole(Console(), table)
+    for worker in status.workers:
+        if worker.note:
+            click.echo(f"{worker.id}: {worker.note}")
 
 
 def print_parked(one: job_pb2.ParkedTask) -> None:

@@ -135,6 +135,7 @@ class Task(_message.Message):
     SHUFFLE_SEED_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
     shard: _builtins.str
     """The part of the data; of TRAIN_END: empty."""
     start: _builtins.int
@@ -153,6 +154,10 @@ class Task(_message.Message):
     def evaluation(self) -> Global___EvaluationResult:
         """The newest evaluation that is over, for callbacks; not set: none is."""
 
+    @_builtins.property
+    def training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In bounded mode: the clocks of the workers that hold a training task, this one's among them."""
+
     def __init__(
         self,
         *,
@@ -164,10 +169,11 @@ class Task(_message.Message):
         shuffle_seed: _builtins.int = ...,
         leader: _builtins.str = ...,
         evaluation: Global___EvaluationResult | None = ...,
+        training: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "hold", b"hold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "hold", b"hold", "leader", b"leader", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "hold", b"hold", "leader", b"leader", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,15 +423,21 @@ class KeepHoldsRequest(_message.Message):
     EXAMPLES_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    WAITING_MS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     examples: _builtins.int
     """Since the process began."""
     steps: _builtins.int
     loss: _builtins.float
     """Running mean of the last batches; not set: none yet."""
+    waiting_ms: _builtins.int
+    """How long it has been waiting for other workers; 0: it does not. And for whom, if it knows."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
     def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hold]: ...
+    @_builtins.property
+    def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -434,10 +446,12 @@ class KeepHoldsRequest(_message.Message):
         examples: _builtins.int = ...,
         steps: _builtins.int = ...,
         loss: _builtins.float | None = ...,
+        waiting_ms: _builtins.int = ...,
+        waits_for: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "holds", b"holds", "loss", b"loss", "steps", b"steps", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "holds", b"holds", "loss", b"loss", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -455,6 +469,7 @@ class KeepHoldsResponse(_message.Message):
     HOLD_TTL_MS_FIELD_NUMBER: _builtins.int
     JOB_STEPS_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    LED_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """Leave: give everything back and end."""
     stop_reason: _builtins.str
@@ -467,7 +482,11 @@ class KeepHoldsResponse(_message.Message):
 
     @_builtins.property
     def training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In bounded mode: instances of the workers that hold a training task."""
+        """In bounded mode: clocks of the workers that hold a training task and get on with it."""
+
+    @_builtins.property
+    def led(self) -> Global___Hold:
+        """In sync mode: the hold of the worker that leads now; not set: nobody does."""
 
     def __init__(
         self,
@@ -478,10 +497,11 @@ class KeepHoldsResponse(_message.Message):
         hold_ttl_ms: _builtins.int = ...,
         job_steps: _builtins.int = ...,
         training: _abc.Iterable[_builtins.int] | None = ...,
+        led: Global___Hold | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["led", b"led"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "job_steps", b"job_steps", "revoked", b"revoked", "stop", b"stop", "stop_reason", b"stop_reason", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "job_steps", b"job_steps", "led", b"led", "revoked", b"revoked", "stop", b"stop", "stop_reason", b"stop_reason", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -861,6 +881,7 @@ class WorkerStatus(_message.Message):
     EXAMPLES_PER_S_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     SILENT_MS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     instance: _builtins.int
     host: _builtins.str
@@ -872,6 +893,8 @@ class WorkerStatus(_message.Message):
     loss: _builtins.float
     silent_ms: _builtins.int
     """Milliseconds since it was heard of."""
+    note: _builtins.str
+    """What people should know of it, such as whom it waits for; empty: nothing."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tasks that it holds, as kind-round-number."""
@@ -889,10 +912,11 @@ class WorkerStatus(_message.Message):
         examples_per_s: _builtins.float = ...,
         loss: _builtins.float | None = ...,
         silent_ms: _builtins.int = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "pid", b"pid", "silent_ms", b"silent_ms", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "alive", b"alive", "examples", b"examples", "examples_per_s", b"examples_per_s", "host", b"host", "id", b"id", "instance", b"instance", "loss", b"loss", "note", b"note", "pid", b"pid", "silent_ms", b"silent_ms", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -57,8 +57,11 @@ class FollowRequest(_message.Message):
 
     TASK_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
     instance: _builtins.int
     """Drawn at random by the follower's process."""
+    worker_id: _builtins.str
+    """Its name, for people."""
     @_builtins.property
     def task(self) -> Global___LedTask: ...
     def __init__(
@@ -66,10 +69,11 @@ class FollowRequest(_message.Message):
         *,
         task: Global___LedTask | None = ...,
         instance: _builtins.int = ...,
+        worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "task", b"task", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
