@@ -23,8 +23,9 @@ from backstay.errors import BackstayError, ListenError, Unauthenticated
 
 __all__ = ["ControlServer", "Listening"]
 
-# Each trainer and each peer keeps a stream open, besides its calls.
-CONCURRENT_CALLS_MAX = 10_000
+# Each trainer and each peer keeps a stream open, besides its calls; each of a job's 20,000 workers
+# asks for a task and renews its holds.
+CONCURRENT_CALLS_MAX = 50_000
 PING_INTERVAL_MIN_MS = 10_000
 HEALTH_METHODS = f"/{health.SERVICE_NAME}/"
 
@@ -33,6 +34,10 @@ _OPTIONS = (
     # Two servers on one port would each get some of the calls; the second must fail instead.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+    # By itself gRPC cancels calls at random when 1000 wait to be taken up, and all when 3000 do:
+    # a job's workers come all at once when its master has been away.
+    ("grpc.server.max_pending_requests", CONCURRENT_CALLS_MAX),
+    ("grpc.server.max_pending_requests_hard_limit", CONCURRENT_CALLS_MAX),
 )
 
 

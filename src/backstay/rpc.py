@@ -101,6 +101,9 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[BackstayError]] = {
     grpc.StatusCode.CANCELLED: errors.ClosedError,
 }
 
+# How gRPC says that this process has cancelled the call, and not the server.
+_CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Channel deallocated")
+
 # gRPC says the same thing several times: that it could not connect, and where, which the address
 # in our message tells already.
 _GRPC_PREFIX = re.compile(
@@ -210,6 +213,10 @@ def error_of(error: grpc.RpcError, address: str) -> BackstayError:
             return _ERROR_CLASSES[value](f"{address}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(details, address)
+    if code is grpc.StatusCode.CANCELLED and not details.startswith(_CANCELLED_HERE):
+        return errors.ServerUnavailable(
+            f"{address} broke the call off: it ends, or has too much to do"
+        )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.DeadlineExceeded(f"{address}: did not answer in time")
     if code is grpc.StatusCode.UNIMPLEMENTED:

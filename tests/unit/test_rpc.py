@@ -52,6 +52,7 @@ def test_every_error_comes_out_as_it_went_in(name: str) -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.LimitExceeded),
+        (grpc.StatusCode.CANCELLED, errors.ServerUnavailable),
         (grpc.StatusCode.UNIMPLEMENTED, errors.ProtocolError),
         (grpc.StatusCode.UNKNOWN, errors.ProtocolError),
     ],
@@ -62,6 +63,11 @@ def test_a_status_of_another_program_is_told_by_its_code(
     for details in ("details", None):
         with pytest.raises(kind, match="h:1"), rpc.mapped_errors("h:1"):
             raise FailedCall(code, details)
+
+
+def test_a_call_that_this_process_cancelled_is_closed() -> None:
+    with pytest.raises(errors.ClosedError), rpc.mapped_errors("h:1"):
+        raise FailedCall(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
 
 
 REFUSED = "ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
