@@ -12,17 +12,14 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, RunState, stream_job_of
+from backstay.consensus.job_records import RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
 from backstay.course.course import Course, CoursePlan
 from backstay.course.damaged import DamagedRecords
 from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
-from backstay.course.task_table import TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.job_spec import JobSpec
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, ParkedTask
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
@@ -34,39 +31,16 @@ from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
 from backstay.master.open_round import Given, OpenRound, worker_policy
+from backstay.master.records import Records
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.stalls import Stalls
 from backstay.trainer.metrics import METRICS
 
-__all__ = ["Job", "Records"]
+__all__ = ["Job"]
 
 EVALUATIONS_MAX = 100
 
 log = logging.getLogger(__name__)
-
-
-class Records(NamedTuple):
-    """What a job is made of when its master opens it.
-
-    Attributes:
-        spec: What it is.
-        identity: Its spec record.
-        state: Where it stands.
-        tables: The tasks of training, validation and prediction data.
-        course: Which rounds are open, and which come next.
-        workers: How many worker processes there are to be, and which.
-        rounds: Those that the journal knows.
-        damaged: Damaged records of the data, as far as known.
-    """
-
-    spec: JobSpec
-    identity: JobSpecRecord
-    state: JobStateRecord
-    tables: Mapping[str, TaskTable]
-    course: Course
-    workers: WorkerSet
-    rounds: Mapping[RoundId, OpenRound]
-    damaged: DamagedRecords
 
 
 class Job:
@@ -185,8 +159,14 @@ class Job:
             self._count_steps(opened)
         return revoked
 
-    def note_damaged(self, round_id: RoundId, task: int, records: int) -> bool:
+    def note_damaged(self, round_id: RoundId, task: int, records: int, first: str = "") -> bool:
         """Take note of the damaged records that a task was found to have; too many end the job.
+
+        Args:
+            round_id: Of which round.
+            task: Its number.
+            records: How many.
+            first: Where the first of them is, and what is wrong, as far as known.
 
         Returns:
             Whether that is news. It must be written before the task is recorded as done: nobody
@@ -202,6 +182,7 @@ class Job:
         self.stage_state()
         if self.damaged.of_data(data) > limit:
             found = f"{self.damaged.of_data(data)} damaged records in the {data} data"
+            found += f" ({first})" if first else ""
             self.end("failed", f"{found}; max_bad_records allows {limit} in one pass over them")
         return True
 

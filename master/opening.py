@@ -27,9 +27,9 @@ from backstay.master.core.reconcile import is_over, reconcile
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import scan
-from backstay.master.job import Records
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round, worker_policy
+from backstay.master.records import Records
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import JobRecords
 

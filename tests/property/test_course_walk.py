@@ -23,9 +23,10 @@ from backstay.course.task_table import TaskRecords, TaskTable, cut_data
 from backstay.course.walk import RoundOver, Walk
 from backstay.job_spec import CheckpointSpec, DataSpec, EarlyStop, JobSpec
 from backstay.master.core.worker_set import WorkerSet
-from backstay.master.job import Job, Records
+from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.open_round import worker_policy
+from backstay.master.records import Records
 from tests.unit.memory_nodes import run
 
 METRIC = "auc"

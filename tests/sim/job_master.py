@@ -31,9 +31,10 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import FencingToken
 from backstay.errors import InvalidRequest, WorkerReplaced
-from backstay.master.job import Job, Records
+from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.opening import open_records
+from backstay.master.records import Records
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from tests.sim.events import MS, Clock, Micros
 

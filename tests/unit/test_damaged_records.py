@@ -80,6 +80,44 @@ def test_one_more_than_the_limit_ends_the_job(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_one_task_with_too_many_ends_the_job_at_once(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), spec_of(tmp_path, 2), 1) as (_, job):
+            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+            service.job = job
+            given = job.assign("w1")
+            assert given is not None
+            hold = job_pb2.Hold(
+                kind=job_pb2.TASK_KIND_TRAINING,
+                round=1,
+                number=given.hold.task,
+                attempt=given.hold.attempt,
+            )
+            where = job_pb2.BadRecord(file="a.csv", offset=17, reason="2 values, not 3")
+            failed = job_pb2.FailRequest(
+                worker=job_pb2.Worker(id="w1", instance=7),
+                hold=hold,
+                error="TooManyBadRecords: ...",
+                bad_records=[where],
+                bad_record_count=2,
+            )
+            # As many as are allowed: something else is wrong with the task.
+            await service.Fail(failed, NO_CONTEXT)
+            assert not job.is_over
+            given = job.assign("w1")
+            assert given is not None
+            failed.hold.number, failed.hold.attempt = given.hold.task, given.hold.attempt
+            failed.bad_record_count = 3
+            await service.Fail(failed, NO_CONTEXT)
+            assert job.state.state == "failed"
+            assert job.state.reason == (
+                "3 damaged records in the training data (a.csv, 17: 2 values, not 3); "
+                "max_bad_records allows 2 in one pass over them"
+            )
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("tasks", range(1, 10))
 def test_a_master_that_dies_and_tasks_that_are_done_again_change_nothing(
     tmp_path: Path, tasks: int

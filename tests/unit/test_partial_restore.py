@@ -135,7 +135,7 @@ def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
         shown.update(status, Servers(2, 2))
     assert why in cast(StringIO, console.file).getvalue()
     # Counters may be right by chance, or have been in other slots.
-    audit = RecordsAudit(1, 10, 10, 0, 0, 0, ())
+    audit = RecordsAudit(1, 10, 10, 0, 0, 0, 0, ())
     assert audit.records_counted_once
     audit = replace(audit, inexact=why)
     assert not audit.records_counted_once

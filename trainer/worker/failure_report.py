@@ -8,6 +8,7 @@ from __future__ import annotations
 from backstay.errors import BackstayError
 from backstay.trainer.model.model_definition import ModelDefinition, is_users, user_traceback
 from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.job_tasks import BadRecordsMet
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed
 
 __all__ = ["bad_records_of", "failure_report"]
@@ -38,6 +39,11 @@ def failure_report(
     return text, named
 
 
-def bad_records_of(feed: TaskFeed) -> list[tuple[str, int, str]]:
-    """Return the first damaged records as the master is told of them."""
-    return [(report.file, report.offset, report.reason) for report in feed.bad.reports]
+def bad_records_of(feed: TaskFeed | None) -> BadRecordsMet:
+    """Return the damaged records of a feed as the master is told of them."""
+    if feed is None:
+        return BadRecordsMet()
+    reports = feed.bad.reports
+    return BadRecordsMet(
+        feed.bad.count, tuple((one.file, one.offset, one.reason) for one in reports)
+    )

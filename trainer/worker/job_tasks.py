@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from backstay.trainer.callbacks import Evaluation
 
 __all__ = [
     "TASK_KINDS",
+    "BadRecordsMet",
     "Ended",
     "EvaluationOutputs",
     "HeldTask",
@@ -134,6 +135,18 @@ class EvaluationOutputs:
     values: Mapping[str, float] = field(default_factory=dict)
     records: int = 0
     metrics: Mapping[str, str] = field(default_factory=dict)
+
+
+class BadRecordsMet(NamedTuple):
+    """Damaged records that were met in a task that failed.
+
+    Attributes:
+        number: How many until it failed.
+        first: The first of them: (file, offset, reason).
+    """
+
+    number: int = 0
+    first: tuple[tuple[str, int, str], ...] = ()
 
 
 class HeldTask(Protocol):

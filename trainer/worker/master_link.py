@@ -31,6 +31,7 @@ from backstay.errors import (
 from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver
 from backstay.trainer.worker.job_tasks import (
     TASK_KINDS,
+    BadRecordsMet,
     Ended,
     EvaluationOutputs,
     HeldTask,
@@ -54,6 +55,7 @@ SIGNS_PER_TTL = 4
 MARGIN_PART = 0.05
 ERROR_CHARACTERS_MAX = 4096
 LEAVE_DEADLINE_S = 3.0
+NO_BAD_RECORDS = BadRecordsMet()
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +300,7 @@ class MasterLink:
         *,
         settled_batches: int = 0,
         records: Sequence[int] = (),
-        bad_records: Sequence[tuple[str, int, str]] = (),
+        bad_records: BadRecordsMet = NO_BAD_RECORDS,
     ) -> bool:
         """Tell that a task failed by user code or data; returns whether it is parked now.
 
@@ -307,7 +309,7 @@ class MasterLink:
             error: What happened, with the end of the traceback.
             settled_batches: Batches of it that are acknowledged everywhere.
             records: Positions within the task of the records concerned, as far as known.
-            bad_records: Damaged ones: (file, offset, reason).
+            bad_records: Damaged ones that were met; more than the job allows end it.
         """
         self._let_go(task)
         request = job_pb2.FailRequest(
@@ -315,7 +317,8 @@ class MasterLink:
             hold=hold_message(task, settled_batches),
             error=error[-ERROR_CHARACTERS_MAX:],
             records=records,
-            bad_records=bad_record_messages(bad_records),
+            bad_records=bad_record_messages(bad_records.first),
+            bad_record_count=bad_records.number,
         )
         answer = self._calls.call(lambda stub, timeout: stub.Fail(request, timeout=timeout))
         return answer.parked

@@ -421,7 +421,7 @@ class Worker:
         text, places = failure_report(work, error, self._definition)
         _LOG.error("%s failed: %s", work, text)
         # What was settled before stays settled: the next attempt skips it on the servers.
-        bad = () if work.feed is None else bad_records_of(work.feed)
+        bad = bad_records_of(work.feed)
         settled = work.settled
         self._told(
             lambda: self._link.fail(

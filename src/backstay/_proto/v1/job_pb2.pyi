@@ -734,8 +734,11 @@ class FailRequest(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     BAD_RECORDS_FIELD_NUMBER: _builtins.int
+    BAD_RECORD_COUNT_FIELD_NUMBER: _builtins.int
     error: _builtins.str
     """With the end of the traceback."""
+    bad_record_count: _builtins.int
+    """Damaged records that were met until it failed."""
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
@@ -745,7 +748,9 @@ class FailRequest(_message.Message):
         """Positions within the task of the records concerned, as far as known; the first 100 are kept."""
 
     @_builtins.property
-    def bad_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]: ...
+    def bad_records(self) -> _containers.RepeatedCompositeFieldContainer[Global___BadRecord]:
+        """The first of those."""
+
     def __init__(
         self,
         *,
@@ -754,10 +759,11 @@ class FailRequest(_message.Message):
         error: _builtins.str = ...,
         records: _abc.Iterable[_builtins.int] | None = ...,
         bad_records: _abc.Iterable[Global___BadRecord] | None = ...,
+        bad_record_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_records", b"bad_records", "error", b"error", "hold", b"hold", "records", b"records", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_record_count", b"bad_record_count", "bad_records", b"bad_records", "error", b"error", "hold", b"hold", "records", b"records", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
