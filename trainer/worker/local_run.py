@@ -207,6 +207,8 @@ class LocalRun:
                 self._rounds[turn.round] = _Here(turn.round, records)
             here = self._rounds[turn.round]
             if isinstance(turn, RoundOver):
+                # With it go the outputs of an evaluation.
+                del self._rounds[turn.round]
                 walk.course.round_over(turn.round, metrics=self._metrics_of(here))
             else:
                 self._do(here, turn)

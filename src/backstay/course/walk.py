@@ -81,6 +81,8 @@ class Walk:
         first = rounds[0]
         begun = self._begun.get(first)
         if begun is None:
+            for over in self._begun.keys() - set(rounds):
+                del self._begun[over]
             begun = self._begun[first] = self._begin(first)
             if begun.is_over:
                 return RoundOver(first)
