@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from backstay.course.orders import task_order, task_order_seed
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.errors import ConfigError, NonFiniteLoss
+from backstay.errors import ConfigError, NonFiniteLoss, TooManyBadRecords
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import Session, init
@@ -238,6 +239,17 @@ def test_a_metric_that_is_a_function_is_averaged_over_tasks(data: Path, tmp_path
     )
     # As the master of a cluster does: two tasks, each weighted with its records.
     assert result.evaluations == ({"size": (600 * 600 + 400 * 400) / 1000},)
+
+
+def test_a_damaged_record_counts_once_over_all_passes(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    lines = (data / "train.csv").read_text().splitlines()[:301]
+    (tmp_path / "train.csv").write_text("\n".join([*lines[:50], "1,2", *lines[50:]]) + "\n")
+    spec = job(write_model(tmp_path, "torch"), tmp_path, validation=None, max_bad_records=1)
+    result = run(spec)
+    assert (result.passes, result.bad_records, result.examples) == (2, 1, 2 * 300)
+    with pytest.raises(TooManyBadRecords):
+        run(replace(spec, max_bad_records=0))
 
 
 def test_limits(data: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from backstay.course.damaged import DamagedRecords
 from backstay.course.evaluation import RoundOutputs, TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import cut_data, round_table
@@ -151,7 +152,8 @@ class LocalRun:
         self._others = OtherTasks(definition, spec, "local")
         self._readers: dict[str, Reader] = {}
         self._rounds: dict[RoundId, _Here] = {}
-        self._examples = self._bad = self._predictions = 0
+        self._examples = self._predictions = 0
+        self._damaged = DamagedRecords()
         self._losses: list[float] = []
         self._evaluations: list[dict[str, float]] = []
         self._begin_s = self._reported_s = 0.0
@@ -191,7 +193,7 @@ class LocalRun:
             course.passes_over,
             tuple(self._evaluations),
             self._predictions,
-            self._bad,
+            self._damaged.total,
             course.outcome == "stopped",
             course.reason,
             time.monotonic() - self._begin_s,
@@ -295,13 +297,15 @@ class LocalRun:
             BackstayError: The data cannot be read.
         """
         kind, records = task.round.kind, task.records
+        data, known = data_of(kind), self._damaged
+        others = known.of_data(data) - known.of_task(data, task.number)
         feed = TaskFeed(
-            lambda: self._reader(data_of(kind)),
+            lambda: self._reader(data),
             self._definition,
             MODES[kind],
             TaskRange(records.shard, records.start, records.count, task.shuffle_seed),
             batch_size=self._spec.batch_size,
-            bad_records_max=max(0, self._spec.max_bad_records - self._bad),
+            bad_records_max=max(0, self._spec.max_bad_records - others),
         )
         try:
             with feed:
@@ -323,7 +327,8 @@ class LocalRun:
             text = user_traceback(error, self._definition.path)
             raise ConfigError(f"the model failed on {records.shard}:\n{text}") from error
         finally:
-            self._bad += feed.bad.count
+            if feed.bad.count:
+                known.note(data, task.number, feed.bad.count)
 
     def _tell(self, here: _Here, records: int, *, at_once: bool = False) -> None:
         here.records_done += records
