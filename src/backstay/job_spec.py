@@ -264,7 +264,7 @@ class JobSpec:
     hold_ttl_ms: int = entry(
         2000,
         "How long a worker may be silent before its tasks go to others; "
-        "with N workers at least N / 500 s.",
+        "with N workers at least N / 250 s.",
         minimum=200,
         maximum=600_000,
     )

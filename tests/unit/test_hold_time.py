@@ -17,7 +17,7 @@ from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
 TTL_MS = 200
-CROWD = 3000
+CROWD = 1500
 CROWDS_TTL_S = 6.0
 
 
@@ -46,9 +46,9 @@ def ledger_of(job: Job) -> TaskLedger:
     ("least_ms", "workers", "expected_ms"),
     [
         (2000, 0, 2000),
-        (2000, 1000, 2000),
-        (2000, 1001, 4000),
-        (2000, 10_000, 20_000),
+        (2000, 500, 2000),
+        (2000, 501, 4000),
+        (2000, 10_000, 40_000),
         (60_000, 10_000, 60_000),
         (200, CROWD, 6000),
     ],
