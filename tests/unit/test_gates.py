@@ -29,6 +29,7 @@ ROOMS = (
     "src/backstay/course/__init__.py",
     "master/core/__init__.py",
     "master/job.py",
+    *(f"trainer/worker/{module}.py" for module in ("job_calls", "local_run", "master_link")),
     *(
         f"trainer/{room}/__init__.py"
         for room in ("adapter", "modes", "paddle", "readers", "torch", "worker")
@@ -187,6 +188,7 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("trainer/adapter/fault.py", "backstay.trainer.torch", "adapter.fault -> "),
         ("trainer/paddle/fault.py", "backstay.trainer.torch", "paddle.fault -> "),
         ("trainer/modes/fault.py", "backstay.trainer.worker", "modes.fault -> "),
+        ("trainer/worker/local_run.py", "backstay.trainer.worker.master_link", "local_run -> "),
         ("master/core/fault.py", "backstay.master.job", "core.fault -> backstay.master.job"),
         ("master/core/fault.py", "grpc", "core.fault -> grpc"),
         ("master/core/fault.py", "threading", "core.fault -> threading"),
