@@ -10,7 +10,6 @@ have heard of that. Imports ``master`` and the rate of signs that workers keep t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from backstay.errors import StoreUnavailable
 from backstay.master.job import Job
@@ -44,15 +43,12 @@ async def lengthen_holds(job: Job) -> None:
     ttl_ms = hold_ttl_ms(job.spec.hold_ttl_ms, len(job.known))
     if ttl_ms <= job.hold_ttl_ms:
         return
-    job.state = replace(job.state, hold_ttl_ms=ttl_ms)
-    job.stage_state()
+    job.plan_hold_time(ttl_ms)
     try:
         await job.journal.durable(DURABLE_S)
     except StoreUnavailable:
         return
-    job.hold_ttl_ms = ttl_ms
-    for opened in job.rounds.values():
-        opened.ledger.hold_ttl_s = ttl_ms / 1000
+    job.take_hold_time()
 
 
 async def keep_hold_time(job: Job) -> None:

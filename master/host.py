@@ -240,7 +240,7 @@ class MasterHost:
         """Take back what was not renewed in time; never returns."""
         while True:
             now_s = self._clock()
-            next_s = job.next_expiry()
+            next_s = job.rounds.next_expiry()
             pause_s = LOOK_S if next_s is None else min(max(next_s - now_s, 0.005), LOOK_S)
             await asyncio.sleep(pause_s)
             job.expire()

@@ -24,9 +24,9 @@ from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, P
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
 from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.worker_set import WorkerSet
 from backstay.master.declared_tables import check_tables
 from backstay.master.job_rounds import JobRounds
+from backstay.master.job_workers import JobWorkers
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
@@ -62,10 +62,12 @@ class Job:
         self.stream_job = stream_job_of(records.identity.uid)
         self.tables = records.tables
         self.course = records.course
-        self.worker_set = records.workers
         self.rounds = JobRounds(records.rounds, self.tables, self.spec, keys, journal)
         self.damaged = records.damaged
         self.known = KnownWorkers()
+        self.workers = JobWorkers(
+            records.workers, self.known, clock, drop=self.drop_worker, changed=self.stage_state
+        )
         digests = {name: table.digest() for name, table in records.tables.items()}
         # How long holds last by now; the record may be ahead of it (``hold_time``).
         self.hold_ttl_ms = max(records.spec.hold_ttl_ms, records.state.hold_ttl_ms)
@@ -105,11 +107,21 @@ class Job:
             return
         log.info("the job is %s%s", state, f": {reason}" if reason else "")
         self.state = replace(self.state, state=state, reason=reason)
-        self.worker_set.finish()
+        self.workers.finish()
         self.stage_state()
         self.notify()
 
     # Workers.
+
+    def plan_hold_time(self, ttl_ms: int) -> None:
+        """Have the record say that holds are to last so long; see ``hold_time``."""
+        self.state = replace(self.state, hold_ttl_ms=ttl_ms)
+        self.stage_state()
+
+    def take_hold_time(self) -> None:
+        """Have holds last as long as the record says, which must be written."""
+        self.hold_ttl_ms = self.state.hold_ttl_ms
+        self.rounds.hold_for(self.hold_ttl_ms)
 
     def declare_tables(self, names: Sequence[str]) -> None:
         """Take the job's tables from the first worker, and compare those of the others.
@@ -273,10 +285,6 @@ class Job:
                 log.warning("%s: the holds of tasks %s have run out", opened.id, tasks)
                 self._came_back(opened)
 
-    def next_expiry(self) -> float | None:
-        """Return a time before which no hold runs out."""
-        return self.rounds.next_expiry()
-
     # Streams.
 
     def closed(self, streams: Iterable[tuple[int, int]]) -> None:
@@ -324,7 +332,7 @@ class Job:
         problems = opened.outputs.problems
         for name, problem in problems.items():
             log.warning("metric %s: %s", name, problem)
-            self.trouble[f"metric {name}"] = problem
+            self.note_trouble(f"metric {name}", problem)
         result = {
             "round": opened.id.number,
             "steps": opened.steps,
@@ -355,6 +363,20 @@ class Job:
         return count
 
     # Checkpoints.
+
+    def take_checkpoint_due(self) -> bool:
+        """Return whether one is to be written now; whoever asks writes it."""
+        due, self.checkpoint_due = self.checkpoint_due, False
+        return due
+
+    def note_checkpoint(self, checkpoint: str) -> None:
+        """Take note of the newest one."""
+        self.state = replace(self.state, checkpoint=checkpoint)
+        self.stage_state()
+
+    def note_trouble(self, what: str, trouble: str) -> None:
+        """Show people what is wrong with something; empty: nothing any more."""
+        self.trouble[what] = trouble
 
     def go_back(self, progress: JobProgress | None) -> None:
         """Take progress that was restored with the model; None: begin anew.
@@ -387,7 +409,7 @@ class Job:
         self.stage_state()
         if course.outcome is None and self.is_over:
             self.state = replace(self.state, state="running", reason="")
-            self.worker_set = WorkerSet(worker_policy(self.spec))
+            self.workers.begin_anew(worker_policy(self.spec))
         for known in self.known:
             known.answer = None
 
@@ -413,7 +435,7 @@ class Job:
         return replace(
             self.state,
             course=self.course.to_json(),
-            workers=self.worker_set.to_json(),
+            workers=self.workers.to_json(),
             figures={**self.figures, "steps": self.course.steps},
         ).to_json()
 
@@ -446,12 +468,9 @@ class Job:
         if outcome is None or self.is_over:
             return
         if outcome == "finished_with_parked":
-            parked = sum(self.course.parked.values())
-            reason = (
-                f"{parked} tasks failed for good; `backstay jobs show` tells why, and the same "
-                "command tries them again"
-            )
-            self.end("failed", reason)
+            failed = f"{sum(self.course.parked.values())} tasks failed for good"
+            how = "`backstay jobs show` tells why, and the same command tries them again"
+            self.end("failed", f"{failed}; {how}")
         else:
             self.end("done", self.course.reason)
 

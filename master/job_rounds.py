@@ -100,6 +100,11 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         for opened in self._rounds.values():
             opened.stage_all(self._journal, self._keys)
 
+    def hold_for(self, ttl_ms: int) -> None:
+        """Have holds last so long from now on."""
+        for opened in self._rounds.values():
+            opened.ledger.hold_ttl_s = ttl_ms / 1000
+
     def next_expiry(self) -> float | None:
         """Return a time before which no hold runs out."""
         ends = [opened.ledger.next_expiry() for opened in self._rounds.values()]

@@ -40,27 +40,20 @@ class LaunchDesk:
         again for another process.
         """
         job = self._job
-        lost: list[tuple[str, str]] = []
         wrong = ""
         for one in request.exits:
-            job.worker_set.exited(one.worker_id, one.code, job.now())
             how = f"signal {-one.code}" if one.code < 0 else f"exit code {one.code}"
             log.info("worker %s has ended (%s) %s", one.worker_id, how, one.last_words.strip())
-            lost.append((one.worker_id, f"its process has ended ({how})"))
+            job.workers.ended(one.worker_id, one.code, how)
             if one.code == EXIT_WRONG_SETTING:
                 wrong = one.last_words.strip().rpartition("\n")[2][-LAST_WORDS_MAX:] or how
-        gone = job.worker_set.alive(request.alive, job.now())
-        lost += [(worker, "its process is gone") for worker in gone]
-        for worker, why in lost:
-            job.drop_worker(worker, why)
-        if lost:
-            job.stage_state()
+        job.workers.alive(request.alive)
         # Nobody has the program running, so others would end in the same way.
         if wrong and not job.known.have_program():
             job.end("failed", f"the model file or a setting is wrong: {wrong}")
         self._replace_hanging(request.alive)
-        if job.worker_set.failed:
-            job.end("failed", job.worker_set.failed)
+        if job.workers.failed:
+            job.end("failed", job.workers.failed)
         await self._wait_for_news(request.known_version, request.wait_ms)
         return job_pb2.LaunchResponse(
             version=self._version,
@@ -77,7 +70,7 @@ class LaunchDesk:
             now_s = job.now()
             if self._version != known_version or job.is_over or now_s >= deadline_s:
                 return
-            next_s = job.worker_set.next_change_s()
+            next_s = job.workers.next_change_s()
             until_s = deadline_s if next_s is None else min(deadline_s, next_s)
             try:
                 await asyncio.wait_for(changed.wait(), max(until_s - now_s, 0.001))
@@ -86,7 +79,7 @@ class LaunchDesk:
 
     def _look(self) -> None:
         """Take a new version if other workers are wanted than before."""
-        wanted = self._job.worker_set.wanted(self._job.now())
+        wanted = self._job.workers.wanted()
         if wanted == self._wanted:
             return
         if self._wanted is None:
@@ -94,7 +87,6 @@ class LaunchDesk:
             self._version = self._job.state.starts << 32
         self._wanted = wanted
         self._version += 1
-        self._job.stage_state()
 
     def _replace_hanging(self, alive: Iterable[str]) -> None:
         job = self._job
@@ -104,7 +96,6 @@ class LaunchDesk:
             # One that has not joined yet may be importing its framework.
             if known is None or job.now() - known.heard_s < limit_s:
                 continue
-            if job.worker_set.replace(worker, job.now()):
+            silent = f"it was silent for {job.now() - known.heard_s:.0f} s"
+            if job.workers.replace(worker, silent):
                 log.warning("worker %s hangs: it is replaced", worker)
-                job.drop_worker(worker, f"it was silent for {job.now() - known.heard_s:.0f} s")
-                job.stage_state()

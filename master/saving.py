@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
@@ -86,11 +85,10 @@ class Saving:
         """Save each time that the job says so; never returns."""
         while True:
             changed = self._job.changed
-            if not self._job.checkpoint_due:
+            if not self._job.take_checkpoint_due():
                 await changed.wait()
                 continue
             self._is_saving = True
-            self._job.checkpoint_due = False
             try:
                 await self._save()
             finally:
@@ -166,9 +164,10 @@ class Saving:
             try:
                 await self.look()
             except BackstayError as error:
-                self._job.trouble["restore"] = f"no node tells whether it was restored: {error}"
+                trouble = f"no node tells whether it was restored: {error}"
+                self._job.note_trouble("restore", trouble)
             else:
-                self._job.trouble.pop("restore", None)
+                self._job.note_trouble("restore", "")
 
     def _note_inexact(self, why: str) -> None:
         job = self._job
@@ -193,12 +192,11 @@ class Saving:
         except BackstayError as error:
             level = logging.WARNING if isinstance(error, CheckpointRefused) else logging.ERROR
             log.log(level, "no checkpoint was written: %s", error)
-            job.trouble["checkpoint"] = f"no checkpoint was written: {error}"
+            job.note_trouble("checkpoint", f"no checkpoint was written: {error}")
             return
-        job.trouble.pop("checkpoint", None)
+        job.note_trouble("checkpoint", "")
         log.info("checkpoint %s is written", info.id)
-        job.state = replace(job.state, checkpoint=info.id)
-        job.stage_state()
+        job.note_checkpoint(info.id)
 
     def _restored(self) -> JobProgress | None:
         """Return this job's progress in what the cluster was restored from last. Blocks.

@@ -75,10 +75,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         who = request.worker
         if job.is_over:
             raise JobRefused(f"job {job.spec.name!r} is {job.state.state}: {job.state.reason}")
-        _, replaces = job.known.join(who.id, who.instance, who.host, who.pid, job.now())
-        if replaces:
-            job.drop_worker(who.id, "another process has joined in its place")
-            job.known.join(who.id, who.instance, who.host, who.pid, job.now())
+        job.workers.join(who.id, who.instance, who.host, who.pid)
         return job_pb2.JoinResponse(
             spec_json=job.spec.to_json(),
             stream_job=job.stream_job,
@@ -238,9 +235,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = self._open()
         if job.is_over:
             raise JobRefused(f"job {job.spec.name!r} is {job.state.state}")
-        before = job.worker_set.desired
-        job.worker_set.scale(request.workers)
-        job.stage_state()
+        before = job.workers.scale(request.workers)
         job.notify()
         await job.journal.durable(DURABLE_S)
         return job_pb2.ScaleResponse(before=before)
