@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,8 @@ from backstay.pserver.checkpoints.disk import in_disk_thread
 
 __all__ = ["LoadStep", "SlotLoader", "load_steps"]
 
-LOADERS = 2
+# More than cores, up to four: some wait for the storage while others hash and put rows in.
+LOADERS = min(4, (os.cpu_count() or 1) + 1)
 RETRY_PAUSE_S = 1.0
 
 log = logging.getLogger(__name__)

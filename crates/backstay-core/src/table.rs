@@ -17,7 +17,7 @@ use crate::spec::TableSpec;
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
-pub use transfer::{PlainRows, RowLayout};
+pub use transfer::{PlainRows, RowLayout, SlotRows};
 
 /// Keys that are looked up together.
 const BLOCK: usize = 32;

@@ -9,6 +9,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use std::time::Duration;
 
+use backstay_core::engine::SlotMemory;
+use backstay_core::error::Refusal;
 use backstay_core::hash::{mix64, table_id, SlotSpace};
 use backstay_core::replication::{ReplicaOptions, RoutingTable};
 use backstay_core::spec::TableSpec;
@@ -30,7 +32,12 @@ const FIRST: SlotToWrite = SlotToWrite {
 
 /// One node, master of all slots; they wait to be loaded if `restoring`.
 fn node(version: u64, restoring: bool) -> Arc<Replicator> {
-    let store = Arc::new(Store::new(SlotSpace::new(SLOTS).unwrap(), 0));
+    node_of(version, restoring, 0)
+}
+
+fn node_of(version: u64, restoring: bool, memory_limit_bytes: u64) -> Arc<Replicator> {
+    let space = SlotSpace::new(SLOTS).unwrap();
+    let store = Arc::new(Store::new(space, memory_limit_bytes));
     for (name, storage) in [("ads.v1", "float32"), ("users", "float16")] {
         let spec = format!(
             r#"{{"name":"{name}","kind":{{"sparse":{{"dim":5}}}},"storage":"{storage}","initializer":{{"uniform":{{"low":-1.0,"high":1.0}}}},"optimizer":{{"adagrad":{{"learning_rate":0.1}}}}}}"#
@@ -149,6 +156,12 @@ fn digests(node: &Replicator) -> Vec<(u64, u64)> {
         .collect()
 }
 
+/// Bytes of rows, table by table.
+fn counted(node: &Replicator) -> u64 {
+    let usage = node.store().tables();
+    usage.iter().map(|table| table.bytes).sum()
+}
+
 #[test]
 fn what_is_written_is_loaded_bit_for_bit_and_then_served() {
     let folder = Folder::new("roundtrip");
@@ -204,6 +217,146 @@ fn a_flipped_bit_and_a_cut_are_named_and_nothing_is_loaded() {
         );
         assert!(digests(&target).iter().all(|&(position, _)| position == 0));
     }
+}
+
+/// A part with some bytes of an array changed, and the checksum that it should have then.
+fn forge(path: &Path, written: &PartWritten, array: &str, change: fn(&mut [u8])) -> PartWritten {
+    let mut file = std::fs::read(path).unwrap();
+    let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&file[8..data]).unwrap();
+    let place = |at: usize| header[array]["data_offsets"][at].as_u64().unwrap() as usize;
+    let place = data + place(0)..data + place(1);
+    change(&mut file[place]);
+    std::fs::write(path, &file).unwrap();
+    let digest = ring::digest::digest(&ring::digest::SHA256, &file);
+    let hex = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
+    PartWritten {
+        sha256: hex.collect(),
+        ..written.clone()
+    }
+}
+
+/// The array, what is done to it, and what is said of that.
+type Forgery = (&'static str, fn(&mut [u8]), &'static str);
+
+#[test]
+fn rows_that_contradict_each_other_are_named_and_no_slot_of_the_part_counts_as_loaded() {
+    let folder = Folder::new("forged");
+    let path = folder.0.join("part");
+    let source = filled();
+    let forgeries: [Forgery; 4] = [
+        (
+            "table.ads.v1.keys",
+            |keys| keys.copy_within(..8, 8),
+            "stands twice",
+        ),
+        (
+            "table.ads.v1.keys",
+            |keys| {
+                let last = keys.len() - 8;
+                keys.copy_within(..8, last);
+            },
+            "does not belong to slot",
+        ),
+        (
+            "table.ads.v1.runs",
+            |runs| runs.copy_within(..8, 16),
+            "ascend",
+        ),
+        ("table.ads.v1.runs", |runs| runs[8] ^= 1, "rows"),
+    ];
+    for (array, change, said) in forgeries {
+        let written = write(&source, &path, None);
+        let forged = forge(&path, &written, array, change);
+        let target = node(1, true);
+        let error = load(&target, &path, &forged, true).unwrap_err();
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&*path.to_string_lossy()), "{text}");
+        assert!(text.contains(said), "{text}");
+        assert_eq!(target.to_load().len(), SLOTS as usize);
+        // The right file goes over whatever was put in before the fault was found.
+        let written = write(&source, &path, None);
+        load(&target, &path, &written, true).unwrap();
+        assert_eq!(digests(&target), digests(&source));
+    }
+}
+
+#[test]
+fn rows_for_which_there_is_no_room_are_refused_and_promise_none() {
+    let folder = Folder::new("room");
+    let path = folder.0.join("part");
+    let source = filled();
+    let written = write(&source, &path, None);
+    let bytes = source.store().allocated_bytes();
+    let target = node_of(1, true, bytes / 2);
+    for _ in 0..3 {
+        let error = load(&target, &path, &written, true).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::Refused(Refusal::MemoryLimit(_))),
+            "{error}"
+        );
+        assert!(target.store().allocated_bytes() <= bytes / 2);
+    }
+    let roomy = node_of(1, true, bytes * 2);
+    load(&roomy, &path, &written, true).unwrap();
+    assert_eq!(digests(&roomy), digests(&source));
+    assert_eq!(roomy.store().allocated_bytes(), counted(&roomy));
+}
+
+#[test]
+fn of_the_slots_of_a_part_those_that_still_wait_are_loaded() {
+    let target = node(1, true);
+    let asked = |slot: u32, birth: u64| LoadedSlot {
+        slot,
+        birth,
+        whole: true,
+        last: true,
+    };
+    let memory = SlotMemory {
+        position: 5,
+        ..SlotMemory::default()
+    };
+    let slots = [asked(0, 1), asked(1, 2), asked(2, 1)].map(|asked| (asked, memory.clone()));
+    let refused = target.finish_loads(&slots).unwrap_err();
+    assert!(refused.to_string().contains("slot 1 "), "{refused}");
+    let (_, report) = target.wait_report(0, Duration::ZERO);
+    assert_eq!(report.loaded, [(0, 1), (2, 1)].into());
+    assert_eq!(target.store().slot_digest(1).unwrap().0, 0);
+}
+
+#[test]
+fn parts_that_are_loaded_side_by_side_are_whole() {
+    let folder = Folder::new("side-by-side");
+    let source = filled();
+    let goes_on = AtomicBool::new(false);
+    let parts: Vec<(PathBuf, PartWritten)> = (0..SLOTS)
+        .map(|slot| {
+            let path = folder.0.join(format!("part-{slot}"));
+            let part = PartToWrite {
+                path: path.clone(),
+                checkpoint: "c".into(),
+                bytes_per_s: 0,
+            };
+            let copied = copy_slots(
+                &source,
+                &[SlotToWrite { slot, base: None }],
+                u64::MAX,
+                &goes_on,
+            );
+            (path, copied.unwrap().write(&part, &goes_on).unwrap())
+        })
+        .collect();
+    let target = node_of(1, true, source.store().allocated_bytes() * 2);
+    std::thread::scope(|scope| {
+        for (path, written) in &parts {
+            let target = &target;
+            scope.spawn(move || load(target, path, written, true).unwrap());
+        }
+    });
+    assert_eq!(digests(&target), digests(&source));
+    assert_eq!(target.store().allocated_bytes(), counted(&target));
+    assert!(target.to_load().is_empty());
 }
 
 #[test]

@@ -406,7 +406,7 @@ impl SimNode {
             engine.set_memory(slot, &link.memory);
         }
         drop(engine);
-        node.replica.loaded(now, slot);
+        node.replica.loaded(now, &[slot]);
         Ok(true)
     }
 

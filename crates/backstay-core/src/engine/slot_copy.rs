@@ -5,7 +5,7 @@ use crate::error::Refusal;
 use crate::hash::mix64;
 use crate::replication::SlotCopy;
 use crate::stream::{StreamId, StreamWindow};
-use crate::table::PlainRows;
+use crate::table::{PlainRows, SlotRows};
 
 /// Everything of one slot but its rows: they are too many to travel in one piece.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -108,6 +108,12 @@ impl Engine {
     ) -> Result<(), Refusal> {
         self.table_mut(table)?
             .import_slot(slot, rows.0, rows.1, rows.2)
+    }
+
+    /// Replace the rows of one slot of a table by those that were put together beside it.
+    pub fn replace_rows(&mut self, table: u64, rows: SlotRows) -> Result<(), Refusal> {
+        self.table_mut(table)?.replace_rows(rows);
+        Ok(())
     }
 
     /// Add rows to one slot of a table; none of them may be there.

@@ -47,11 +47,14 @@ impl Replica {
         )))
     }
 
-    /// The content of a slot has come from a checkpoint.
-    pub fn loaded(&mut self, now: Micros, slot: u32) {
-        let known = &mut self.slots[slot as usize];
-        known.load = Load::Done;
-        self.loaded.insert((slot, known.birth));
+    /// The content of slots has come from a checkpoint. The report is made anew once for all of
+    /// them: it may name some ten thousand slots.
+    pub fn loaded(&mut self, now: Micros, slots: &[u32]) {
+        for &slot in slots {
+            let known = &mut self.slots[slot as usize];
+            known.load = Load::Done;
+            self.loaded.insert((slot, known.birth));
+        }
         self.refresh_report(now);
     }
 }

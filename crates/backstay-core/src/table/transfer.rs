@@ -2,7 +2,7 @@
 
 use super::Table;
 use crate::error::Refusal;
-use crate::hash::mix64;
+use crate::hash::{mix64, SlotSpace};
 use crate::marks::Since;
 use crate::row_map::{RowMap, KEY_WORDS};
 use crate::spec::Storage;
@@ -10,6 +10,13 @@ use crate::storage;
 
 /// Rows of a slot as plain values: keys, weights, optimizer state.
 pub type PlainRows = (Vec<u64>, Vec<f32>, Vec<f32>);
+
+/// All rows of one slot, put together beside the table that is to take them.
+#[derive(Debug)]
+pub struct SlotRows {
+    slot: u32,
+    map: RowMap,
+}
 
 /// How a row lies in memory: two words of key, the weights, the optimizer's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +52,52 @@ impl RowLayout {
             let (stored, kept) = values.split_at(self.weight_words);
             storage::decode(self.storage, stored, weights);
             state.extend_from_slice(bytemuck::cast_slice(kept));
+        }
+    }
+
+    /// Put all rows of one slot together, for [`Table::replace_rows`]: with nothing locked, for it
+    /// takes its time. Refuses rows that are of another slot or shape, and a key that stands twice.
+    pub fn slot_rows(
+        &self,
+        space: SlotSpace,
+        slot: u32,
+        (keys, weights, state): (&[u64], &[f32], &[f32]),
+    ) -> Result<SlotRows, Refusal> {
+        self.check(space, slot, keys, weights, state)?;
+        let mut map = self.empty_map();
+        self.fill(&mut map, keys, weights, state)?;
+        Ok(SlotRows { slot, map })
+    }
+
+    fn empty_map(&self) -> RowMap {
+        RowMap::new(self.weight_words + self.state_words)
+    }
+
+    fn check(
+        &self,
+        space: SlotSpace,
+        slot: u32,
+        keys: &[u64],
+        weights: &[f32],
+        state: &[f32],
+    ) -> Result<(), Refusal> {
+        if weights.len() != keys.len() * self.elements
+            || state.len() != keys.len() * self.state_words
+        {
+            return Err(Refusal::InvalidRequest(format!(
+                "{} keys need {} weights and {} state values, got {} and {}",
+                keys.len(),
+                keys.len() * self.elements,
+                keys.len() * self.state_words,
+                weights.len(),
+                state.len()
+            )));
+        }
+        match keys.iter().find(|&&key| space.slot_of(key) != slot) {
+            Some(key) => Err(Refusal::InvalidRequest(format!(
+                "key {key} does not belong to slot {slot}"
+            ))),
+            None => Ok(()),
         }
     }
 
@@ -113,11 +166,14 @@ impl Table {
         weights: &[f32],
         state: &[f32],
     ) -> Result<(), Refusal> {
-        self.check_import(slot, keys, weights, state)?;
-        let mut fresh = self.empty_map();
-        self.layout().fill(&mut fresh, keys, weights, state)?;
-        self.replace_map(slot, fresh);
+        let rows = (keys, weights, state);
+        self.replace_rows(self.layout().slot_rows(self.space, slot, rows)?);
         Ok(())
+    }
+
+    /// Replace the rows of one slot by those that [`RowLayout::slot_rows`] has put together.
+    pub fn replace_rows(&mut self, rows: SlotRows) {
+        self.replace_map(rows.slot, rows.map);
     }
 
     /// Add rows to one slot; refuses a key that is there already, and adds none behind it.
@@ -128,9 +184,9 @@ impl Table {
         weights: &[f32],
         state: &[f32],
     ) -> Result<(), Refusal> {
-        self.check_import(slot, keys, weights, state)?;
-        self.ensure_maps();
         let layout = self.layout();
+        layout.check(self.space, slot, keys, weights, state)?;
+        self.ensure_maps();
         let map = &mut self.maps[(slot - self.first_slot) as usize];
         let (rows, bytes) = (map.len(), map.allocated_bytes());
         let outcome = layout.fill(map, keys, weights, state);
@@ -142,12 +198,8 @@ impl Table {
     /// Drop the rows of one slot.
     pub fn clear_slot(&mut self, slot: u32) {
         if !self.maps.is_empty() {
-            self.replace_map(slot, self.empty_map());
+            self.replace_map(slot, self.layout().empty_map());
         }
-    }
-
-    fn empty_map(&self) -> RowMap {
-        RowMap::new(self.weight_words + self.state_words)
     }
 
     fn replace_map(&mut self, slot: u32, new: RowMap) {
@@ -172,33 +224,6 @@ impl Table {
                 });
             sum.wrapping_add(hash)
         })
-    }
-
-    fn check_import(
-        &self,
-        slot: u32,
-        keys: &[u64],
-        weights: &[f32],
-        state: &[f32],
-    ) -> Result<(), Refusal> {
-        if weights.len() != keys.len() * self.elements
-            || state.len() != keys.len() * self.state_words
-        {
-            return Err(Refusal::InvalidRequest(format!(
-                "{} keys need {} weights and {} state values, got {} and {}",
-                keys.len(),
-                keys.len() * self.elements,
-                keys.len() * self.state_words,
-                weights.len(),
-                state.len()
-            )));
-        }
-        match keys.iter().find(|&&key| self.space.slot_of(key) != slot) {
-            Some(key) => Err(Refusal::InvalidRequest(format!(
-                "key {key} does not belong to slot {slot}"
-            ))),
-            None => Ok(()),
-        }
     }
 
     /// How its rows lie in memory.
@@ -271,11 +296,11 @@ impl Table {
         weights: &[f32],
         state: &[f32],
     ) -> Result<(), Refusal> {
-        self.check_import(slot, keys, weights, state)?;
+        let layout = self.layout();
+        layout.check(self.space, slot, keys, weights, state)?;
         self.ensure_maps();
         let at = (slot - self.first_slot) as usize;
         self.maps[at].check_room(keys.len())?;
-        let layout = self.layout();
         for (i, &key) in keys.iter().enumerate() {
             let (_, row, _) = self.find_or_create(key, mix64(key), None);
             let weights = &weights[i * layout.elements..][..layout.elements];
@@ -291,7 +316,7 @@ impl Table {
             return;
         };
         let removed: std::collections::BTreeSet<u64> = keys.iter().copied().collect();
-        let mut new = self.empty_map();
+        let mut new = self.layout().empty_map();
         for (key, row) in old.keys().filter(|(key, _)| !removed.contains(key)) {
             let kept = new.insert(key, mix64(key));
             new.values_mut(kept).copy_from_slice(old.values(row));

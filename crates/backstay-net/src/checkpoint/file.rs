@@ -86,11 +86,6 @@ fn write_aside(
     Ok((bytes, hex(digest.finish().as_ref())))
 }
 
-/// The SHA-256 of bytes, in hex.
-pub fn sha256(bytes: &[u8]) -> String {
-    hex(ring::digest::digest(&SHA256, bytes).as_ref())
-}
-
 /// A file's name is on the disk only when its folder is.
 fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -103,7 +98,8 @@ fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     opened.sync_all().map_err(CheckpointError::io(folder))
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes in hex.
+pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
         // Writing to a text cannot fail.

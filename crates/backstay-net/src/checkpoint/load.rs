@@ -1,29 +1,37 @@
 //! Loading a part: its rows into the slots that wait for them.
 //!
-//! Nothing of a file is used before its checksum is found right. Rows go in by small pieces, each
-//! under the lock of the replication state, after a look whether the slot still waits: the
-//! routing may give it to another node, or have it begin anew, at any moment.
+//! Nothing of a file is used before its checksum is found right. All rows of a slot are put together
+//! with nothing locked, so that many parts can be loaded side by side; changed rows go in by small
+//! pieces. Each step that changes a slot is taken under the lock of the replication state, after a
+//! look whether the slot still waits: the routing may give it to another node, or have it begin
+//! anew, at any moment.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backstay_core::engine::SlotMemory;
+use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::replication::Rows;
 use backstay_core::stream::{StreamId, StreamWindow};
 use bytemuck::Pod;
+use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 
-use super::file::sha256;
+use super::file::hex;
 use super::tensors::{read_header, Kind, Place};
 use super::CheckpointError;
 use crate::replicator::Replicator;
 
-/// Rows that are put in under the lock in one go.
+/// Changed rows that are put in under the lock in one go.
 const ROWS_AT_ONCE: usize = 4096;
+/// Bytes that are read in one go: they are hashed while they are in the cache, and the system
+/// reads ahead meanwhile.
+const READ_BYTES: usize = 256 << 10;
 
 /// A slot to be loaded.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -82,36 +90,34 @@ pub fn load_part(replicator: &Replicator, asked: &PartToLoad) -> Result<u64, Che
     for table in part.tables() {
         rows += part.load_table(replicator, &table, &wanted)?;
     }
-    for (slot, asked) in wanted.iter().filter(|(_, asked)| asked.last) {
-        replicator.finish_load(asked, &memories[slot])?;
-    }
+    let complete = memories
+        .into_iter()
+        .filter_map(|(slot, memory)| Some((*wanted.get(&slot)?, memory)))
+        .filter(|(asked, _)| asked.last)
+        .collect::<Vec<_>>();
+    replicator.finish_loads(&complete)?;
     Ok(rows)
 }
 
 impl<'a> Part<'a> {
     fn read(asked: &'a PartToLoad) -> Result<Self, CheckpointError> {
         let path = &*asked.path;
-        let opened = File::open(path).map_err(CheckpointError::io(path))?;
+        let mut opened = File::open(path).map_err(CheckpointError::io(path))?;
         let length = opened.metadata().map_err(CheckpointError::io(path))?.len();
         if length != asked.bytes {
             // Not a byte of memory for what is not there.
             let what = format!("{length} bytes, the manifest says {}", asked.bytes);
             return Err(CheckpointError::damaged(path, what));
         }
-        let mut file = Vec::with_capacity(asked.bytes as usize);
-        // One byte more would show.
-        let mut limited = opened.take(asked.bytes + 1);
-        limited
-            .read_to_end(&mut file)
-            .map_err(CheckpointError::io(path))?;
-        if file.len() as u64 != asked.bytes {
-            let what = format!(
-                "its size is not {} bytes, as the manifest says",
-                asked.bytes
-            );
-            return Err(CheckpointError::damaged(path, what));
+        let mut file = vec![0; asked.bytes as usize];
+        let mut digest = Context::new(&SHA256);
+        for piece in file.chunks_mut(READ_BYTES) {
+            opened
+                .read_exact(piece)
+                .map_err(CheckpointError::io(path))?;
+            digest.update(piece);
         }
-        let found = sha256(&file);
+        let found = hex(digest.finish().as_ref());
         if found != asked.sha256 {
             let what = format!("its SHA-256 is {found}, the manifest says {}", asked.sha256);
             return Err(CheckpointError::damaged(path, what));
@@ -122,6 +128,14 @@ impl<'a> Part<'a> {
 
     fn damaged(&self, what: String) -> CheckpointError {
         CheckpointError::damaged(self.path, what)
+    }
+
+    /// Rows that do not fit each other or their slot are the file's fault.
+    fn refused(&self, refusal: Refusal) -> CheckpointError {
+        match refusal {
+            Refusal::InvalidRequest(what) => self.damaged(what),
+            other => other.into(),
+        }
     }
 
     /// The names of the tables with rows, or deleted rows, in it.
@@ -227,17 +241,30 @@ impl<'a> Part<'a> {
         if weights.len() != keys.len() * elements || state.len() != keys.len() * state_elements {
             return Err(self.damaged(format!("table {table}: keys, weights and state do not fit")));
         }
+        let rows_of = |range: Range<usize>| {
+            let (first, end) = (range.start, range.end);
+            (
+                &keys[range],
+                &weights[first * elements..end * elements],
+                &state[first * state_elements..end * state_elements],
+            )
+        };
         let mut rows = 0;
         for (asked, range) in self.runs(table, &runs, keys.len(), wanted)? {
             rows += range.len() as u64;
+            if asked.whole {
+                let prepared = replicator
+                    .store()
+                    .prepare_rows(asked.slot, id, rows_of(range))
+                    .map_err(|refusal| self.refused(refusal))?;
+                replicator.load_step(asked, |store| store.take_rows(prepared))?;
+                continue;
+            }
             for first in range.clone().step_by(ROWS_AT_ONCE) {
-                let end = range.end.min(first + ROWS_AT_ONCE);
-                let piece = (
-                    &keys[first..end],
-                    &weights[first * elements..end * elements],
-                    &state[first * state_elements..end * state_elements],
-                );
-                replicator.load_step(asked, |store| store.put_rows(asked.slot, id, piece))?;
+                let piece = rows_of(first..range.end.min(first + ROWS_AT_ONCE));
+                replicator
+                    .load_step(asked, |store| store.put_rows(asked.slot, id, piece))
+                    .map_err(|refusal| self.refused(refusal))?;
             }
         }
         Ok(rows)
@@ -250,10 +277,15 @@ impl<'a> Part<'a> {
         runs: &[u64],
         total: usize,
         wanted: &'w BTreeMap<u64, LoadedSlot>,
-    ) -> Result<Vec<(&'w LoadedSlot, std::ops::Range<usize>)>, CheckpointError> {
+    ) -> Result<Vec<(&'w LoadedSlot, Range<usize>)>, CheckpointError> {
+        let runs: Vec<_> = runs.chunks_exact(2).collect();
+        if !runs.is_sorted_by(|a, b| a[0] < b[0]) {
+            let what = format!("table {table}: its slots do not ascend, each once");
+            return Err(self.damaged(what));
+        }
         let mut at = 0usize;
         let mut found = Vec::new();
-        for run in runs.chunks(2) {
+        for run in runs {
             let end = at.checked_add(run[1] as usize).filter(|&end| end <= total);
             let end = end.ok_or_else(|| {
                 self.damaged(format!("table {table}: runs of more rows than there are"))

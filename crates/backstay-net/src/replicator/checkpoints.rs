@@ -47,13 +47,23 @@ impl Replicator {
         })
     }
 
-    /// A slot has all its rows.
-    pub fn finish_load(&self, asked: &LoadedSlot, memory: &SlotMemory) -> Result<(), Refusal> {
+    /// Slots have all their rows, of one file: those that still wait for them are loaded now. The
+    /// first refusal is returned.
+    pub fn finish_loads(&self, slots: &[(LoadedSlot, SlotMemory)]) -> Result<(), Refusal> {
         self.with(|replica, now, store| {
-            replica.check_load(asked.slot, asked.birth)?;
-            store.set_memory(asked.slot, memory);
-            replica.loaded(now, asked.slot);
-            Ok(())
+            let mut outcome = Ok(());
+            let mut loaded = Vec::with_capacity(slots.len());
+            for (asked, memory) in slots {
+                match replica.check_load(asked.slot, asked.birth) {
+                    Ok(()) => {
+                        store.set_memory(asked.slot, memory);
+                        loaded.push(asked.slot);
+                    }
+                    refused => outcome = outcome.and(refused),
+                }
+            }
+            replica.loaded(now, &loaded);
+            outcome
         })
     }
 }

@@ -2,11 +2,23 @@
 
 use backstay_core::engine::{Engine, SlotSnapshot, Standing};
 use backstay_core::error::Refusal;
+use backstay_core::table::SlotRows;
 
+use super::room::Room;
 use super::Store;
 
 /// Rows of a slot that are copied while pushes wait: some hundred KB.
 const ROWS_AT_ONCE: usize = 2048;
+
+/// All rows of a slot in one table, on their way into it.
+#[derive(Debug)]
+pub struct PreparedRows {
+    slot: u32,
+    table: u64,
+    rows: SlotRows,
+    /// Promised until they count as allocated.
+    _room: Option<Room>,
+}
 
 impl Store {
     /// Copy a slot that is served here; None if it is not. See `Engine::begin_snapshot`.
@@ -38,6 +50,35 @@ impl Store {
         let engine = self.stripes[0].read();
         let layout = engine.table(table)?.layout();
         Ok((layout.elements, layout.state_words))
+    }
+
+    /// Put all rows of a slot together, within the memory limit and with nothing locked;
+    /// [`Self::take_rows`] is to follow.
+    pub fn prepare_rows(
+        &self,
+        slot: u32,
+        table: u64,
+        rows: (&[u64], &[f32], &[f32]),
+    ) -> Result<PreparedRows, Refusal> {
+        let room = self.room_for(slot, table, rows.0)?;
+        let layout = self.stripe_of(slot)?.read().table(table)?.layout();
+        let rows = layout.slot_rows(self.space, slot, rows)?;
+        Ok(PreparedRows {
+            slot,
+            table,
+            rows,
+            _room: room,
+        })
+    }
+
+    /// Make them the rows of their slot.
+    pub fn take_rows(&self, prepared: PreparedRows) -> Result<(), Refusal> {
+        let PreparedRows {
+            slot, table, rows, ..
+        } = prepared;
+        self.write(self.stripe(slot), Some(table), |engine| {
+            engine.replace_rows(table, rows)
+        })
     }
 
     /// Put rows into a slot, within the memory limit; see `Engine::put_rows`.
