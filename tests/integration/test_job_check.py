@@ -145,6 +145,8 @@ def test_files_without_records_are_named_and_the_others_trained_on(folder: Path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["examples"] == 20
     assert "head.csv; the job goes on without" in done.stderr.replace("\n", "")
+    shown = backstay(folder, "jobs", "show", "tiny").stdout
+    assert shown.startswith("tiny: done\n20 examples in ")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from backstay._proto.v1 import job_pb2
 from backstay.cli.earlier_runs import sole_run
 from backstay.cli.hooks import run_hooks
+from backstay.cli.last_status import StatusFile
 from backstay.cli.metrics_log import MetricsLog
 from backstay.cli.progress import Servers, Show
 from backstay.cli.stop_signals import StopSignals
@@ -52,8 +53,10 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
         with _between_hooks(spec, stops, told):
             for warning in check_data(spec, definition):
                 show.say(warning)
-            result = run.run()
-            return told.outcome(result)
+            outcome = told.outcome(run.run())
+            left = StatusFile(Path(spec.log_dir), (), are_own=True)
+            left.ended(told.status, (), state=outcome.state, reason=outcome.reason)
+            return outcome
 
 
 @contextmanager
