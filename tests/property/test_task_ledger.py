@@ -131,6 +131,8 @@ class LedgerMachine(RuleBasedStateMachine):
         # What the master of now knows.
         self.known: dict[int, int] = {}
         self.done_before = len(self.done)
+        # Holds of workers that hang: not renewed, though as good as others until they are over.
+        self.withdrawn: set[tuple[str, int, int]] = set()
         self.unclosed: set[int] = set()
 
     def write(self) -> None:
@@ -219,12 +221,20 @@ class LedgerMachine(RuleBasedStateMachine):
     def renew(self, data: st.DataObject, settled: int) -> None:
         worker, grant = self.pick(data)
         held = HeldTask(grant.task, grant.attempt, settled)
-        valid = (worker, grant.task, grant.attempt) in self.valid
+        hold = (worker, grant.task, grant.attempt)
+        valid = hold in self.valid and hold not in self.withdrawn
         revoked = self.ledger.renew(worker, [held], self.now_s)
         assert revoked == ([] if valid else [held])
         if valid:
             self.tell(grant.task, settled)
             self.ends[worker, grant.task, grant.attempt] = self.now_s + self.ttl_s
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def worker_hangs(self, worker: str) -> None:
+        for hold in self.ledger.holds:
+            if hold.worker == worker:
+                hold.withdrawn = "it hangs"
+                self.withdrawn.add((worker, hold.task, hold.attempt))
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data())
@@ -338,6 +348,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         # Settled batches are kept with the holds of their time, of those that ended, or forgotten.
         self.known = self.journal.settled()
+        self.withdrawn = set()
         for held in self.valid:
             self.ends[held] = self.now_s + self.ttl_s
         self.write()
