@@ -113,6 +113,16 @@ class Checkpoints:
             cluster.queue.counts["restores"] += 1
             self._put(RESTORE, plan.to_json())
 
+    def restore_all(self) -> bool:
+        """Ask for a restore of all slots, as people do; returns whether it could be asked for."""
+        cluster = self._cluster
+        if not (self._saved and cluster.routings and cluster.store.is_up):
+            return False
+        plan = RestorePlan(URL, self._name(self._random.randrange(1, len(self._saved) + 1)))
+        cluster.queue.counts["restores"] += 1
+        self._put(RESTORE, plan.to_json())
+        return True
+
     def reborn(self, routing: RoutingTable, slot: int) -> None:
         """A slot has begun anew, from a checkpoint or empty."""
         self._least.pop(slot, None)

@@ -303,7 +303,7 @@ class SimMaster:
         if change == "lost":
             job.note_inexact(why)
             job.end("failed", why)
-            self.book.failed = True
+            self.book.rescue()
             then()
             return
         assert plan is not None
@@ -311,7 +311,7 @@ class SimMaster:
             progress = self.book.progress_of(plan, job)
         except InvalidRequest as error:
             job.end("failed", str(error))
-            self.book.failed = True
+            self.book.rescue()
             then()
             return
         self.queue.log(self.place, lambda: f"goes back to {plan.checkpoint}: {progress}")

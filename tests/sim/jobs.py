@@ -31,6 +31,7 @@ TASKS = 5
 BATCHES = 5
 TABLES = 2
 PASSES = 2
+RESCUES_MAX = 4
 
 
 def job_spec(seed: int) -> JobSpec:
@@ -59,6 +60,7 @@ class JobBook:
         self.random = Random(f"job {seed}")
         self.spec = job_spec(seed)
         self.failed = False
+        self._rescues = 0
         self.epoch = 0
         self.first: Counter[tuple[int, int, int]] = Counter()
         self.masters: list[SimMaster] = []
@@ -102,6 +104,24 @@ class JobBook:
         if self.random.random() < 0.6:
             # Somebody takes it for dead.
             self.cluster.queue.after(self.random.randrange(300 * MS), self._start_master)
+
+    def rescue(self) -> None:
+        """Restore a checkpoint and start a job that has failed again, as people do, in any order.
+
+        Not for ever.
+        """
+        self._rescues += 1
+        if self.cluster.checkpoints is None or self._rescues > RESCUES_MAX:
+            self.failed = True
+            return
+        self.cluster.queue.counts["rescues"] += 1
+        for what in (self._restore_all, partial(self.newest.die, "masters_ended")):
+            self.cluster.queue.after(self.random.randrange(MS, 300 * MS), what)
+
+    def _restore_all(self) -> None:
+        assert self.cluster.checkpoints is not None
+        if not self.cluster.checkpoints.restore_all():
+            self.cluster.queue.after(50 * MS, self._restore_all)
 
     def _supervise(self) -> None:
         if not self.newest.is_alive:
@@ -178,7 +198,25 @@ class JobBook:
     @property
     def unsettled(self) -> str:
         """What is missing until the job is over; empty if nothing is."""
-        return "" if self.failed or self.state == "done" else f"the job is {self.state}"
+        if self.failed or (self.state == "done" and not self._start_again()):
+            return ""
+        return f"the job is {self.state}"
+
+    def _start_again(self) -> bool:
+        """Start a job again that was done, as people do when its rows were restored or lost since.
+
+        Returns:
+            Whether that is under way.
+        """
+        plan, generation = self.rows()
+        if generation == self._recorded().generation or self._rescues > RESCUES_MAX:
+            return False
+        job = self.newest.job
+        if job is not None and job.is_over and (plan is None or plan.state == "done"):
+            self._rescues += 1
+            self.cluster.queue.counts["started_again"] += 1
+            self.newest.die("masters_ended")
+        return True
 
     def check_end(self, where: str, keys: list[int], counts: list[int]) -> None:
         """Each batch of each pass counts once in each slot, if rows are those of its end."""
