@@ -40,7 +40,9 @@ async def lengthen_holds(job: Job) -> None:
 
     If the store does not answer, they last as long as before; call again.
     """
-    ttl_ms = hold_ttl_ms(job.spec.hold_ttl_ms, len(job.known))
+    # Those that are on their way as well: a master that falls behind while they come stays there.
+    workers = max(len(job.known), job.workers.desired)
+    ttl_ms = hold_ttl_ms(job.spec.hold_ttl_ms, workers)
     if ttl_ms <= job.hold_ttl_ms:
         return
     job.plan_hold_time(ttl_ms)

@@ -9,6 +9,7 @@ import pytest
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import StoreUnavailable
+from backstay.job_spec import WorkersSpec
 from backstay.master import hold_time
 from backstay.master.core.ledger import TaskLedger
 from backstay.master.hold_time import hold_ttl_ms, lengthen_holds
@@ -101,6 +102,17 @@ def test_a_longer_time_is_told_only_when_it_is_recorded(
             await lengthen_holds(job)
             assert job.hold_ttl_ms == CROWDS_TTL_S * 1000
             assert ledger_of(job).hold_ttl_s == CROWDS_TTL_S
+
+    run(scenario)
+
+
+def test_workers_that_are_yet_to_come_count(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        workers = WorkersSpec(initial=CROWD, max=CROWD)
+        spec = counting_spec(tmp_path, hold_ttl_ms=TTL_MS, workers=workers)
+        async with master_of(MemoryStore(backend), spec, 1) as (_, job):
+            await lengthen_holds(job)
+            assert job.hold_ttl_ms == CROWDS_TTL_S * 1000
 
     run(scenario)
 
