@@ -70,11 +70,28 @@ def drop_surplus(draft: Draft) -> None:
             # It was to get the copy before it was to leave.
             if draft.leaves[number] and len(held.synced) >= draft.wanted:
                 _drop(draft, slot, number)
-        while len(draft.held[slot].synced) > draft.wanted:
-            held = draft.held[slot]
-            _drop(draft, slot, surplus_of(draft, held.synced, draft.copies))
+    _drop_synced(draft, many)
+    for slot in many:
         while len(draft.held[slot].holders) > draft.wanted + 1:
             _drop(draft, slot, draft.held[slot].catching_up[-1])
+
+
+def _drop_synced(draft: Draft, slots: list[int]) -> None:
+    """Take in-sync copies away until each slot has as many as wanted.
+
+    Backups first, for pushes wait for a moment where a master goes. Each step changes who holds
+    most, and so who is to go from the others: those are looked at again.
+    """
+    spared = True
+    while left := [slot for slot in slots if len(draft.held[slot].synced) > draft.wanted]:
+        dropped = False
+        for slot in left:
+            held = draft.held[slot]
+            victim = surplus_of(draft, held.synced, draft.copies)
+            if victim != held.master or not spared:
+                _drop(draft, slot, victim)
+                dropped = True
+        spared = dropped
 
 
 def surplus_of(draft: Draft, holders: tuple[int, ...], load: NDArray[np.int64]) -> int:
