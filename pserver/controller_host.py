@@ -63,7 +63,7 @@ DEBOUNCE_S = 0.003
 # every trainer a look at it.
 CALM_S = 0.05
 # A copy that has caught up waits so long for the others that are under way.
-COPIES_CALM_S = 0.25
+COPIES_CALM_S = 0.5
 RETRY_PAUSE_S = 0.1
 EVENTS_MAX = 1000
 # Written with the routing; further ones of the same decision follow in transactions of their own.

@@ -33,7 +33,7 @@ HANDOVERS_MAX = 256
 # While copies still come, masters are handed over only in such numbers, and only if that is
 # this part of the master's slots.
 EARLY_HANDOVERS_MIN = 16
-EARLY_PART = 8
+EARLY_PART = 4
 # Moves of copies begun in one decision.
 MOVES_MAX = 256
 
