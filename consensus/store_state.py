@@ -30,7 +30,7 @@ from backstay.consensus.store import (
 )
 from backstay.errors import InvalidRequest, LeaseLost, WatchLost
 
-__all__ = ["HISTORY_MAX", "StoreState"]
+__all__ = ["HISTORY_MAX", "READ_MAX", "StoreState"]
 
 # Revisions of which the events are kept for watches that lag behind.
 HISTORY_MAX = 10_000

@@ -55,7 +55,7 @@ from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.slot_sizes import SlotSizes
 from backstay.tasks import end_tasks, spawn
 
-__all__ = ["ControllerHost"]
+__all__ = ["ControllerHost", "copies_under_way", "is_urgent"]
 
 # Records of one cause (a node's death is up to three) come together; one decision for all.
 DEBOUNCE_S = 0.003
@@ -181,7 +181,7 @@ class ControllerHost:
         while True:
             await asyncio.sleep(DEBOUNCE_S)
             snapshot = self._mirror.snapshot()
-            if decided is None or _is_urgent(decided, snapshot):
+            if decided is None or is_urgent(decided, snapshot):
                 return snapshot
             calm_s = COPIES_CALM_S if copies_under_way(snapshot) > 0 else CALM_S
             left_s = began_s + calm_s - self._loop.time()
@@ -438,7 +438,7 @@ def copies_under_way(snapshot: ClusterSnapshot) -> int:
     return int(copying[routing.set_of_slot].sum()) - sum(len(one.caught_up) for one in said)
 
 
-def _is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
+def is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
     """Whether a process came, went or changed its status, or a master waits for a silent backup."""
     return (
         _processes(before) != _processes(now)

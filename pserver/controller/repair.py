@@ -99,7 +99,7 @@ def _drop_synced(draft: Draft, slots: list[int], fresh: set[int]) -> None:
                 _drop(draft, slot, victim)
                 dropped = True
         left = [slot for slot in left if slot not in fresh]
-        if not dropped and (not spared or draft.copying.any() and len(left) <= SPARED_MAX):
+        if not dropped and (not spared or (draft.copying.any() and len(left) <= SPARED_MAX)):
             return
         spared = dropped
 

@@ -20,7 +20,7 @@ from backstay.errors import ConfigError, ServerUnavailable, Stopping
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.table_registry import TableRegistry
 
-__all__ = ["ClusterService"]
+__all__ = ["ClusterService", "answered_alike"]
 
 # Changes come in bursts; a stream gets at most one answer in this time.
 ANSWER_PAUSE_S = 0.01
@@ -218,7 +218,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
 
         While copies move, most changes are reports of masters, which are not in it.
         """
-        if self._answer is None or not _answered_alike(self._answer[0], snapshot):
+        if self._answer is None or not answered_alike(self._answer[0], snapshot):
             routing = seen_routing(snapshot)
             assert routing is not None
             answer = routing_to_message(
@@ -233,7 +233,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         return self._answer[1]
 
 
-def _answered_alike(one: ClusterSnapshot, other: ClusterSnapshot) -> bool:
+def answered_alike(one: ClusterSnapshot, other: ClusterSnapshot) -> bool:
     """Whether two snapshots differ in nothing that clients are told."""
     return (
         one.routing is other.routing

@@ -22,6 +22,7 @@ from backstay.pserver.controller.balance import (
     balance_masters,
 )
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
+from backstay.pserver.controller.repair import SPARED_MAX
 from tests.unit.controller_cluster import (
     SLOTS,
     after,
@@ -195,6 +196,31 @@ def test_a_copy_taken_in_does_not_become_master_in_the_same_decision() -> None:
     assert table(first).replicas_of_slot[0] == SlotReplicas(0, (1,))
     second = after(first)
     assert table(second).replicas_of_slot[0] == SlotReplicas(1)
+
+
+def test_a_backup_goes_in_the_decision_that_takes_its_successor_in() -> None:
+    before = cluster(nodes=3, replicas=2, slots=4)
+    held = [SlotReplicas(0, (1,), (2,)), *[SlotReplicas(1, (0,))] * 2, SlotReplicas(0, (1,))]
+    step = table(after(true_reports(with_slots(before, held))))
+    # ps-1 is as full as ps-0, and ps-0 is the master.
+    assert step.replicas_of_slot[0] == SlotReplicas(0, (2,))
+    assert step.term_of_slot.tolist() == [2, 1, 1, 1]
+
+
+def test_a_few_masters_keep_a_copy_too_many_while_others_are_copied() -> None:
+    # ps-0 holds most, and is master of what there is a copy too many of.
+    before = cluster(nodes=3, replicas=2, slots=16)
+    many, rest = SlotReplicas(0, (1, 2)), [SlotReplicas(0, (1,)), SlotReplicas(0, (2,))] * 2
+
+    def copies_of_first(count: int, *, copied: bool) -> int:
+        other = SlotReplicas(0, (1,), (2,)) if copied else SlotReplicas(0, (1,))
+        held = [many] * count + rest + [other] * (12 - count)
+        return len(table(after(with_slots(before, held))).replicas_of_slot[0].synced)
+
+    assert copies_of_first(1, copied=True) == 3
+    # Many are not kept, and none when nothing is copied any more.
+    assert copies_of_first(SPARED_MAX + 1, copied=True) == 2
+    assert copies_of_first(1, copied=False) == 2
 
 
 def test_a_copy_taken_in_does_not_follow_a_stopping_master_in_the_same_decision() -> None:
