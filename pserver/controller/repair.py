@@ -72,6 +72,8 @@ def drop_surplus(draft: Draft) -> None:
                 _drop(draft, slot, number)
     _drop_synced(draft, many, fresh)
     for slot in many:
+        if len(draft.held[slot].synced) > draft.wanted:
+            continue  # One of those goes in a later decision.
         while len(draft.held[slot].holders) > draft.wanted + 1:
             _drop(draft, slot, draft.held[slot].catching_up[-1])
 

@@ -223,6 +223,14 @@ def test_a_few_masters_keep_a_copy_too_many_while_others_are_copied() -> None:
     assert copies_of_first(1, copied=False) == 2
 
 
+def test_a_slot_that_keeps_two_copies_too_many_for_now_has_none_to_give_up_on_its_way() -> None:
+    before = cluster(nodes=3, replicas=1, slots=4)
+    held = [SlotReplicas(0, (1, 2)), SlotReplicas(0, (), (1,)), SlotReplicas(0), SlotReplicas(0)]
+    moving = with_slots(before, held)
+    assert table(after(moving)).replicas_of_slot[0] == held[0]
+    assert {len(one.holders) for one in table(settled(moving)).sets} == {1}
+
+
 def test_a_copy_taken_in_does_not_follow_a_stopping_master_in_the_same_decision() -> None:
     before = with_slots(cluster(nodes=2, slots=2), [SlotReplicas(0, (), (1,))] * 2)
     stopping = {**before.members, "ps-0": member(0, status="stopping")}
