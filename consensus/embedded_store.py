@@ -134,6 +134,13 @@ class EmbeddedStore(CoordinationStore):
         result: RangeResult = await self._read(lambda state: state.range(prefix))
         return result
 
+    async def ranges(self, prefixes: Sequence[str]) -> list[RangeResult]:
+        """Return what ``range`` does, for several prefixes: one command, and of one moment."""
+        results: list[RangeResult] = await self._read(
+            lambda state: [state.range(prefix) for prefix in prefixes]
+        )
+        return results
+
     async def transaction(self, txn: Txn) -> TxnResult:
         """Compare, then do one of two lists of operations."""
         result: TxnResult = await self._submit(transaction_command(txn), repeatable=False)
@@ -158,12 +165,12 @@ class EmbeddedStore(CoordinationStore):
     def watch(self, prefix: str, start_revision: int) -> Watch:
         """Return the changes of a prefix from a revision on."""
 
-        def read(revision: int) -> tuple[WatchBatch, ...]:
+        def read(revision: int) -> tuple[tuple[WatchBatch, ...], int]:
             self._check_open()
-            batches: tuple[WatchBatch, ...] = self._member.read(
-                lambda state: state.events_since(prefix, revision)
+            found: tuple[tuple[WatchBatch, ...], int] = self._member.read(
+                lambda state: state.read_on(prefix, revision)
             )
-            return batches
+            return found
 
         return LocalWatch(read, start_revision, self._changed)
 

@@ -84,9 +84,11 @@ class MemoryBackend:
         self.catch_up()
         return self._state
 
-    def read_events(self, prefix: str, start_revision: int) -> tuple[WatchBatch, ...]:
-        """Return events for a watch; none during an outage."""
-        return () if self._outage else self._state.events_since(prefix, start_revision)
+    def read_events(self, prefix: str, start_revision: int) -> tuple[tuple[WatchBatch, ...], int]:
+        """Return events for a watch, and where to read on; none during an outage."""
+        if self._outage:
+            return (), start_revision
+        return self._state.read_on(prefix, start_revision)
 
     def _arm(self) -> None:
         """Wake up when the next lease ends."""
@@ -145,7 +147,7 @@ class MemoryStore(CoordinationStore):
     def watch(self, prefix: str, start_revision: int) -> Watch:
         """Return the changes of a prefix from a revision on."""
 
-        def read(revision: int) -> tuple[WatchBatch, ...]:
+        def read(revision: int) -> tuple[tuple[WatchBatch, ...], int]:
             self._check_open()
             return self._backend.read_events(prefix, revision)
 

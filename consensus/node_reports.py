@@ -7,7 +7,7 @@ A value: frozen, checked when made, strict about its JSON form. This module impo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backstay.consensus.json_fields import NUMBER_MAX, dump, parse_fields, whole_numbers_of
 from backstay.consensus.node_records import INSTANCE_MAX
@@ -64,6 +64,12 @@ class NodeReport:
         if written is None:
             return True
         return (written.asks or self.asks) and self != written
+
+    def adds_copies_only(self, written: NodeReport) -> bool:
+        """Return whether it differs from that one in backups that have caught up meanwhile."""
+        return set(self.caught_up) >= set(written.caught_up) and self == replace(
+            written, caught_up=self.caught_up
+        )
 
     @property
     def asks(self) -> bool:

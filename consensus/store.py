@@ -11,7 +11,9 @@ no clock.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, TypeAlias
@@ -328,6 +330,10 @@ class CoordinationStore(ABC):
     @abstractmethod
     async def range(self, prefix: str) -> RangeResult:
         """Return all keys that begin with a prefix; the empty prefix stands for all keys."""
+
+    async def ranges(self, prefixes: Sequence[str]) -> list[RangeResult]:
+        """Return what ``range`` does, for several prefixes at once."""
+        return list(await asyncio.gather(*(self.range(prefix) for prefix in prefixes)))
 
     async def put(self, key: str, value: str, lease: int | None = None) -> int:
         """Write a key, bound to a lease if one is given, and return the revision.

@@ -30,12 +30,14 @@ from backstay.consensus.store import (
 )
 from backstay.errors import InvalidRequest, LeaseLost, WatchLost
 
-__all__ = ["HISTORY_MAX", "StoreState"]
+__all__ = ["HISTORY_MAX", "READ_MAX", "StoreState"]
 
 # Revisions of which the events are kept for watches that lag behind.
 HISTORY_MAX = 10_000
 # And the size of their values.
 HISTORY_BYTES_MAX = 64 * 1_048_576
+# Revisions that a watch takes at once.
+READ_MAX = 1000
 _FORMAT = 1
 
 
@@ -109,7 +111,7 @@ class StoreState:
         return RangeResult(tuple(items), self._revision)
 
     def events_since(
-        self, prefix: str, start_revision: int, limit: int = 1000
+        self, prefix: str, start_revision: int, limit: int = READ_MAX
     ) -> tuple[WatchBatch, ...]:
         """Return the events of a prefix from a revision on, at most ``limit`` revisions of them.
 
@@ -132,6 +134,21 @@ class StoreState:
                 if len(batches) == limit:
                     break
         return tuple(batches)
+
+    def read_on(self, prefix: str, start_revision: int) -> tuple[tuple[WatchBatch, ...], int]:
+        """Return what ``events_since`` does, and from which revision on to read next time.
+
+        That goes on also where nothing of the prefix has changed: whoever asked again from where
+        the last event was would look through all others each time, and lose its place when the
+        history is cut.
+
+        Raises:
+            WatchLost: Some of them are no longer kept.
+        """
+        batches = self.events_since(prefix, start_revision, READ_MAX)
+        if len(batches) == READ_MAX:
+            return batches, batches[-1].revision + 1
+        return batches, max(start_revision, self._revision + 1)
 
     # Writing
 

@@ -38,15 +38,16 @@ class LocalWatch(Watch):
 
     def __init__(
         self,
-        read: Callable[[int], tuple[WatchBatch, ...]],
+        read: Callable[[int], tuple[tuple[WatchBatch, ...], int]],
         start_revision: int,
         signal: ChangeSignal,
     ) -> None:
         """Begin.
 
         Args:
-            read: Returns the batches from a revision on, none if there are none yet; raises
-                ``WatchLost``, and ``ClosedError`` when the store was closed.
+            read: Returns the batches from a revision on, none if there are none yet, and from
+                where to read next; raises ``WatchLost``, and ``ClosedError`` when the store was
+                closed.
             start_revision: The first revision wanted.
             signal: Tells when it is worth reading again.
         """
@@ -63,11 +64,10 @@ class LocalWatch(Watch):
             if self._closed:
                 raise ClosedError("the watch was closed")
             if not self._ready:
-                self._ready.extend(self._read(self._next))
+                batches, self._next = self._read(self._next)
+                self._ready.extend(batches)
             if self._ready:
-                batch = self._ready.popleft()
-                self._next = batch.revision + 1
-                return batch
+                return self._ready.popleft()
             await changed.wait()
 
     async def aclose(self) -> None:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+import numpy as np
+
 from backstay.consensus import ClusterMirror, ClusterSnapshot
 from backstay.consensus.keys import Keys
 from backstay.consensus.packing import pack
@@ -53,13 +55,15 @@ from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.slot_sizes import SlotSizes
 from backstay.tasks import end_tasks, spawn
 
-__all__ = ["ControllerHost"]
+__all__ = ["ControllerHost", "copies_under_way", "is_urgent"]
 
 # Records of one cause (a node's death is up to three) come together; one decision for all.
 DEBOUNCE_S = 0.003
-# A copy that has caught up can wait for the next ones: each new routing table costs trainers a
-# look at it.
+# What is not urgent waits for more of its kind: each new routing table costs every node and
+# every trainer a look at it.
 CALM_S = 0.05
+# A copy that has caught up waits so long for the others that are under way.
+COPIES_CALM_S = 0.5
 RETRY_PAUSE_S = 0.1
 EVENTS_MAX = 1000
 # Written with the routing; further ones of the same decision follow in transactions of their own.
@@ -173,12 +177,15 @@ class ControllerHost:
         Args:
             decided: The records of the last decision; None if there was none.
         """
-        deadline_s = self._loop.time() + CALM_S
+        began_s = self._loop.time()
         while True:
             await asyncio.sleep(DEBOUNCE_S)
             snapshot = self._mirror.snapshot()
-            left_s = deadline_s - self._loop.time()
-            if decided is None or left_s <= 0 or _is_urgent(decided, snapshot):
+            if decided is None or is_urgent(decided, snapshot):
+                return snapshot
+            calm_s = COPIES_CALM_S if copies_under_way(snapshot) > 0 else CALM_S
+            left_s = began_s + calm_s - self._loop.time()
+            if left_s <= 0:
                 return snapshot
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._mirror.newer_than(snapshot.revision), left_s)
@@ -415,10 +422,26 @@ class ControllerHost:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
 
-def _is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
+def _processes(snapshot: ClusterSnapshot) -> dict[str, tuple[int, str]]:
+    """Return instance and status by node; whether one is in sync changes with every copy."""
+    return {name: (one.instance, one.status) for name, one in snapshot.members.items()}
+
+
+def copies_under_way(snapshot: ClusterSnapshot) -> int:
+    """Return how many copies catch up whose masters have not said yet that they have."""
+    routing = snapshot.routing
+    if routing is None:
+        return 0
+    copying = np.array([len(held.catching_up) for held in routing.sets])
+    # Only what is said of this table counts.
+    said = [one for one in snapshot.reports.values() if one.routing_version == routing.version]
+    return int(copying[routing.set_of_slot].sum()) - sum(len(one.caught_up) for one in said)
+
+
+def is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
     """Whether a process came, went or changed its status, or a master waits for a silent backup."""
     return (
-        before.members != now.members
+        _processes(before) != _processes(now)
         or before.deaths.keys() != now.deaths.keys()
         or any(
             report.silent and report != before.reports.get(instance)

@@ -54,7 +54,7 @@ class RecordWatch:
         Raises:
             StoreError: The store does not answer, or refuses.
         """
-        found = await asyncio.gather(*(self._store.range(prefix) for prefix in self._prefixes))
+        found = await self._store.ranges(self._prefixes)
         for prefix, result in zip(self._prefixes, found, strict=True):
             self._mirror.load(prefix, result)
 

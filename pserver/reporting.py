@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ __all__ = ["NativeReport", "Reporter"]
 
 WAIT_MS = 200
 RETRY_PAUSE_S = 0.1
+# After one report, more copies that have caught up come together in the next.
+COPIES_PAUSE_S = 0.05
 
 log = logging.getLogger(__name__)
 
@@ -114,21 +117,31 @@ class Reporter:
         if self._latest is not None:
             self._news.set()
         suspected: set[asyncio.Future[bool]] = set()
+        heard: NativeReport | None = None
+        calm_until_s = 0.0
         while True:
             await self._news.wait()
             self._news.clear()
             said = self._latest
             if said is None:
                 continue
-            for instance in said.refused:
+            for instance in said.refused if said is not heard else ():
                 task = asyncio.ensure_future(
                     self._suspect(instance, "its ports refuse connections, says its master")
                 )
                 suspected.add(task)
                 task.add_done_callback(suspected.discard)
+            heard = said
             report = replace(said.report, load_trouble=self._load_trouble)
             if not report.is_news_after(written):
                 continue
+            left_s = calm_until_s - self._loop.time()
+            if left_s > 0 and written is not None and report.adds_copies_only(written):
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), left_s)
+                self._news.set()
+                continue
+            calm_until_s = self._loop.time() + COPIES_PAUSE_S
             # Only over what is known to be there: a write that was given up unseen may still come
             # to the store, and must not replace a newer one.
             txn = Txn(

@@ -16,10 +16,24 @@ from backstay.consensus.records import NO_MASTER, SlotReplicas
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
 from backstay.pserver.controller.repair import distinct_hosts, surplus_of
 
-__all__ = ["HANDOVERS_MAX", "MOVES_MAX", "balance_masters", "move_copies", "relieve_stopping"]
+__all__ = [
+    "EARLY_HANDOVERS_MIN",
+    "HANDOVERS_MAX",
+    "MOVES_MAX",
+    "balance_masters",
+    "move_copies",
+    "relieve_leaving",
+    "relieve_stopping",
+    "share_masters_early",
+]
 
-# Slots handed over in one decision: each pauses for a moment.
-HANDOVERS_MAX = 32
+# Slots handed over in one decision. A push that touches one of them waits for a moment; most
+# touch many slots, so many at once hold up less than as many one after the other.
+HANDOVERS_MAX = 256
+# While copies still come, masters are handed over only in such numbers, and only if that is
+# this part of the master's slots.
+EARLY_HANDOVERS_MIN = 16
+EARLY_PART = 4
 # Moves of copies begun in one decision.
 MOVES_MAX = 256
 
@@ -44,6 +58,53 @@ def relieve_stopping(draft: Draft) -> None:
             if heirs:
                 heir = draft.heir(heirs)
                 hand_over(draft, slot, heir, f"{draft.name(held.master)} does not serve any more")
+
+
+def relieve_leaving(draft: Draft) -> None:
+    """Hand slots of processes that are to leave to in-sync backups that stay, before copies move.
+
+    Their copies are given away in many small steps; so pushes are held up once, not each time.
+    A slot without such a backup goes with its copy.
+    """
+    leaving = {n for n, leaves in enumerate(draft.leaves) if leaves and draft.masters[n]}
+    left = HANDOVERS_MAX if leaving else 0
+    for slot in draft.slots_with(leaving) if leaving else []:
+        held = draft.held[slot]
+        if left and held.master in leaving and not held.catching_up:
+            heirs = [one for one in held.in_sync if draft.serving[one]]
+            heirs = [one for one in heirs if draft.reaches(one, held.holders)]
+            if heirs:
+                hand_over(draft, slot, draft.heir(heirs), f"{draft.name(held.master)} is to leave")
+                left -= 1
+
+
+def share_masters_early(draft: Draft) -> None:
+    """Hand over slots to the process that is master of fewest while copies are still coming.
+
+    One that has come back, or anew, otherwise does nothing but take copies in until the last one
+    is there, and the others do its work. Only many slots at a time, so that it happens seldom.
+    """
+    serving = np.flatnonzero(draft.serving)
+    if serving.size < 2:
+        return
+    masters = draft.masters[serving]
+    rich, poor = int(serving[np.argmax(masters)]), int(serving[np.argmin(masters)])
+    most = int(masters.max() - masters.min()) // 2
+    least = max(EARLY_HANDOVERS_MIN, int(masters.max()) // EARLY_PART)
+    if most < least:
+        return
+    slots = [
+        slot
+        for slot, held in enumerate(draft.held)
+        if held.master == rich
+        and poor in held.in_sync
+        and not held.catching_up
+        and slot not in draft.changed
+        and draft.reaches(poor, held.holders)
+    ]
+    if len(slots) >= least:
+        for slot in slots[: min(most, HANDOVERS_MAX)]:
+            hand_over(draft, slot, poor, "masters are spread evenly")
 
 
 def hand_over(draft: Draft, slot: int, heir: int, why: str) -> None:
@@ -75,11 +136,13 @@ def move_copies(draft: Draft) -> bool:
     crowded = _crowded(draft)
     if not crowded and (serving.size < 2 or load[serving].max() - load[serving].min() < 2):
         return moving
-    slots_of: dict[int, list[int]] = defaultdict(list)
+    # By process, what it is a backup of and what it is master of.
+    slots_of: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for slot, held in enumerate(draft.held):
         if not held.catching_up and held.master != NO_MASTER:
-            for number in held.synced:
-                slots_of[number].append(slot)
+            slots_of[held.master][1].append(slot)
+            for number in held.in_sync:
+                slots_of[number][0].append(slot)
     size = _sizes_held(draft)
     most = _moves_left(draft)
     begun = 0
@@ -244,34 +307,50 @@ def _sizes_held(draft: Draft) -> np.ndarray:
 def _fill(
     draft: Draft,
     target: int,
-    slots_of: dict[int, list[int]],
+    slots_of: dict[int, tuple[list[int], list[int]]],
     load: np.ndarray,
     size: np.ndarray,
 ) -> bool:
     """Begin to move one copy to a process, from one of the fullest that allows it.
 
-    Of its slots one is taken whose size evens out the bytes as the number evens out the copies:
-    what one has more in bytes, over what it has more in copies.
+    Of its slots those come first of which it is not the master: no push has to wait for another
+    one then. Of those one is taken whose size evens out the bytes as the number evens out the
+    copies: what one has more in bytes, over what it has more in copies.
     """
     if draft.copying[target] >= CATCHING_UP_MAX:
         return False
     for source in sorted(slots_of, key=lambda number: (-load[number], -size[number], number)):
         if load[source] - load[target] < 2:
             return False
-        slots = slots_of[source]
-        order: Iterable[int] = range(len(slots))
-        sizes = draft.bytes_of_slot
-        if sizes is not None:
-            ideal = (size[source] - size[target]) / (load[source] - load[target])
-            order = np.argsort(np.abs(np.array([sizes[slot] for slot in slots]) - ideal)).tolist()
-        for at in order:
-            slot = slots[at]
-            if _begin(draft, slot, target, load):
-                del slots[at]
-                if sizes is not None:
-                    size[source] -= sizes[slot]
-                    size[target] += sizes[slot]
+        ideal = (size[source] - size[target]) / (load[source] - load[target])
+        for slots in slots_of[source]:
+            if _begin_one(draft, slots, source, target, load, size, ideal):
                 return True
+    return False
+
+
+def _begin_one(
+    draft: Draft,
+    slots: list[int],
+    source: int,
+    target: int,
+    load: np.ndarray,
+    size: np.ndarray,
+    ideal: float,
+) -> bool:
+    """Begin to move the slot nearest to the ideal size that can be moved, and take it out."""
+    order: Iterable[int] = range(len(slots))
+    sizes = draft.bytes_of_slot
+    if sizes is not None:
+        order = np.argsort(np.abs(np.array([sizes[slot] for slot in slots]) - ideal)).tolist()
+    for at in order:
+        slot = slots[at]
+        if _begin(draft, slot, target, load):
+            del slots[at]
+            if sizes is not None:
+                size[source] -= sizes[slot]
+                size[target] += sizes[slot]
+            return True
     return False
 
 

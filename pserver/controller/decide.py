@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from backstay.consensus.records import Event, RoutingTable
 from backstay.errors import InvalidRequest
-from backstay.pserver.controller.balance import balance_masters, move_copies, relieve_stopping
+from backstay.pserver.controller.balance import (
+    balance_masters,
+    move_copies,
+    relieve_leaving,
+    relieve_stopping,
+    share_masters_early,
+)
 from backstay.pserver.controller.draft import Draft
 from backstay.pserver.controller.failover import fail_over, note_members
 from backstay.pserver.controller.first_routing import (
@@ -103,10 +109,15 @@ def _continue(records: ClusterRecords, before: RoutingTable) -> Decision:
     if not short and not draft.changed and _all_in_sync(draft):
         # Moves that begin before all nodes have come would be made again when they have.
         waits = plan is not None and plan.state == "waiting_for_nodes"
-        moving = draft.copying.any() if waits else move_copies(draft)
-        if not moving:
-            balance_masters(draft)
-            at_rest = not draft.changed
+        if not waits:
+            relieve_leaving(draft)
+        if not draft.changed:
+            moving = draft.copying.any() if waits else move_copies(draft)
+            if not moving:
+                balance_masters(draft)
+                at_rest = not draft.changed
+    if draft.copying.any():
+        share_masters_early(draft)
     if plan is not None and plan.is_under_way:
         plan = progressed(plan, draft, at_rest=at_rest)
     news = None if plan == known else plan

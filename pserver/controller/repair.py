@@ -12,6 +12,8 @@ from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
 
 __all__ = ["add_missing", "distinct_hosts", "drop_surplus", "surplus_of"]
 
+# Slots with a copy too many that wait, while others are copied, for one that is not the master.
+SPARED_MAX = 8
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -54,27 +56,54 @@ def drop_surplus(draft: Draft) -> None:
     """Take copies away where more than wanted are in sync.
 
     A slot may have one copy more than wanted as long as that one is catching up: so a copy is
-    moved without ever having fewer. Slots that this decision has changed wait for the next: one
-    that was taken in just now must not be made master in the same step.
+    moved without ever having fewer.
     """
     many = [
         slot
         for slot, held in enumerate(draft.held)
-        if held.master != NO_MASTER
-        and len(held.in_sync) + len(held.catching_up) >= draft.wanted
-        and slot not in draft.changed
+        if held.master != NO_MASTER and len(held.in_sync) + len(held.catching_up) >= draft.wanted
     ]
+    fresh = set(draft.changed)
     for slot in many:
         held = draft.held[slot]
         for number in held.catching_up:
             # It was to get the copy before it was to leave.
             if draft.leaves[number] and len(held.synced) >= draft.wanted:
                 _drop(draft, slot, number)
-        while len(draft.held[slot].synced) > draft.wanted:
-            held = draft.held[slot]
-            _drop(draft, slot, surplus_of(draft, held.synced, draft.copies))
+    _drop_synced(draft, many, fresh)
+    for slot in many:
+        if len(draft.held[slot].synced) > draft.wanted:
+            continue  # One of those goes in a later decision.
         while len(draft.held[slot].holders) > draft.wanted + 1:
             _drop(draft, slot, draft.held[slot].catching_up[-1])
+
+
+def _drop_synced(draft: Draft, slots: list[int], fresh: set[int]) -> None:
+    """Take in-sync copies away until each slot has as many as wanted.
+
+    Backups first, for pushes wait for a moment where a master goes. Each step changes who holds
+    most, and so who is to go from the others: those are looked at again. A few masters may stay
+    for as long as other copies come, and then there may be a backup to go in their place.
+
+    Args:
+        draft: The decision.
+        slots: Where to look.
+        fresh: Slots that this decision has changed. They keep their masters: a copy that was
+            taken in just now must not become master in the same step.
+    """
+    spared = True
+    while left := [slot for slot in slots if len(draft.held[slot].synced) > draft.wanted]:
+        dropped = False
+        for slot in left:
+            held = draft.held[slot]
+            victim = surplus_of(draft, held.synced, draft.copies)
+            if victim != held.master or not (spared or slot in fresh):
+                _drop(draft, slot, victim)
+                dropped = True
+        left = [slot for slot in left if slot not in fresh]
+        if not dropped and (not spared or (draft.copying.any() and len(left) <= SPARED_MAX)):
+            return
+        spared = dropped
 
 
 def surplus_of(draft: Draft, holders: tuple[int, ...], load: NDArray[np.int64]) -> int:

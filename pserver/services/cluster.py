@@ -20,7 +20,7 @@ from backstay.errors import ConfigError, ServerUnavailable, Stopping
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.table_registry import TableRegistry
 
-__all__ = ["ClusterService"]
+__all__ = ["ClusterService", "answered_alike"]
 
 # Changes come in bursts; a stream gets at most one answer in this time.
 ANSWER_PAUSE_S = 0.01
@@ -50,7 +50,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         self.read_events: Callable[[], Awaitable[Sequence[Event]]] | None = None
         self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
-        self._answer: tuple[int, cluster_pb2.GetClusterResponse] | None = None
+        self._answer: tuple[ClusterSnapshot, cluster_pb2.GetClusterResponse] | None = None
 
     def end_streams(self) -> None:
         """Let every stream end: this node stops."""
@@ -214,8 +214,11 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             stopping.cancel()
 
     def _answer_of(self, snapshot: ClusterSnapshot) -> cluster_pb2.GetClusterResponse:
-        """Return the answer for a snapshot; many callers share it."""
-        if self._answer is None or self._answer[0] != snapshot.revision:
+        """Return the answer for a snapshot; many callers share it.
+
+        While copies move, most changes are reports of masters, which are not in it.
+        """
+        if self._answer is None or not answered_alike(self._answer[0], snapshot):
             routing = seen_routing(snapshot)
             assert routing is not None
             answer = routing_to_message(
@@ -226,5 +229,17 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
                 controller=snapshot.controller.node_id if snapshot.controller else "",
                 paused=snapshot.plan.pause_reason if snapshot.plan is not None else "",
             )
-            self._answer = (snapshot.revision, answer)
+            self._answer = (snapshot, answer)
         return self._answer[1]
+
+
+def answered_alike(one: ClusterSnapshot, other: ClusterSnapshot) -> bool:
+    """Whether two snapshots differ in nothing that clients are told."""
+    return (
+        one.routing is other.routing
+        and one.config is other.config
+        and one.members == other.members
+        and one.health == other.health
+        and one.controller == other.controller
+        and one.plan == other.plan
+    )

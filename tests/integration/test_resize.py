@@ -226,7 +226,8 @@ def test_a_drained_node_holds_nothing_until_a_rebalance(command: Command) -> Non
 def test_trainers_wait_while_a_strict_resize_moves_copies(eventually: Eventually) -> None:
     settings = {"slot_count": 16, "copy_bytes_per_s": 1_048_576}
     with LocalCluster(servers=3, settings=settings) as cluster, pushing(cluster) as pushes:
-        pushes.fill(2000)
+        # Some seconds' worth: copies that have arrived are taken in half a second at a time.
+        pushes.fill(10_000)
         eventually(lambda: pushes.count > 20)
         said: list[str] = []
         with Client(cluster.endpoints, progress=said.append) as other:

@@ -127,6 +127,9 @@ def test_what_is_written_is_read_by_everybody(run: RunScenario) -> None:
         assert found.items == (item,)
         assert found.revision == second + 1
         assert [each.key for each in (await two.range("")).items] == ["a/x", "b"]
+        both = await two.ranges(["b", "a/", "c"])
+        assert [[each.key for each in one.items] for one in both] == [["b"], ["a/x"], []]
+        assert {one.revision for one in both} == {second + 1}
         assert await one.get("a") is None
         assert await two.delete("a/x")
         assert not await one.delete("a/x")

@@ -10,12 +10,19 @@ import pytest
 from backstay.consensus.records import (
     ClusterConfig,
     MemberStatus,
+    RoutingTable,
     ShardRecord,
     SlotReplicas,
 )
 from backstay.pserver.controller import ClusterRecords, decide, shard_changes
-from backstay.pserver.controller.balance import HANDOVERS_MAX, balance_masters
+from backstay.pserver.controller.balance import (
+    EARLY_HANDOVERS_MIN,
+    EARLY_PART,
+    HANDOVERS_MAX,
+    balance_masters,
+)
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
+from backstay.pserver.controller.repair import SPARED_MAX
 from tests.unit.controller_cluster import (
     SLOTS,
     after,
@@ -97,11 +104,44 @@ def test_masters_are_evened_out_by_chains_of_hand_overs() -> None:
 
 
 def test_few_slots_are_handed_over_at_a_time() -> None:
-    before = cluster(nodes=2, slots=256)
-    uneven = with_slots(before, [SlotReplicas(0, (1,))] * 256)
+    before = cluster(nodes=2, slots=1024)
+    uneven = with_slots(before, [SlotReplicas(0, (1,))] * 1024)
     step = table(after(uneven))
-    assert step.slots_per_node() == {"ps-0": 256 - HANDOVERS_MAX, "ps-1": HANDOVERS_MAX}
-    assert table(settled(uneven)).slots_per_node() == {"ps-0": 128, "ps-1": 128}
+    assert step.slots_per_node() == {"ps-0": 1024 - HANDOVERS_MAX, "ps-1": HANDOVERS_MAX}
+    assert table(settled(uneven)).slots_per_node() == {"ps-0": 512, "ps-1": 512}
+
+
+def test_masters_are_shared_while_copies_come_but_only_many_at_a_time() -> None:
+    least = max(EARLY_HANDOVERS_MIN, 256 // EARLY_PART)
+
+    def with_copies(count: int) -> RoutingTable | None:
+        held = [SlotReplicas(0, (1,))] * count + [SlotReplicas(0, (), (1,))] * (256 - count)
+        return decide(with_slots(cluster(nodes=2, slots=256), held)).routing
+
+    assert with_copies(least - 1) is None
+    step = with_copies(least)
+    assert step is not None
+    assert step.slots_per_node() == {"ps-0": 256 - least, "ps-1": least}
+    # No more than make them even, and none that is still to come.
+    step = with_copies(250)
+    assert step is not None
+    assert step.slots_per_node() == {"ps-0": 128, "ps-1": 128}
+    assert all(not held.catching_up for held in step.replicas_of_slot if held.master == 1)
+
+
+def test_a_cluster_grows_by_copies_of_backups_before_masters_are_shared() -> None:
+    records = replace(cluster(nodes=2, slots=256), members=members(*map(member, range(3))))
+    interrupted = 0
+    for _ in range(100):
+        records = true_reports(records)
+        before = table(records).master_of_slot
+        if decide(records).routing is None:
+            break
+        records = after(records)
+        interrupted += not np.array_equal(before, table(records).master_of_slot)
+    assert sorted(table(records).slots_per_node().values()) == [85, 85, 86]
+    # 170 copies came, 64 at a time; each decision that moves masters makes pushes wait.
+    assert interrupted <= 3
 
 
 def test_a_node_that_stops_hands_its_slots_over_and_gets_no_copies() -> None:
@@ -156,6 +196,39 @@ def test_a_copy_taken_in_does_not_become_master_in_the_same_decision() -> None:
     assert table(first).replicas_of_slot[0] == SlotReplicas(0, (1,))
     second = after(first)
     assert table(second).replicas_of_slot[0] == SlotReplicas(1)
+
+
+def test_a_backup_goes_in_the_decision_that_takes_its_successor_in() -> None:
+    before = cluster(nodes=3, replicas=2, slots=4)
+    held = [SlotReplicas(0, (1,), (2,)), *[SlotReplicas(1, (0,))] * 2, SlotReplicas(0, (1,))]
+    step = table(after(true_reports(with_slots(before, held))))
+    # ps-1 is as full as ps-0, and ps-0 is the master.
+    assert step.replicas_of_slot[0] == SlotReplicas(0, (2,))
+    assert step.term_of_slot.tolist() == [2, 1, 1, 1]
+
+
+def test_a_few_masters_keep_a_copy_too_many_while_others_are_copied() -> None:
+    # ps-0 holds most, and is master of what there is a copy too many of.
+    before = cluster(nodes=3, replicas=2, slots=16)
+    many, rest = SlotReplicas(0, (1, 2)), [SlotReplicas(0, (1,)), SlotReplicas(0, (2,))] * 2
+
+    def copies_of_first(count: int, *, copied: bool) -> int:
+        other = SlotReplicas(0, (1,), (2,)) if copied else SlotReplicas(0, (1,))
+        held = [many] * count + rest + [other] * (12 - count)
+        return len(table(after(with_slots(before, held))).replicas_of_slot[0].synced)
+
+    assert copies_of_first(1, copied=True) == 3
+    # Many are not kept, and none when nothing is copied any more.
+    assert copies_of_first(SPARED_MAX + 1, copied=True) == 2
+    assert copies_of_first(1, copied=False) == 2
+
+
+def test_a_slot_that_keeps_two_copies_too_many_for_now_has_none_to_give_up_on_its_way() -> None:
+    before = cluster(nodes=3, replicas=1, slots=4)
+    held = [SlotReplicas(0, (1, 2)), SlotReplicas(0, (), (1,)), SlotReplicas(0), SlotReplicas(0)]
+    moving = with_slots(before, held)
+    assert table(after(moving)).replicas_of_slot[0] == held[0]
+    assert {len(one.holders) for one in table(settled(moving)).sets} == {1}
 
 
 def test_a_copy_taken_in_does_not_follow_a_stopping_master_in_the_same_decision() -> None:

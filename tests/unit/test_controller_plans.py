@@ -381,3 +381,23 @@ def test_a_resize_moves_little_and_is_even_in_the_end(
             leaving = {one.node_id for one in of(steps.records).leaving}
             minimum = max(minimum, sum(copies_by_node(before)[name] for name in leaving))
         assert steps.copies_begun <= 1.1 * minimum + 1
+
+
+def test_a_node_that_leaves_gives_its_masters_away_first_and_all_at_once() -> None:
+    before = cluster(nodes=3, replicas=2, slots=256)
+    records = replace(before, plan=plan("drain", 3, "ps-2"))
+    begun = after(records)
+    masters = table(begun).slots_per_node()
+    assert masters.pop("ps-2") == 0
+    assert max(masters.values()) - min(masters.values()) <= 2
+    assert catching_up(begun) == 0
+    # From there on a copy that goes is a backup's, and no push has to look for another master;
+    # at the end there may be one step that evens masters out.
+    interrupted = 0
+    while decide(true_reports(begun)).routing is not None:
+        was = table(begun).master_of_slot
+        begun = after(true_reports(begun))
+        interrupted += not np.array_equal(table(begun).master_of_slot, was)
+    assert interrupted <= 1
+    assert of(after(begun)).state == "done"
+    assert copies_by_node(begun) == {"ps-0": 256, "ps-1": 256, "ps-2": 0}

@@ -9,7 +9,7 @@ import pytest
 from backstay.consensus.embedded_raft import without_known_entries
 from backstay.consensus.store import Delete, Put, Txn, absent
 from backstay.consensus.store_codec import command, execute, transaction_command
-from backstay.consensus.store_state import StoreState
+from backstay.consensus.store_state import READ_MAX, StoreState
 from backstay.errors import InvalidRequest, LeaseLost, WatchLost
 
 
@@ -104,6 +104,38 @@ def test_history_has_its_limit_and_says_when_it_is_passed() -> None:
         state.events_since("k", 3)
     assert state.events_since("k", 7) == ()
     assert [batch.revision for batch in state.events_since("k", 4, limit=2)] == [4, 5]
+
+
+def test_a_watch_reads_on_behind_what_it_has_seen_or_passed_over() -> None:
+    state = StoreState(history_max=3)
+    put(state, "mine", "1")
+    for number in range(2):
+        put(state, "other", f"{number}")
+    batches, after = state.read_on("mine", 2)
+    assert [batch.revision for batch in batches] == [2]
+    assert after == state.revision + 1
+    # What it passed over may be forgotten: nothing of its own was lost.
+    for number in range(5):
+        put(state, "other", f"{number}")
+        batches, after = state.read_on("mine", after)
+        assert batches == ()
+    assert state.compacted_revision > 4
+    put(state, "mine", "2")
+    batches, after = state.read_on("mine", after)
+    assert [event.value for batch in batches for event in batch.events] == ["2"]
+    # One that is ahead of this member waits.
+    assert state.read_on("mine", 100) == ((), 100)
+
+
+def test_a_watch_with_much_to_read_goes_on_where_it_stopped() -> None:
+    state = StoreState()
+    for number in range(READ_MAX + 1):
+        put(state, "k", f"{number}")
+    batches, after = state.read_on("k", 2)
+    assert (len(batches), after) == (READ_MAX, READ_MAX + 2)
+    batches, after = state.read_on("k", after)
+    assert [event.value for batch in batches for event in batch.events] == [f"{READ_MAX}"]
+    assert after == state.revision + 1
 
 
 def test_a_large_history_is_limited_by_its_size() -> None:
