@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay.course.rounds import RoundKind, data_of
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer.batch import Batch
 from backstay.trainer.model.frameworks import split_feed
@@ -290,10 +291,8 @@ class TaskFeeds:
     def of(self, task: Task, first_batch: int | None = None) -> TaskFeed:
         """Return the batches of a task, from its own first one on or from another."""
         spec = self._spec
-        data = {
-            "training": spec.training, "evaluation": spec.validation, "prediction": spec.prediction
-        }[task.kind]  # fmt: skip
         assert task.kind != "train_end"
+        data = spec.data[data_of(RoundKind(task.kind))]
         return TaskFeed(
             lambda: self._reader(task.kind, data),
             self._definition,
@@ -304,8 +303,7 @@ class TaskFeeds:
             bad_records_max=spec.max_bad_records,
         )
 
-    def _reader(self, kind: str, data: DataSpec | None) -> Reader:
-        assert data is not None
+    def _reader(self, kind: str, data: DataSpec) -> Reader:
         if kind not in self._readers:
             self._readers[kind] = open_reader(data, module=self._definition.module)
         return self._readers[kind]
