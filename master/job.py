@@ -217,7 +217,7 @@ class Job:
         self._count_steps(opened)
         if is_new:
             if round_id.kind is RoundKind.TRAINING:
-                self.figures["examples"] += examples
+                self.figures.update(examples=examples, tasks=1)
                 self._checkpoint_every_tasks()
             self.stage_state()
         self.rounds.stage(opened)

@@ -8,6 +8,8 @@ of some slots only fits no such progress, so it waits for jobs to end. Decides n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from backstay.consensus.job_records import JobStateRecord
@@ -15,10 +17,15 @@ from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import CheckpointRefused
 
-__all__ = ["JOBS_PROGRESS", "progress_of_jobs", "refuse_while_jobs_go_on"]
+__all__ = ["JOBS_PROGRESS", "progress_of_jobs", "refuse_while_jobs_go_on", "with_forgotten"]
 
 # The member of a checkpoint's progress; trainers' own progress has other names.
 JOBS_PROGRESS = "backstay_jobs"
+# As crates/backstay-net/src/store.rs has it, and for an hour.
+MAX_CLOSED_STREAMS = 8_192
+# Less than that: streams of tasks that ended before are closed meanwhile, too.
+ENDED_MAX = MAX_CLOSED_STREAMS * 3 // 4
+TOOK_MAX_S = 3600 * 3 / 4
 
 
 async def progress_of_jobs(
@@ -66,6 +73,50 @@ async def progress_of_jobs(
             "jobs": jobs,
         }
     }
+
+
+def with_forgotten(
+    kept: Mapping[str, Any], now: Mapping[str, Any], took_s: float
+) -> dict[str, Any]:
+    """Return progress that says so, if slots may have forgotten tasks which it does not call done.
+
+    A task that ends while a checkpoint is written is in some slots, and is done again after a
+    restore: slots that have it skip it, as far as they remember its closed stream. They remember
+    ``MAX_CLOSED_STREAMS`` of them (crates/backstay-net) for an hour.
+
+    Args:
+        kept: The progress, read before anything was written.
+        now: The same, read when all slots are written.
+        took_s: The time between.
+    """
+    before, after = kept.get(JOBS_PROGRESS), now.get(JOBS_PROGRESS)
+    if before is None or after is None:
+        return dict(kept)
+    ended = {
+        name: max(0, _tasks_done(entry) - _tasks_done(before["jobs"].get(name)))
+        for name, entry in after["jobs"].items()
+    }
+    total = sum(ended.values())
+    if not total or (total <= ENDED_MAX and took_s <= TOOK_MAX_S):
+        return dict(kept)
+    jobs = dict(before["jobs"])
+    for name in jobs.keys() & {name for name, count in ended.items() if count}:
+        state = JobStateRecord.from_json(jobs[name]["state"])
+        why = (
+            f"since a restore of a checkpoint: {total} tasks ended in the {took_s:.0f} s in which "
+            f"it was written, and slots remember {MAX_CLOSED_STREAMS} for an hour; raise "
+            "records_per_task"
+        )
+        inexact = replace(state, inexact=state.inexact or why)
+        jobs[name] = {**jobs[name], "state": inexact.to_json()}
+    return {**kept, JOBS_PROGRESS: {**before, "jobs": jobs}}
+
+
+def _tasks_done(entry: Mapping[str, Any] | None) -> int:
+    """Return how many training tasks a job has done in all its passes."""
+    if entry is None:
+        return 0
+    return JobStateRecord.from_json(entry["state"]).figures.get("tasks", 0)
 
 
 async def refuse_while_jobs_go_on(store: CoordinationStore) -> None:

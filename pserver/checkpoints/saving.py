@@ -224,7 +224,7 @@ class Saver:
         routing = snapshot.routing
         assert routing is not None
         settings = snapshot.settings
-        created = now_text()
+        created, begun_s = now_text(), asyncio.get_running_loop().time()
         full_every = 1 if kind == "full" else settings.checkpoint_full_every
         # Before anything is written: they may be what fills the disk.
         await in_disk_thread(remove_unfinished, storage)
@@ -239,6 +239,8 @@ class Saver:
         gathered = await self._gather(storage.url, checkpoint_id, base, rate, tell)
         slots = gathered.slots()
         _refuse_anew(slots, routing)
+        took_s = asyncio.get_running_loop().time() - begun_s
+        progress = await self.turns.jobs_since(progress, took_s)
         manifest = Manifest(
             id=checkpoint_id,
             kind="full" if base is None else "incremental",
@@ -253,7 +255,7 @@ class Saver:
             parts=tuple(gathered.parts),
             slots=slots,
             tags=dict(tags),
-            progress=dict(progress),
+            progress=progress,
         )
         try:
             await _to_its_end(in_disk_thread(storage.write_manifest, manifest))

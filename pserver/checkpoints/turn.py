@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +34,7 @@ from backstay.errors import (
     StoreError,
     StoreUnavailable,
 )
-from backstay.pserver.checkpoints.jobs import progress_of_jobs
+from backstay.pserver.checkpoints.jobs import progress_of_jobs, with_forgotten
 from backstay.pserver.departures import now_text
 
 __all__ = ["Turns"]
@@ -203,6 +203,18 @@ class Turns:
         routing = self._view.snapshot().routing
         generation = routing.generation if routing is not None else 0
         return await progress_of_jobs(self._store, version, generation)
+
+    async def jobs_since(self, progress: Mapping[str, Any], took_s: float) -> dict[str, Any]:
+        """Return progress that was read before all slots were written, as it is to be kept.
+
+        Args:
+            progress: What ``jobs`` gave, and that of trainers.
+            took_s: How long ago that was.
+
+        Raises:
+            StoreUnavailable: The store does not answer.
+        """
+        return with_forgotten(progress, await self.jobs(), took_s)
 
     async def restoring(self) -> str:
         """Return the id of the checkpoint that is being restored, as the store has it; or none."""
