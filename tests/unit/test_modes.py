@@ -10,7 +10,7 @@ from backstay.trainer.modes.gathering import Gradient, Piece, cut, put_together
 from backstay.trainer.modes.geo import LocalRows, sum_by_key
 from backstay.trainer.modes.leading import gradients_of, parts_of
 from backstay.trainer.modes.staleness import clock_of, row_of
-from backstay.trainer.modes.step_book import FOLLOWERS_MAX, StepBook
+from backstay.trainer.modes.step_book import FOLLOWERS_MAX, Patience, StepBook
 
 
 def keys_of(*numbers: int) -> np.ndarray:
@@ -129,6 +129,21 @@ def test_who_comes_in_the_middle_of_a_step_has_a_piece_of_the_next() -> None:
         book.join(follower)
     with pytest.raises(LimitExceeded, match="the limit"):
         book.join(9)
+
+
+def test_who_is_new_in_a_step_has_longer_once() -> None:
+    patience = Patience(limit_s=30.0, factor=3.0)
+    assert patience.of([], 0.01) == 2.0
+    assert patience.of([1], 0.01) == 30.0
+    assert patience.of([1], 0.01) == 2.0
+    assert patience.of([1], 1.0) == 5.0
+    # It lost its place, and is back: it hangs no longer than any other.
+    assert patience.of([], 0.01) == 2.0
+    assert patience.of([1], 0.01) == 2.0
+    assert patience.of([1, 2], 0.01) == 30.0
+    # With slow steps, five times as long would be out of all proportion.
+    assert patience.of([1, 2], 8.0) == 30.0
+    assert patience.of([1, 2], 100.0) == 300.0
 
 
 def test_rows_step_as_sgd_does() -> None:

@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 from backstay.errors import LimitExceeded
 from backstay.trainer.modes.gathering import Gradient, Piece, cut
 
-__all__ = ["Contribution", "StepBook"]
+__all__ = ["Contribution", "Patience", "StepBook"]
 
 FOLLOWERS_MAX = 255
+# A follower that takes so many times as long as the leader loses its place, but not before ...
+PATIENCE_FACTOR = 5.0
+# ... so long.
+PATIENCE_MIN_S = 2.0
+SEEN_MAX = 10_000
 
 
 @dataclass
@@ -109,3 +114,32 @@ class StepBook:
         self._contributions = {}
         whole = [one for one in all_of_them if one.is_whole]
         return whole, [one.piece for one in all_of_them if not one.is_whole]
+
+
+class Patience:
+    """How long a leader waits for the pieces of a step once its own is done.
+
+    Args:
+        limit_s: A follower's first step may take so long: its framework warms up.
+        factor: Or so many times as long as the leader's own piece. No step may take longer than
+            the longer one of the two.
+    """
+
+    def __init__(self, limit_s: float, factor: float) -> None:
+        self._limit_s = limit_s
+        self._factor = factor
+        # Who has had a step: one that lost its place is no beginner when it is back.
+        self._seen: set[int] = set()
+
+    def of(self, partners: Sequence[int], own_s: float) -> float:
+        """Return the seconds for a step.
+
+        Args:
+            partners: Who has a piece of it.
+            own_s: How long the leader's own took.
+        """
+        most_s = max(self._limit_s, self._factor * own_s)
+        if not self._seen.issuperset(partners):
+            self._seen = {*partners, *(self._seen if len(self._seen) < SEEN_MAX else ())}
+            return most_s
+        return max(PATIENCE_MIN_S, min(PATIENCE_FACTOR * own_s, most_s))

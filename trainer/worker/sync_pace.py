@@ -31,6 +31,7 @@ from backstay.trainer.model.frameworks import Program
 from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, put_together
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.pieces import piece_of
+from backstay.trainer.modes.step_book import Patience
 from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task, clock_of_worker
 from backstay.trainer.worker.master_link import MasterLink
@@ -42,11 +43,6 @@ __all__ = ["SyncPace", "pace_of"]
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# A follower that takes so many times as long as the leader loses its place, but not before ...
-PATIENCE_FACTOR = 5.0
-PATIENCE_MIN_S = 2.0
-# ... and its first step, with a framework to warm up, may take the job's ``step_limit_s``.
-SEEN_MAX = 10_000
 # How often it is looked whether this worker is to end while it waits for a step.
 LOOK_S = 0.2
 CALL_DEADLINE_MS = 10_000
@@ -59,8 +55,7 @@ class SyncPace(Pace):
         host: Where this worker's followers reach it; a port of the system's choice is taken.
         link: Joined.
         security: Token and certificates.
-        step_limit_s: How long a step of a follower may take, in any case ...
-        straggler_factor: ... and so many times as long as this worker's own piece.
+        patience: How long followers' pieces are waited for.
 
     Raises:
         ListenError: The host cannot be listened on.
@@ -69,21 +64,13 @@ class SyncPace(Pace):
     overlaps_tasks = False
 
     def __init__(
-        self,
-        host: str,
-        link: MasterLink,
-        security: SecurityConfig,
-        step_limit_s: float,
-        straggler_factor: float,
+        self, host: str, link: MasterLink, security: SecurityConfig, patience: Patience
     ) -> None:
         self._link = link
         self._security = security
-        self._step_limit_s = step_limit_s
-        self._straggler_factor = straggler_factor
+        self._patience = patience
         self._leader = StepLeader(host, security)
         self._leader.start()
-        # Followers that have had a step: one that lost its place is no beginner when it is back.
-        self._seen: set[int] = set()
         self._client: Client | None = None
         self._gathering: GatheringClient | None = None
 
@@ -118,7 +105,7 @@ class SyncPace(Pace):
         parts = [self._piece(program, fed, self._leader.cut(fed.number, len(fed.places)))]
         own_s = time.monotonic() - begun_s
         with self._link.peers.waiting(self._leader.awaited):
-            whole, left = self._leader.gather(self._patience_s(own_s))
+            whole, left = self._leader.gather(self._patience.of(self._leader.partners, own_s))
         parts += [(one.piece.count, one.gradients, one.loss) for one in whole]
         parts += [self._piece(program, fed, piece) for piece in left]
         gradients = put_together([(count, gradients) for count, gradients, _ in parts])
@@ -183,15 +170,6 @@ class SyncPace(Pace):
         loss, _ = program.train_batch(features, labels)
         return piece.count, self._gathering.take(), loss
 
-    def _patience_s(self, own_s: float) -> float:
-        """Return how long pieces of this step may take once this worker's own is done."""
-        partners = set(self._leader.partners)
-        most_s = max(self._step_limit_s, self._straggler_factor * own_s)
-        if partners - self._seen:
-            self._seen = partners | (self._seen if len(self._seen) < SEEN_MAX else set())
-            return most_s
-        return max(PATIENCE_MIN_S, min(PATIENCE_FACTOR * own_s, most_s))
-
 
 def pace_of(
     spec: JobSpec, link: MasterLink, endpoints: Sequence[str], security: SecurityConfig
@@ -226,7 +204,7 @@ def pace_of(
             f"token: must be set: sync mode listens on {host} for the other workers, and takes "
             "gradients from whoever shows it"
         )
-    pace = SyncPace(host, link, security, spec.step_limit_s, spec.straggler_factor)
+    pace = SyncPace(host, link, security, Patience(spec.step_limit_s, spec.straggler_factor))
     link.lead_at(pace.address)
     return pace
 
