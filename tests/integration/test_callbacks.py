@@ -63,6 +63,7 @@ def job(folder: Path, heard: Path, **changes: Any) -> JobSpec:
     return JobSpec(**{**fields, **changes})
 
 
+@pytest.mark.slow
 def test_they_hear_the_same_with_workers_as_without(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     here, there = tmp_path / "here.txt", tmp_path / "there.txt"
