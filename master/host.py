@@ -29,7 +29,7 @@ from backstay.control_server import ControlServer
 from backstay.errors import LeaseLost, ServerUnavailable, StoreUnavailable
 from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
-from backstay.master.hold_time import keep_hold_time
+from backstay.master.hold_time import keep_hold_time, lengthen_holds
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.launch_desk import LaunchDesk
@@ -198,6 +198,8 @@ class MasterHost:
         saving = Saving(job, self._spec.name, checkpoints)
         await _until_answered(saving.look)
         job.advance()
+        # Before the first worker is told how long they last.
+        await lengthen_holds(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
         self._service.launch_desk = LaunchDesk(job)
         self._service.job = job

@@ -418,9 +418,10 @@ class MasterLink:
             sent_s = time.monotonic()
             return stub.KeepHolds(request, timeout=timeout)
 
-        # What is renewed late is not renewed: no use in waiting longer for one answer. But workers
-        # of a master that cannot keep up are not to call more often than it has told them to.
-        attempt_s = max(min(self._ttl_s, ATTEMPT_S), self._ttl_s / SIGNS_PER_TTL)
+        # What is renewed late is not renewed: no use in waiting longer for one answer. But where so
+        # many call that a master falls behind, each waits until it has caught up: whoever gives up
+        # sooner only calls again, and all that was done for such calls was in vain.
+        attempt_s = max(min(self._ttl_s, ATTEMPT_S), self._ttl_s / 2)
         answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
         self._ttl_s = answer.hold_ttl_ms / 1000
         self._job_steps = answer.job_steps

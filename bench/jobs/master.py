@@ -1,0 +1,375 @@
+"""A job's master under many workers: its gRPC calls, its journal, a real etcd.
+
+The master is a process as ``backstay train`` starts it, beside one pserver and an etcd (from PATH,
+and it syncs its disk). The workers are simulated by this process, on a few connections: each joins,
+asks for a task, works on it for about ``--task-s`` (it sleeps), tells that it is done and then that
+its stream is closed, and sends a sign of life each quarter of the time that a hold lasts. A call
+that fails is repeated with the pauses of a real worker.
+
+``master_busy`` is processor time over time: how much of one core the master takes. ``late`` are
+renewals whose answer came when the hold was over by the worker's clock: at a master that keeps up
+there are none. With ``--restart`` the master is killed at the end, all workers' calls fail until
+there is another one, and all come to it at once.
+
+Not simulated: that each worker has a connection of its own, and reads the new master's address at a
+pserver (here one does for all). This process is slower than the master: look at ``load_busy``
+before taking a rate for the most that the master can do. Linux only, for it reads /proc.
+
+Usage: ``python -m bench.jobs.master [--workers N] [--task-s S] [--hold-ttl-ms MS] [--restart]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from backstay import rpc
+from backstay._proto.v1 import job_pb2, job_pb2_grpc
+from backstay.config import ClientConfig, SecurityConfig
+from backstay.errors import BackstayError
+from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, WorkersSpec
+from backstay.pserver.local_cluster import LocalCluster
+from backstay.tasks import end_tasks
+from backstay.trainer.worker.job_calls import FIRST_PAUSE_S, PAUSE_MAX_S, JobCalls
+from backstay.trainer.worker.master_link import MARGIN_PART, SIGNS_PER_TTL
+from bench.jobs.local import print_result
+
+JOB = "crowd"
+BATCHES = 16
+START_LIMIT_S = 60.0
+POLL_S = 0.05
+ATTEMPT_S = 6.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--workers", type=int, default=10_000)
+    parser.add_argument("--tasks", type=int, default=1_000_000)
+    parser.add_argument("--task-s", type=float, default=10.0)
+    parser.add_argument("--hold-ttl-ms", type=int, default=2000)
+    parser.add_argument("--channels", type=int, default=32)
+    parser.add_argument("--joins-per-s", type=float, default=500.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of what is measured")
+    parser.add_argument("--restart", action="store_true")
+    return parser.parse_args()
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+@contextmanager
+def running_etcd(folder: Path) -> Iterator[tuple[str, int]]:
+    """Start an etcd; yields its address and its process id."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        client, peer = (f"127.0.0.1:{one.getsockname()[1]}" for one in (first, second))
+    arguments = [
+        *("etcd", f"--data-dir={folder / 'etcd'}", "--log-level=error", "--logger=zap"),
+        *(f"--listen-client-urls=http://{client}", f"--advertise-client-urls=http://{client}"),
+        *(f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"),
+        f"--initial-cluster=default=http://{peer}",
+    ]
+    with subprocess.Popen(arguments) as process:
+        try:
+            yield client, process.pid
+        finally:
+            process.kill()
+
+
+class Masters:
+    """Starts the job's master, and another one in its place."""
+
+    def __init__(self, endpoints: list[str], folder: Path, arguments: argparse.Namespace) -> None:
+        data = folder / "data.csv"
+        data.write_text("x\n" + "1\n" * arguments.tasks, encoding="utf-8")
+        spec = JobSpec(
+            name=JOB,
+            model="model.py",
+            training=DataSpec(paths=(str(data),)),
+            records_per_task=1,
+            epochs=1,
+            checkpoint=CheckpointSpec(every="none"),
+            hold_ttl_ms=arguments.hold_ttl_ms,
+            workers=WorkersSpec(initial=arguments.workers, max=arguments.workers),
+        )
+        self.folder = folder
+        self.endpoints = endpoints
+        self.calls = JobCalls(endpoints, JOB, ClientConfig())
+        (folder / "job.json").write_text(spec.to_json(), encoding="utf-8")
+        self.instance = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        before, self.instance = self.instance, self.instance + 1
+        with (self.folder / "master.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "backstay.master.serve_cli"),
+                    *(str(self.folder / "job.json"), "--endpoint", ",".join(self.endpoints)),
+                    *("--instance", str(self.instance), "--replaces", str(before)),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    async def address(self) -> str:
+        """Wait for the newest master; returns where it listens."""
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < deadline_s:
+            try:
+                record = await asyncio.to_thread(self.calls.master)
+            except BackstayError:
+                record = None
+            if record is not None and record.instance == self.instance:
+                return record.address
+            await asyncio.sleep(POLL_S)
+        log = (self.folder / "master.log").read_text(encoding="utf-8")
+        raise SystemExit(f"the job has no master:\n{log}")
+
+
+class Crowd:
+    """Simulated workers, and what their calls came to."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.draw = random.Random(7)
+        self.stubs: list[job_pb2_grpc.JobServiceStub] = []
+        self.ttl_s = 0.0
+        # Seconds of each call that was answered, of renewals, and of requests that got a task.
+        self.took: defaultdict[str, list[float]] = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.answered: set[int] = set()
+
+    @property
+    def patience_s(self) -> float:
+        """How long a sign of life waits for its answer, as a real worker's does."""
+        return max(min(self.ttl_s, ATTEMPT_S), self.ttl_s / 2)
+
+    def connect(self, address: str) -> None:
+        """Send calls to this master from now on."""
+        channels = [
+            rpc.open_aio_channel(address, SecurityConfig()) for _ in range(self.arguments.channels)
+        ]
+        self.stubs = [job_pb2_grpc.JobServiceStub(channel) for channel in channels]
+
+    def begin_counting(self) -> None:
+        self.took.clear()
+        self.counts.clear()
+        self.answered.clear()
+
+    async def call(self, number: int, name: str, request: Any) -> tuple[Any, float]:
+        """Call until it succeeds; returns the answer and when that call was sent."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            sent_s = time.monotonic()
+            stub = self.stubs[number % len(self.stubs)]
+            try:
+                timeout_s = ATTEMPT_S if name != "KeepHolds" else self.patience_s
+                answer = await getattr(stub, name)(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                self.counts[f"failed {error.code().name}"] += 1
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                continue
+            if name != "GetTask" or answer.HasField("task"):
+                self.took[name].append(time.monotonic() - sent_s)
+                self.answered.add(number)
+            return answer, sent_s
+
+    async def work(self, number: int) -> None:
+        """Be one worker; never returns."""
+        who = job_pb2.Worker(id=f"w-{number}", instance=number + 1, host="bench", pid=1)
+        answer, _ = await self.call(number, "Join", job_pb2.JoinRequest(worker=who))
+        self.ttl_s = answer.hold_ttl_ms / 1000
+        held: list[job_pb2.Hold] = []
+        keeping = asyncio.create_task(self.keep(number, who, held))
+        try:
+            request = job_pb2.GetTaskRequest(worker=who)
+            part = self.draw.random()  # of its first task: not all are to end at once
+            while True:
+                request.request += 1
+                answer, _ = await self.call(number, "GetTask", request)
+                del request.closed_streams[:]
+                if not answer.HasField("task"):
+                    await asyncio.sleep(answer.wait_ms / 1000)
+                    continue
+                held.append(answer.task.hold)
+                await asyncio.sleep(part * self.arguments.task_s)
+                part = self.draw.uniform(0.5, 1.5)
+                done = job_pb2.CompleteRequest(
+                    worker=who, hold=answer.task.hold, batches=BATCHES, examples=1
+                )
+                hold = answer.task.hold
+                answer, _ = await self.call(number, "Complete", done)
+                held.clear()
+                self.counts["tasks"] += answer.first
+                self.counts["twice"] += not answer.first
+                request.closed_streams.add(pass_number=hold.round, task=hold.number)
+        finally:
+            keeping.cancel()
+
+    async def keep(self, number: int, who: job_pb2.Worker, held: list[job_pb2.Hold]) -> None:
+        """Send a worker's signs of life; never returns."""
+        request = job_pb2.KeepHoldsRequest(worker=who, loss=0.5)
+        ttl_s = self.ttl_s
+        await asyncio.sleep(self.draw.random() * ttl_s / SIGNS_PER_TTL)
+        renewed_s, renewed = time.monotonic(), 0
+        while True:
+            begun_s = time.monotonic()
+            del request.holds[:]
+            request.holds.extend(held)
+            request.steps += 1
+            answer, sent_s = await self.call(number, "KeepHolds", request)
+            attempt = held[0].attempt if held else 0
+            over_s = renewed_s + ttl_s * (1 - MARGIN_PART)
+            self.counts["late"] += attempt == renewed != 0 and time.monotonic() > over_s
+            # One that was completed meanwhile is none to be renewed, either.
+            self.counts["revoked"] += any(one in held for one in answer.revoked)
+            renewed_s, renewed, ttl_s = sent_s, attempt, answer.hold_ttl_ms / 1000
+            self.ttl_s = ttl_s
+            left_s = ttl_s / SIGNS_PER_TTL - (time.monotonic() - begun_s)
+            await asyncio.sleep(max(0.0, left_s))
+
+
+class Usage:
+    """Processor time of the processes concerned."""
+
+    def __init__(self, **pids: int) -> None:
+        self.pids = pids
+        self.begun_s = time.monotonic()
+        self.before = {name: processor_s(pid) for name, pid in pids.items()}
+
+    def figures(self) -> dict[str, float]:
+        passed_s = time.monotonic() - self.begun_s
+        return {
+            f"{name}_busy": round((processor_s(pid) - self.before[name]) / passed_s, 3)
+            for name, pid in self.pids.items()
+        }
+
+
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    """Return the median, the 99th of 100 and the longest."""
+    if len(seconds) < 2:
+        return {}
+    cuts = statistics.quantiles(seconds, n=100)
+    return {
+        "p50_ms": round(cuts[49] * 1e3, 1),
+        "p99_ms": round(cuts[98] * 1e3, 1),
+        "max_ms": round(max(seconds) * 1e3, 1),
+    }
+
+
+async def steady(crowd: Crowd, usage: Usage, seconds: float) -> dict[str, Any]:
+    """Let the workers work for so long; returns the figures."""
+    crowd.begin_counting()
+    begun_s = time.monotonic()
+    await asyncio.sleep(seconds)
+    passed_s = time.monotonic() - begun_s
+    busy = usage.figures()
+    calls = {
+        name: {"per_s": round(len(took) / passed_s, 1), **milliseconds(took)}
+        for name, took in sorted(crowd.took.items())
+    }
+    per_s = sum(len(took) for took in crowd.took.values()) / passed_s
+    return {
+        "tasks_per_s": round(crowd.counts["tasks"] / passed_s, 1),
+        "calls_per_s": round(per_s),
+        "call_us": round(busy["master_busy"] / per_s * 1e6),
+        "hold_ttl_s": crowd.ttl_s,
+        **busy,
+        **calls,
+        **{name: n for name, n in sorted(crowd.counts.items()) if n and name != "tasks"},
+    }
+
+
+async def restart(crowd: Crowd, masters: Masters) -> dict[str, Any]:
+    """Kill the master, start another; returns how long everything took since."""
+    everybody = len(crowd.answered)
+    masters.kill()
+    begun_s = time.monotonic()
+    masters.start()
+    address = await masters.address()
+    serves_s = time.monotonic() - begun_s
+    crowd.begin_counting()
+    crowd.connect(address)
+    marks: dict[str, float] = {}
+    while len(marks) < 2 and time.monotonic() - begun_s < START_LIMIT_S:
+        await asyncio.sleep(POLL_S / 10)
+        if crowd.took["GetTask"] and crowd.counts["tasks"]:
+            marks.setdefault("tasks_flow_s", round(time.monotonic() - begun_s, 2))
+        if len(crowd.answered) >= everybody:
+            marks.setdefault("everybody_s", round(time.monotonic() - begun_s, 2))
+    return {"serves_s": round(serves_s, 2), **marks, "lost_holds": crowd.counts["revoked"]}
+
+
+async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run a job for a while and return the figures."""
+    with (
+        running_etcd(folder) as (etcd, etcd_pid),
+        LocalCluster(settings={"store": "etcd", "store_endpoints": etcd}) as cluster,
+    ):
+        masters = Masters(cluster.endpoints, folder, arguments)
+        crowd = Crowd(arguments)
+        workers: list[asyncio.Task[None]] = []
+        try:
+            masters.start()
+            crowd.connect(await masters.address())
+            for number in range(arguments.workers):
+                workers.append(asyncio.create_task(crowd.work(number)))
+                await asyncio.sleep(1 / arguments.joins_per_s)
+            # By then every worker has heard how long holds last.
+            await asyncio.sleep(crowd.ttl_s / 2)
+            usage = Usage(
+                master=masters.pid, pserver=cluster.pids[0], etcd=etcd_pid, load=os.getpid()
+            )
+            figures = await steady(crowd, usage, arguments.seconds)
+            if arguments.restart:
+                figures["restart"] = await restart(crowd, masters)
+            for worker in workers:
+                if worker.done():  # it failed
+                    worker.result()
+            return {"workers": arguments.workers, **figures}
+        finally:
+            await end_tasks(*workers)
+            masters.kill()
+            masters.calls.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        print_result(asyncio.run(measure(parse_arguments(), Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
