@@ -20,7 +20,6 @@ from backstay.course.course import Course, CoursePlan
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.recorded_parked import recorded_parked
-from backstay.master.rows_change import RowsIdentity
 from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
@@ -41,10 +40,7 @@ class JobEntry:
         created_ms: Unix time.
         master_address: Of the process that is its master now; empty: none is.
         progress: One line for people, such as ``pass 2 of 10``.
-        passes_over: Whole passes over the training data.
         is_finished: Whether nothing is left to do but tasks that failed for good.
-        inexact: Since when and why records may count never or twice; empty: each counts once.
-        rows: Which rows of the cluster its progress goes with.
     """
 
     job: str
@@ -55,10 +51,7 @@ class JobEntry:
     created_ms: int
     master_address: str
     progress: str
-    passes_over: int
     is_finished: bool
-    inexact: str
-    rows: RowsIdentity
 
 
 COMMAND_DEADLINE_MS = 10_000
@@ -155,10 +148,7 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
         created_ms=record.created_ms,
         master_address=MasterRecord.from_json(master_text).address if master_text else "",
         progress=_progress(spec, course),
-        passes_over=0 if course is None else course.passes_over,
         is_finished=course is not None and course.outcome in ("finished", "finished_with_parked"),
-        inexact=state.inexact if state is not None else "",
-        rows=RowsIdentity(state.restore_version, state.generation) if state else RowsIdentity(0, 0),
     )
 
 
