@@ -24,7 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from backstay.config import ENDPOINT_VARIABLES, ClientConfig, ServerConfig
+from backstay.config import (
+    ENDPOINT_VARIABLE,
+    PADDLE_ENDPOINT_VARIABLE,
+    ClientConfig,
+    ServerConfig,
+)
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
 from backstay.supervision import Ready
@@ -149,7 +154,7 @@ class LocalCluster:
     def environment(self) -> dict[str, str]:
         """Return the variables that tell a trainer, or a command, where the cluster is."""
         endpoints = ",".join(self.endpoints)
-        return dict.fromkeys(ENDPOINT_VARIABLES, endpoints)
+        return {PADDLE_ENDPOINT_VARIABLE: endpoints, ENDPOINT_VARIABLE: endpoints}
 
     def start(self) -> None:
         """Start all servers and wait until they serve.
