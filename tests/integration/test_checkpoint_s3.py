@@ -19,6 +19,7 @@ KEYS = np.arange(3000, dtype=np.uint64)
 URL = "s3://bucket/ads"
 
 
+@pytest.mark.slow
 def test_a_cluster_saves_to_s3_and_another_one_begins_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_top_outlives_the_nodes(plain_environment: dict[str, str]) -> None:
             process.stdout.close()
 
 
+@pytest.mark.slow
 def test_every_question_shows_the_token(command: Command) -> None:
     secret = "only-for-friends"
     with LocalCluster(servers=2, settings={"slot_count": 16, "token": secret}) as cluster:

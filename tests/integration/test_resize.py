@@ -249,6 +249,7 @@ def test_trainers_wait_while_a_strict_resize_moves_copies(eventually: Eventually
         eventually(lambda: pushes.count > counts[-1] + 20)
 
 
+@pytest.mark.slow
 def test_a_local_cluster_starts_the_servers_that_a_command_asks_for(command: Command) -> None:
     script = (
         "import subprocess, sys\n"

@@ -187,6 +187,7 @@ def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
         assert "give the model the old settings, or the job another name" in log
 
 
+@pytest.mark.slow
 def test_predictions_of_two_workers(cluster: LocalCluster, tmp_path: Path) -> None:
     spec = job(tmp_path, "predicted", "torch", "", epochs=1)
     with JobProcesses(cluster, spec, tmp_path) as processes:

@@ -28,7 +28,7 @@ SEEDS = 1_000
 # Of those, by `make test`; the others by `make test-slow`.
 FEW_SEEDS = 100
 RESTORED_SEEDS = 100
-TASK_SEEDS = 100
+TASK_SEEDS = [range(30), pytest.param(range(30, 100), marks=pytest.mark.slow)]
 
 
 def _run(seeds: list[int]) -> list[str]:
@@ -96,7 +96,7 @@ def _plain_cluster(replicas: int) -> Cluster:
     pytest.fail("no such seed")
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("victim", ["source", "target", "controller", "master"])
 def test_a_drain_survives_a_death_at_each_of_its_steps(victim: str, replicas: int) -> None:
     steps = 0
@@ -197,14 +197,15 @@ def test_a_controller_cut_off_and_deposed_keeps_its_only_copies_while_its_lease_
 
 
 @pytest.mark.timeout(600)
-def test_batches_of_tasks_count_once_whoever_dies_and_whoever_comes_late() -> None:
+@pytest.mark.parametrize("seeds", TASK_SEEDS)
+def test_batches_of_tasks_count_once_whoever_dies_and_whoever_comes_late(seeds: range) -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         with_tasks = partial(simulate, tasks=True)
-        outcomes = list(pool.map(with_tasks, range(TASK_SEEDS), chunksize=5))
+        outcomes = list(pool.map(with_tasks, seeds, chunksize=5))
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     happened = ("tasks_done", "twins", "worker_deaths", "revoked", "replays")
-    assert min(counts[name] for name in happened) > TASK_SEEDS
+    assert min(counts[name] for name in happened) > len(seeds)
     assert counts["replays"] == counts["tasks_done"]
 
 
