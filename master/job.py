@@ -306,7 +306,7 @@ class Job:
         due: list[OpenRound] = []
         while not self.is_over:
             wanted = self.course.open_rounds
-            self.rounds.cut_others(wanted, self.course.reason)
+            self.rounds.cut_others(self.course.kept_rounds, self.course.reason)
             ended = [self._bring(round_id) for round_id in wanted]
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
@@ -321,7 +321,7 @@ class Job:
             self.stage_state()
             self.notify()
         self._end_with_course()
-        self.rounds.drop_settled(self.course.open_rounds)
+        self.rounds.drop_settled(self.course.kept_rounds)
         return due
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:

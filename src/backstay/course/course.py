@@ -127,6 +127,16 @@ class Course:
         return tuple(rounds)
 
     @property
+    def kept_rounds(self) -> tuple[RoundId, ...]:
+        """The open rounds, and a training pass that may have begun and waits for an evaluation.
+
+        It has, if the job went on with evaluations after each pass instead of every so many steps.
+        """
+        if self._ended is not None or self._training_over:
+            return self.open_rounds
+        return tuple({*self.open_rounds, RoundId(RoundKind.TRAINING, self._passes_over + 1)})
+
+    @property
     def outcome(self) -> Outcome | None:
         """How the job ended; None while it goes on."""
         return self._ended
