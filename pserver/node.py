@@ -54,6 +54,7 @@ from backstay.pserver.stores import OpenedStore, open_for_node
 from backstay.pserver.table_creation import TableKeeper
 from backstay.pserver.table_registry import TableRegistry
 from backstay.supervision import Ready
+from backstay.tasks import end_tasks
 
 __all__ = ["Node"]
 
@@ -154,9 +155,7 @@ class Node:
                     living.result()
                 return await self._leave()
             finally:
-                for task in (living, stopping):
-                    task.cancel()
-                await asyncio.gather(living, stopping, return_exceptions=True)
+                await end_tasks(living, stopping)
 
     async def _start_control(self, opened: OpenedStore) -> None:
         self._add_services()

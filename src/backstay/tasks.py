@@ -14,6 +14,9 @@ __all__ = ["end_tasks", "spawn"]
 
 log = logging.getLogger(__name__)
 
+# Longer than what a task may take to clean up.
+CANCEL_AGAIN_S = 10.0
+
 
 def spawn(work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
     """Start a background task; without this nobody would hear of its failure."""
@@ -23,9 +26,17 @@ def spawn(work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
 
 
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
+    """Cancel tasks and wait until they have ended.
+
+    Those that go on are cancelled again: until Python 3.12 ``asyncio.wait_for`` loses a
+    cancellation that comes in the same turn as what it waits for.
+    """
+    going_on: set[asyncio.Future[Any]] = set(tasks)
+    while going_on:
+        for task in going_on:
+            task.cancel()
+        _, going_on = await asyncio.wait(going_on, timeout=CANCEL_AGAIN_S)
+    # Nobody else looks at how they ended.
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -20,6 +20,7 @@ from backstay.consensus.keys import JobKeys
 from backstay.errors import (
     InvalidRequest,
     JobRefused,
+    TableConflict,
     Unauthenticated,
     UnknownJob,
     WorkerReplaced,
@@ -185,7 +186,7 @@ def test_what_is_given_back_is_gone_on_with_where_it_stood(
     link = MasterLink(masters.endpoints, JOB, "w1", config=CLIENT)
     link.join()
     link.declare_tables(["wide", "deep"])
-    with pytest.raises(JobRefused, match="table 0"):
+    with pytest.raises(TableConflict, match="table 0"):
         link.declare_tables(["deep", "wide"])
     task = link.get_task()
     assert isinstance(task, Task)

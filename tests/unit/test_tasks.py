@@ -1,0 +1,42 @@
+"""Background tasks end with their owner, also those that miss that they are to end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from backstay import tasks
+from backstay.tasks import end_tasks
+
+
+async def _misses_cancellations(count: int) -> None:
+    """Go on after so many cancellations, as ``wait_for`` may make a loop do."""
+    never = asyncio.Event()
+    for _ in range(count):
+        try:
+            await never.wait()
+        except asyncio.CancelledError:
+            continue
+    await never.wait()
+
+
+@pytest.mark.parametrize("missed", [0, 1, 3])
+def test_a_task_that_misses_a_cancellation_is_cancelled_again(
+    missed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.01)
+
+    async def scenario() -> None:
+        stubborn = asyncio.create_task(_misses_cancellations(missed))
+        failed = asyncio.create_task(asyncio.sleep(-1, "done"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(end_tasks(stubborn, failed), 30)
+        assert stubborn.cancelled()
+        assert failed.done()
+
+    asyncio.run(scenario())
+
+
+def test_there_may_be_no_tasks() -> None:
+    asyncio.run(end_tasks())
