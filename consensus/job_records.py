@@ -182,7 +182,8 @@ class JobStateRecord:
         checkpoint: The newest checkpoint of the job; empty: none.
         passes_begun: Training passes of which a task was given out, or may have been.
         hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
-        figures: Sums for people: ``examples``, ``steps``, ``bad_records``, ...
+        figures: Sums, most of them for people: ``examples``, ``steps``, ``bad_records``, ... By
+            ``tasks``, those that have ended, it is told whether a checkpoint is exact.
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
             ``metrics``.
     """

@@ -86,7 +86,11 @@ class Stalls:
                 if self._mode == "sync":
                     self._withdraw(opened, hold, stands_s)
             known_worker = self._known.get(hold.worker)
-            if known_worker is not None and stands_s >= SHOWN_PART * may_take_s:
+            if known_worker is None:
+                continue
+            if hold.withdrawn:
+                known_worker.note = f"{hold.withdrawn}: its task goes to another worker"
+            elif stands_s >= SHOWN_PART * may_take_s:
                 known_worker.note = self._stands(stands_s, may_take_s)
         self._tell(stalled)
         self._forget_done()
@@ -152,5 +156,5 @@ class Stalls:
         if waiting_s <= 1.0:
             return ""
         whom = ", ".join(waits_for) or "those behind"
-        what_then = "; then it computes their pieces itself" if self._mode == "sync" else ""
+        what_then = "; later it computes their pieces itself" if self._mode == "sync" else ""
         return f"waits for {whom}, {waiting_s:.0f} s so far{what_then}"

@@ -136,11 +136,16 @@ async def refuse_while_jobs_go_on(store: CoordinationStore) -> None:
         found = await store.get(keys.state)
         state = "new" if found is None else JobStateRecord.from_json(found.value).state
         if state != "done":
+            ending = (
+                "Or let it end first, or end it for good (backstay jobs stop "
+                f"{keys.job} --discard). "
+                if state in ("new", "running")
+                else ""
+            )
             raise CheckpointRefused(
                 f"job {keys.job!r} ({state}) trains on all slots: with only some of them from a "
                 "checkpoint, its records would count never or twice. Restore all slots (without "
-                "--slots): the job goes back with them. Or let it end first, or end it for good "
-                f"(backstay jobs stop {keys.job} --discard). Or allow it (--allow-inexact): the "
-                "job goes on from the checkpoint's progress and says from when on its records "
+                f"--slots): the job goes back with them. {ending}Or allow it (--allow-inexact): "
+                "the job goes on from the checkpoint's progress and says from when on its records "
                 "are not counted exactly"
             )

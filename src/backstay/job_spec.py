@@ -277,8 +277,8 @@ class JobSpec:
     step_limit_s: float = entry(
         30.0,
         "sync, bounded: how long others wait for a worker's step, though not less than "
-        "`straggler_factor` times as long as steps usually take, and four times as long for the "
-        "first one of a process.",
+        "`straggler_factor` times as long as steps usually take, and four times that for the "
+        "first one of a leader (sync) or of any worker (bounded).",
         minimum=0.1,
         maximum=86_400.0,
     )

@@ -147,6 +147,11 @@ def test_files_without_records_are_named_and_the_others_trained_on(folder: Path)
     assert "head.csv; the job goes on without" in done.stderr.replace("\n", "")
     shown = backstay(folder, "jobs", "show", "tiny").stdout
     assert shown.startswith("tiny: done\n20 examples in ")
+    # A run that fails says so there, too, whatever the one before it left.
+    (folder / "model.py").write_text(MODEL.replace("self.top(x)[", "self.top(x, x)["))
+    assert backstay(folder, "train", "both.yaml", "--local", "--json").returncode == 2
+    shown = backstay(folder, "jobs", "show", "tiny").stdout
+    assert shown.startswith("tiny: failed (the model failed on ")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Workers:
 
     def who(self, name: str) -> job_pb2.Worker:
         address = f"127.0.0.1:{name}" if self.job.spec.mode.kind == "sync" else ""
-        return job_pb2.Worker(id=name, instance=hash(name) % 1000 + 1, sync_address=address)
+        return job_pb2.Worker(id=name, instance=sum(name.encode()) + 1, sync_address=address)
 
     async def ask(self, name: str) -> job_pb2.GetTaskResponse:
         request = job_pb2.GetTaskRequest(worker=self.who(name))

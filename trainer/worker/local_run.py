@@ -87,7 +87,7 @@ class LocalResult:
         passes: Passes finished.
         evaluations: Metrics of each evaluation, oldest first.
         predictions: Records predicted.
-        bad_records: Damaged records that were skipped, each time that they were met.
+        bad_records: Damaged records that were skipped, each counted once.
         stopped: Whether it was told to stop.
         reason: Why it ended before the last pass; empty: it did not.
         seconds: How long it took.
@@ -327,7 +327,8 @@ class LocalRun:
             text = user_traceback(error, self._definition.path)
             raise ConfigError(f"the model failed on {records.shard}:\n{text}") from error
         finally:
-            if feed.bad.count:
+            # A task of which only a part is read meets less than is known of it.
+            if feed.bad.count > known.of_task(data, task.number):
                 known.note(data, task.number, feed.bad.count)
 
     def _tell(self, here: _Here, records: int, *, at_once: bool = False) -> None:

@@ -53,8 +53,12 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
         with _between_hooks(spec, stops, told):
             for warning in check_data(spec, definition):
                 show.say(warning)
-            outcome = told.outcome(run.run())
             left = StatusFile(Path(spec.log_dir), (), are_own=True)
+            try:
+                outcome = told.outcome(run.run())
+            except BackstayError as error:
+                left.ended(told.status, (), state="failed", reason=str(error))
+                raise
             left.ended(told.status, (), state=outcome.state, reason=outcome.reason)
             return outcome
 
