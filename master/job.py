@@ -395,11 +395,10 @@ class Job:
                 self.journal.stage_text(self.keys.damaged(data, number), text)
         self.figures["bad_records"] = self.damaged.total
         inexact = "" if progress is None else progress.inexact
-        # The rows may have some of the pass that comes next: it began while they were saved.
-        begun = min(course.passes_over + 1, plan.passes)
+        begun = course.passes_begun(0 if progress is None else progress.passes_begun)
+        self.rounds.erase_all(range(course.passes_over + 1, self.state.passes_begun + 1))
         starts = self.state.starts + 1
         self.state = replace(self.state, starts=starts, inexact=inexact, passes_begun=begun)
-        self.rounds.erase_all()
         self.course = course
         for round_id, one in kept.items():
             self._open(round_id, *reconcile(course, round_id, one.done_bits(), one.parked))

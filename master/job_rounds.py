@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backstay.consensus.keys import JobKeys
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.task_table import TaskTable
+from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
 from backstay.master.core.holds import ParkedTask
-from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round
 
@@ -85,8 +85,16 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         """Keep a round no more, of which nothing is recorded."""
         self._rounds.pop(round_id, None)
 
-    def erase_all(self) -> None:
-        """Forget all rounds, and have the journal remove what it has of them."""
+    def erase_all(self, passes: Iterable[int]) -> None:
+        """Forget all rounds, and have the journal remove what it has of them.
+
+        Args:
+            passes: Training passes of which it may have what was done, though they are closed.
+        """
+        for number in passes:
+            closed = RoundId(RoundKind.TRAINING, number)
+            for chunk in range(-(-len(round_table(self._tables, closed)) // CHUNK_TASKS)):
+                self._journal.stage_removal(self._keys.done(str(closed), chunk))
         for opened in self._rounds.values():
             opened.erase(self._journal, self._keys)
         self._rounds.clear()

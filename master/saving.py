@@ -255,7 +255,13 @@ class JobRecords(NamedTuple):
         rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
         state = self.state
         return JobProgress(
-            self.identity.uid, state.course, rounds, state.figures, state.inexact, self.damaged
+            self.identity.uid,
+            state.course,
+            rounds,
+            state.figures,
+            state.inexact,
+            self.damaged,
+            state.passes_begun,
         )
 
     def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:

@@ -107,7 +107,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         # What is settled in other rows is not in these, and what is done may have to be done again.
         while given is None and not job.is_over and _are_of_job(request, job):
             changed = job.changed
-            given = job.assign(known.id)
+            # What cannot be recorded is not told, and would lapse without anybody's fault.
+            given = None if job.journal.trouble else job.assign(known.id)
             left_s = deadline_s - job.now()
             if given is not None or left_s <= 0:
                 break
@@ -312,8 +313,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         if job.rounds.get(given.round.id) is not given.round:
             return None
         held = given.round.ledger.record_of(known.id).held
-        still = any(one[:2] == given.hold[:2] for one in held)
-        return given if still else None
+        if not any(one[:2] == given.hold[:2] for one in held):
+            return None
+        # The worker counts its time from this answer.
+        revoked = given.round.ledger.renew(known.id, [given.hold], job.now())
+        job.rounds.stage(given.round)
+        return None if revoked else given
 
 
 def _hold(message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:

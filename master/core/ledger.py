@@ -218,9 +218,11 @@ class TaskLedger:
 
         Its streams to close go to the next workers that ask.
         """
-        tasks = []
+        tasks, may_have_begun = [], True
         for hold in self._book.of_worker(worker):
-            self._end_fruitless(hold, "its worker was lost")
+            # What it asked for ahead is not what it died of: it does one task after the other.
+            self._end_fruitless(hold, "its worker was lost", was_begun=may_have_begun)
+            may_have_begun = may_have_begun and self._batches.of(hold.task) > hold.first_batch
             self._came_back(hold.task, to_front=True)
             tasks.append(hold.task)
         if self._streams.orphan(worker):
@@ -449,12 +451,12 @@ class TaskLedger:
         self._book.end(hold)
         self._dirty_workers.add(hold.worker)
 
-    def _end_fruitless(self, hold: Hold, why: str) -> None:
+    def _end_fruitless(self, hold: Hold, why: str, *, was_begun: bool = True) -> None:
         """End a hold without a failure; it was in vain unless batches were settled meanwhile."""
         self._end(hold)
         if self._batches.of(hold.task) > hold.first_batch:
             self._trouble.fruitful(hold.task)
-        else:
+        elif was_begun:
             self._trouble.fruitless(hold.task, hold.worker, why)
 
     def _end_lapsed(self, task: int) -> None:

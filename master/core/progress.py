@@ -52,6 +52,7 @@ class JobProgress:
         figures: Sums over the job's life, such as of examples.
         inexact: Since when and why records may count never or twice; empty: each counts once.
         damaged: Damaged records of the data, as ``DamagedRecords.learn`` takes them.
+        passes_begun: Training passes of which a task was given out, or may have been.
     """
 
     job_uid: str
@@ -60,6 +61,7 @@ class JobProgress:
     figures: Mapping[str, int] = field(default_factory=dict)
     inexact: str = ""
     damaged: Mapping[str, str] = field(default_factory=dict)
+    passes_begun: int = 0
 
     def to_json(self) -> str:
         """Return the progress as JSON."""
@@ -70,6 +72,7 @@ class JobProgress:
                 "figures": dict(self.figures),
                 "inexact": self.inexact,
                 "damaged": dict(self.damaged),
+                "passes_begun": self.passes_begun,
                 "rounds": {
                     str(round_id): {
                         "size": progress.size,
@@ -99,6 +102,7 @@ class JobProgress:
                 "figures": dict,
                 "inexact": str,
                 "damaged": dict,
+                "passes_begun": int,
                 "rounds": dict,
             },
         )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from backstay._proto.v1 import job_pb2
 from backstay.config import SecurityConfig
 from backstay.errors import ConfigError, HoldLost, NotLeading, Unauthenticated
 from backstay.pserver.local_cluster import LocalCluster
@@ -20,6 +21,10 @@ from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, p
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.staleness import StalenessGate
+from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.pace import BoundedPace
+from backstay.trainer.worker.peers import Peers
 
 PATIENCE_S = 20.0
 JOIN_S = 20.0
@@ -273,7 +278,7 @@ def test_nobody_gets_farther_ahead_than_agreed(endpoints: list[str], client: Cli
 
         def gate(own: int, by: Client) -> StalenessGate:
             return StalenessGate(
-                by, "clocks", own, 3, others=lambda: working, is_revoked=revoked.is_set
+                by, "clocks", own, 3, others=lambda: working, is_unwanted=revoked.is_set
             )
 
         slow, fast = gate(1, client), gate(2, second)
@@ -313,7 +318,7 @@ def test_nobody_gets_farther_ahead_than_agreed(endpoints: list[str], client: Cli
 
 def gate_of(client: Client, table: str, own: int, *others: int, **more: Any) -> StalenessGate:
     return StalenessGate(
-        client, table, own, 2, others=lambda: others, is_revoked=lambda: False, **more
+        client, table, own, 2, others=lambda: others, is_unwanted=lambda: False, **more
     )
 
 
@@ -361,12 +366,28 @@ def test_a_clock_that_stood_still_holds_nobody_up(client: Client) -> None:
 def test_a_wait_ends_when_the_task_is_revoked(client: Client) -> None:
     revoked = threading.Event()
     gate = StalenessGate(
-        client, "clocks-revoked", 1, 1, others=lambda: {1, 2}, is_revoked=revoked.is_set
+        client, "clocks-revoked", 1, 1, others=lambda: {1, 2}, is_unwanted=revoked.is_set
     )
     other = gate_of(client, "clocks-revoked", 2)
     other.begin_task([])
     gate.begin_task([])
     gate.step()
     threading.Timer(0.2, revoked.set).start()
-    with pytest.raises(HoldLost, match="another worker"):
+    with pytest.raises(HoldLost, match="the task was taken away"):
         gate.step()
+
+
+def test_a_worker_that_is_to_end_waits_for_nobody(client: Client) -> None:
+    told: list[str] = []
+    peers = Peers()
+    peers.learn(job_pb2.KeepHoldsResponse(training=[1, 2]), 0.0)
+    pace = BoundedPace("ending", 1, 1, peers, lambda: "".join(told))
+    pace.stand_before(client)
+    other = gate_of(client, "ending/__clocks", 2)
+    other.begin_task([])
+    task = Task("training", 1, 0, 1, "shard", 0, 100, 0, 0, 0.0, training=frozenset({1, 2}))
+    pace.begin_task(HeldWork(task))
+    threading.Timer(0.2, told.append, ["it was told to end"]).start()
+    pace.begin_batch()
+    with pytest.raises(HoldLost, match="is to end"):
+        pace.begin_batch()

@@ -173,7 +173,8 @@ class TaskTrainer(Trainer):
         if any(held.master < 0 for held in replicas):
             self.queue.after(BACKOFF * 4, partial(self._close, task))
             return
-        missing = set(self._masters(range(self.cluster.options.slots)))
+        masters = list(self._masters(range(self.cluster.options.slots)))
+        missing = set(masters)
         is_over = False
 
         def again() -> None:
@@ -194,7 +195,8 @@ class TaskTrainer(Trainer):
             else:
                 self._close(task)
 
-        for process in list(missing):
+        # Not in the order of the set: it differs from run to run.
+        for process in masters:
 
             def answer(code: int, process: Pserver = process) -> None:
                 self.cluster.network.send(

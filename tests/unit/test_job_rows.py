@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,10 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.errors import NotJobMaster
+from backstay.consensus.store import Txn, TxnResult
+from backstay.course.rounds import RoundId
+from backstay.errors import NotJobMaster, StoreUnavailable
+from backstay.master import service as service_module
 from backstay.master.core.holds import ATTEMPTS_PER_MASTER
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
@@ -83,3 +87,59 @@ def test_what_a_later_master_gave_is_for_that_one(tmp_path: Path) -> None:
                 await call
 
     scenario(tmp_path, play)
+
+
+def test_a_request_that_is_repeated_late_gets_its_task_with_new_time(tmp_path: Path) -> None:
+    async def inside(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (master, job):
+            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+            service.job = job
+            first = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.hold
+            # The answer was lost, and the hold is over before the worker knows of it.
+            master.now_s += 3.0
+            job.expire()
+            again = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.hold
+            assert again == first
+            other = (await service.GetTask(asked("b", 1, None), NO_CONTEXT)).task.hold
+            assert other.number != first.number
+
+    run(inside)
+
+
+class Away(MemoryStore):
+    """A store that does not answer while it is away."""
+
+    is_away = False
+
+    async def transaction(self, txn: Txn) -> TxnResult:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return await super().transaction(txn)
+
+
+def test_no_task_is_given_while_nothing_can_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "DURABLE_S", 0.02)
+    monkeypatch.setattr(service_module, "TASK_WAIT_S", 0.0)
+
+    async def inside(backend: MemoryBackend) -> None:
+        store = Away(backend)
+        async with master_of(store, counting_spec(tmp_path), 1) as (_, job):
+            service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+            service.job = job
+            store.is_away = True
+            with pytest.raises(StoreUnavailable):
+                await service.GetTask(asked("a", 1, None), NO_CONTEXT)
+            for number in range(1, 4):
+                with pytest.raises(StoreUnavailable):
+                    await service.GetTask(asked("b", number, None), NO_CONTEXT)
+            opened = job.rounds[RoundId.parse("training-1")]
+            assert [hold.worker for hold in opened.ledger.holds] == ["a"]
+            store.is_away = False
+            answer = job_pb2.GetTaskResponse()
+            while not answer.HasField("task"):
+                with suppress(StoreUnavailable):
+                    answer = await service.GetTask(asked("b", 9, None), NO_CONTEXT)
+
+    run(inside)

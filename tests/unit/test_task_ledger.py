@@ -94,6 +94,21 @@ def test_a_task_that_kills_its_workers_lets_the_others_go_first_and_is_parked() 
     assert book.parked[0].failures == 0
 
 
+def test_a_task_that_kills_its_workers_does_not_take_those_asked_ahead_with_it() -> None:
+    book = ledger(3)
+    for number in range(20):
+        worker = f"w-{number}"
+        for task, attempt in [given(book, worker)[:2] for _ in range(3 - len(book.done))]:
+            if task == 0:
+                book.drop_worker(worker, 0.0)
+                break
+            assert book.complete(worker, task, attempt, 0.0)
+        if book.is_over:
+            break
+    assert book.parked.keys() == {0}
+    assert len(book.done) == 2
+
+
 def test_a_task_whose_workers_hang_is_parked_when_the_last_hold_runs_out() -> None:
     book = ledger(1)
     for number in range(5):

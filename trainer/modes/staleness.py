@@ -52,7 +52,7 @@ class StalenessGate:
         staleness: int,
         *,
         others: Callable[[], Collection[int]],
-        is_revoked: Callable[[], bool],
+        is_unwanted: Callable[[], bool],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare, create the table of the clocks if it is not there, and take no part yet.
@@ -64,7 +64,7 @@ class StalenessGate:
             staleness: Most steps that it may be ahead.
             others: The clocks of the workers that are to be waited for, as the master said last;
                 its own among them or not.
-            is_revoked: Whether the task that is worked on is another worker's by now.
+            is_unwanted: Whether the task is another worker's by now, or this worker is to end.
             now: Seconds on a clock that never goes back.
         """
         spec = TableSpec.sparse(table_name, 2, optimizer=SGD(1.0), initializer=Zeros())
@@ -73,7 +73,7 @@ class StalenessGate:
         self._own = own
         self._staleness = staleness
         self._others = others
-        self._is_revoked = is_revoked
+        self._is_unwanted = is_unwanted
         self._now = now
         self._pause = threading.Event()
         self.clock = 0
@@ -102,7 +102,7 @@ class StalenessGate:
         """Count a step that is about to begin, and wait until it may.
 
         Raises:
-            HoldLost: The task was revoked meanwhile.
+            HoldLost: The task is unwanted meanwhile.
             BackstayError: The clocks cannot be read or written; see ``Client.pull``.
         """
         if self._now() - self._stepped_s > CATCH_UP_S:
@@ -114,8 +114,8 @@ class StalenessGate:
         self._write(self.clock + 1)
         pause_s = FIRST_PAUSE_S
         while self.clock - self._known_least() > self._staleness:
-            if self._is_revoked():
-                raise HoldLost("the task was given to another worker while this one waited")
+            if self._is_unwanted():
+                raise HoldLost("the task was taken away, or this worker is to end, while it waited")
             self._least = min(self._read(self._others()), default=self.clock)
             if self.clock - self._least > self._staleness:
                 self._pause.wait(pause_s)

@@ -98,13 +98,22 @@ class BoundedPace(Pace):
         own: Clock of this worker.
         staleness: See there.
         peers: The other workers.
+        stop_reason: Why this worker is to end; empty: it is not.
     """
 
-    def __init__(self, job: str, own: int, staleness: int, peers: Peers) -> None:
+    def __init__(
+        self,
+        job: str,
+        own: int,
+        staleness: int,
+        peers: Peers,
+        stop_reason: Callable[[], str],
+    ) -> None:
         self._job = job
         self._own = own
         self._staleness = staleness
         self._peers = peers
+        self._stop_reason = stop_reason
         self._gate: StalenessGate | None = None
         self._work: HeldWork | None = None
 
@@ -116,7 +125,9 @@ class BoundedPace(Pace):
             self._own,
             self._staleness,
             others=lambda: self._peers.training,
-            is_revoked=lambda: self._work is not None and self._work.is_revoked,
+            is_unwanted=lambda: (
+                bool(self._stop_reason()) or (self._work is not None and self._work.is_revoked)
+            ),
         )
         return client
 

@@ -126,8 +126,8 @@ class SyncPace(Pace):
             while not ended.wait(LOOK_S):
                 # A leader that hangs, or stands still, ends no stream.
                 if ways.is_unwanted() or not self._link.peers.is_led(task, begun_s):
+                    # Again each time: the first may come before there is anything to cancel.
                     followed.cancel()
-                    return
 
         watcher = threading.Thread(target=watch, name="backstay-follow", daemon=True)
         watcher.start()
@@ -172,7 +172,11 @@ class SyncPace(Pace):
 
 
 def pace_of(
-    spec: JobSpec, link: MasterLink, endpoints: Sequence[str], security: SecurityConfig
+    spec: JobSpec,
+    link: MasterLink,
+    endpoints: Sequence[str],
+    security: SecurityConfig,
+    stop_reason: Callable[[], str],
 ) -> Pace:
     """Return the pace of a job's mode.
 
@@ -181,6 +185,7 @@ def pace_of(
         link: Joined.
         endpoints: Of the pservers; sync mode listens on the address that leads there.
         security: Token and certificates.
+        stop_reason: Why this worker is to end, empty if it is not; asked while it waits for others.
 
     Raises:
         ListenError: Sync mode cannot listen.
@@ -190,7 +195,8 @@ def pace_of(
     if spec.training is None or mode.kind == "async":
         return Pace()
     if mode.kind == "bounded":
-        return BoundedPace(spec.name, clock_of_worker(link.worker_id), mode.staleness, link.peers)
+        own = clock_of_worker(link.worker_id)
+        return BoundedPace(spec.name, own, mode.staleness, link.peers, stop_reason)
     if mode.kind == "geo":
         return GeoPace(mode.local_steps)
     host = own_host(endpoints[0])

@@ -126,8 +126,9 @@ class Worker:
                 model_params=self._spec.model_params,
                 callback_params=self._spec.callback_params,
             )
+            config = self._config or ClientConfig.load()
             self._pace = pace_of(
-                self._spec, self._link, self._endpoints, self._config or ClientConfig.load()
+                self._spec, self._link, self._endpoints, config, self._told_to_stop
             )
             self._feeds = TaskFeeds(self._spec, self._definition)
             self._source = TaskSource(self._link, self._feeds, self._pace, self._told)

@@ -136,6 +136,17 @@ class Course:
             return self.open_rounds
         return tuple({*self.open_rounds, RoundId(RoundKind.TRAINING, self._passes_over + 1)})
 
+    def passes_begun(self, noted: int) -> int:
+        """Return of how many passes the rows may have some that were saved beside this course.
+
+        Args:
+            noted: How many had begun as far as was noted.
+        """
+        if self._training_over:
+            return noted
+        # The pass that comes next may have begun while they were saved.
+        return max(noted, min(self._passes_over + 1, self._plan.passes))
+
     @property
     def outcome(self) -> Outcome | None:
         """How the job ended; None while it goes on."""
