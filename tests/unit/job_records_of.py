@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
+from backstay.consensus.memory_store import MemoryStore
 from backstay.consensus.store import CoordinationStore
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
+from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job
 from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.office import Office
 from backstay.master.opening import open_records
 from backstay.master.rows_change import RowsIdentity
-from backstay.master.saving import JobRecords
+from backstay.master.saving import JobRecords, records_of
+from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.tasks import end_tasks
 
 KEYS = JobKeys("counting")
@@ -97,3 +101,22 @@ async def master_of(
         yield master, await master.open(**opening)  # type: ignore[arg-type]
     finally:
         await master.kill()
+
+
+async def do_one(job: Job, batches: int = 0) -> int:
+    """Do the next task, of so many batches; return its number."""
+    given = job.assign("w1")
+    assert given is not None
+    job.complete("w1", given.round.id, given.hold._replace(settled=batches), 4)
+    await job.journal.durable(DURABLE_S)
+    job.closed([(given.round.id.number, given.hold.task)])
+    return given.hold.task
+
+
+async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0) -> JobProgress:
+    """What a checkpoint that is written now keeps of the job."""
+    kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version, 0)))
+    records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+    assert records is not None
+    assert records.identity == job.identity
+    return records.progress(job.tables)

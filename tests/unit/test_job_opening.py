@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -24,13 +23,19 @@ from backstay.errors import (
     StoreUnavailable,
     TableConflict,
 )
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, WorkerRecord
-from backstay.master.core.progress import JobProgress
+from backstay.master.core.holds import Failure, HeldTask
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import records_of
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
-from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
+from tests.unit.job_records_of import (
+    KEYS,
+    Master,
+    counting_spec,
+    do_one,
+    master_of,
+    saved_progress,
+)
 from tests.unit.memory_nodes import run
 
 DURABLE_S = 5.0
@@ -311,24 +316,6 @@ def test_an_end_leaves_no_records_of_rounds_behind(tmp_path: Path) -> None:
     run(scenario)
 
 
-async def do_one(job: Job, batches: int = 0) -> int:
-    given = job.assign("w1")
-    assert given is not None
-    job.complete("w1", given.round.id, given.hold._replace(settled=batches), 4)
-    await job.journal.durable(DURABLE_S)
-    job.closed([(given.round.id.number, given.hold.task)])
-    return given.hold.task
-
-
-async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0) -> JobProgress:
-    """What a checkpoint that is written now keeps of the job."""
-    kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version, 0)))
-    records = records_of(kept[JOBS_PROGRESS], KEYS.job)
-    assert records is not None
-    assert records.identity == job.identity
-    return records.progress(job.tables)
-
-
 def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_again(
     tmp_path: Path,
 ) -> None:
@@ -352,69 +339,6 @@ def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_agai
             done = {task for _, task in worker.told}
             assert done == set(range(TASKS)) - saved
             assert since <= done
-
-    run(scenario)
-
-
-def test_going_back_forgets_what_was_done_of_a_pass_that_was_cut_short(tmp_path: Path) -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = MemoryStore(backend)
-        spec = counting_spec(tmp_path, batch_size=1, max_steps=5)
-        async with master_of(store, spec, 1) as (_, job):
-            for _ in range(2):
-                await do_one(job, 4)
-            job.advance()
-            await job.journal.durable(DURABLE_S)
-            assert "max_steps" in job.course.reason
-            assert RoundId.parse("training-1") not in job.rounds
-        assert await store.get(KEYS.done("training-1", 0)) is not None, "an audit asks for it"
-        async with master_of(store, spec, 2, replaces=1) as (_, job):
-            job.go_back(None)
-            job.advance()
-            await job.journal.durable(DURABLE_S)
-        async with master_of(store, spec, 3, replaces=2) as (_, job):
-            opened = job.rounds[RoundId.parse("training-1")]
-            assert len(opened.ledger.done) == 0
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(("early_stop", "begun"), [("", 2), ("auc is not better", 1)])
-def test_going_back_tells_which_passes_the_rows_may_have_some_of(
-    tmp_path: Path, early_stop: str, begun: int
-) -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = MemoryStore(backend)
-        async with master_of(store, counting_spec(tmp_path, epochs=3), 1) as (_, job):
-            for _ in range(10):
-                await do_one(job, 4)
-            job.advance()
-            await job.journal.durable(DURABLE_S)
-            progress = await saved_progress(store, job)
-            ended = {"training_over": bool(early_stop), "reason": early_stop}
-            course = json.loads(progress.course) | ended
-            job.go_back(replace(progress, course=json.dumps(course), passes_begun=1))
-            assert job.course.passes_over == 1
-            # While training goes on, the next pass may have begun as the rows were saved.
-            assert job.state.passes_begun == begun
-
-    run(scenario)
-
-
-def test_going_back_leaves_no_hold_of_a_task_that_was_done(tmp_path: Path) -> None:
-    async def scenario(backend: MemoryBackend) -> None:
-        store = MemoryStore(backend)
-        spec = counting_spec(tmp_path)
-        async with master_of(store, spec, 1) as (_, job):
-            task = await do_one(job)
-            await job.journal.durable(DURABLE_S)
-        # A master died after it had written that the task is done, and before its worker's record.
-        stale = WorkerRecord(held=(HeldTask(task, ATTEMPTS_PER_MASTER, 0),))
-        await store.put(KEYS.held("training-1", "w9"), stale.to_json())
-        async with master_of(store, spec, 2, replaces=1) as (_, job):
-            job.go_back(None)
-            await job.journal.durable(DURABLE_S)
-        assert (await store.range(KEYS.all_held)).items == ()
 
     run(scenario)
 
