@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 __all__ = ["History"]
 
@@ -36,13 +36,15 @@ class History:
         for key in keys:
             self._sent[key] += 1
 
-    def acknowledged(self, stream: Stream, sequence: int, keys: list[int]) -> None:
-        """A part of a push is done."""
+    def acknowledged(
+        self, stream: Stream, sequence: int, keys: list[int], ended: Collection[int] = ()
+    ) -> None:
+        """A part of a push is done; ``ended``: in slots that have begun anew since, and lost it."""
         for key in keys:
             if (stream, sequence, key) not in self._done:
                 self._done.add((stream, sequence, key))
                 self._acknowledged[key] += 1
-        for slot in {self._slot_of[key] for key in keys}:
+        for slot in {self._slot_of[key] for key in keys}.difference(ended):
             recent = self.recent.setdefault(slot, [])
             recent.append((stream, sequence))
             del recent[:-12]

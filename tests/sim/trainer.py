@@ -122,6 +122,7 @@ class Trainer:
         push.sent.update(slots)
         network = self.cluster.network
         is_open = True
+        lives: dict[int, int] = {}
 
         def answered(code: int) -> None:
             nonlocal is_open
@@ -131,7 +132,10 @@ class Trainer:
             push.sent.difference_update(slots)
             if code == 0:
                 push.open_slots.difference_update(slots)
-                self.cluster.history.acknowledged(push.stream, push.sequence, keys)
+                # A slot may have begun anew since: what it was is gone, and the push with it.
+                born = self.cluster.routings[-1].birth_of_slot
+                ended = {slot for slot in slots if lives[slot] != born[slot]}
+                self.cluster.history.acknowledged(push.stream, push.sequence, keys, ended)
                 if not push.open_slots and self.pushes.get(push.sequence) is push:
                     del self.pushes[push.sequence]
                     self.acknowledged += 1
@@ -142,7 +146,7 @@ class Trainer:
         def answer(code: int) -> None:
             network.send(process.place, self.place, lambda: answered(code))
 
-        request = partial(
+        carried = partial(
             process.on_push,
             push.stream,
             push.sequence,
@@ -151,6 +155,11 @@ class Trainer:
             self._version,
             answer,
         )
+
+        def request() -> None:
+            lives.update((slot, process.native.slot_state(slot)[1]) for slot in slots)
+            carried()
+
         self._carry(process, request)
         # A request may come a second time: a late copy of a connection that was given up.
         if self.queue.random.random() < self.cluster.options.duplicates:
