@@ -147,34 +147,19 @@ class Trainer:
             network.send(process.place, self.place, lambda: answered(code))
 
         carried = partial(
-            process.on_push,
-            push.stream,
-            push.sequence,
-            self.floor,
-            list(keys),
-            self._version,
-            answer,
+            process.on_push, push.stream, push.sequence, self.floor, list(keys), self._version
         )
 
         def request() -> None:
             lives.update((slot, process.native.slot_state(slot)[1]) for slot in slots)
-            carried()
+            carried(answer)
 
         self._carry(process, request)
         # A request may come a second time: a late copy of a connection that was given up.
         if self.queue.random.random() < self.cluster.options.duplicates:
             self.queue.counts["late_copies"] += 1
-            copy = partial(
-                process.on_push,
-                push.stream,
-                push.sequence,
-                self.floor,
-                list(keys),
-                self._version,
-                _nobody,
-            )
             late = self.queue.between(1 * MS, 800 * MS)
-            self.queue.after(late, partial(self._carry, process, copy))
+            self.queue.after(late, partial(self._carry, process, partial(carried, _nobody)))
 
         def give_up() -> None:
             nonlocal is_open
