@@ -15,7 +15,8 @@ from pathlib import Path
 
 from backstay.errors import DataChanged, JobError
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.trainer.readers.files import DataFile, FileSet
+from backstay.trainer.readers.files import DataFile
+from backstay.trainer.readers.opening import files_of
 
 __all__ = ["FILE_NAME", "Marks", "check_unchanged", "marks_of", "write_marks"]
 
@@ -89,12 +90,12 @@ def write_marks(folder: Path, now: Marks) -> None:
 
 
 def _marks(data: DataSpec) -> dict[str, str]:
-    if data.kind in ("sql", "custom"):
+    files = files_of(data)
+    if files is None:
         return {}
-    files = FileSet(data.paths, data.options.get("storage", {})).files()
     return {
         file.name: _mark(file, is_digested=number < DIGESTED_FILES_MAX)
-        for number, file in enumerate(files)
+        for number, file in enumerate(files.files())
         if file.system is None
     }
 

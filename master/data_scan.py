@@ -15,7 +15,7 @@ from backstay.course.task_table import TaskTable, cut_data, no_records, shown_pl
 from backstay.errors import DataChanged
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer.readers import BadRecords, Reader, open_reader
-from backstay.trainer.readers.files import FileSet
+from backstay.trainer.readers.opening import files_of
 
 __all__ = ["first_look", "open_data", "scan"]
 
@@ -81,13 +81,13 @@ def first_look(name: str, data: DataSpec, reader: Reader) -> str:
 
 def _beginnings(data: DataSpec, reader: Reader) -> Iterator[tuple[str, bool]]:
     """Yield files or tables, and whether each has no records."""
-    if data.kind in ("sql", "custom"):
+    files = files_of(data)
+    if files is None:
         for shard in reader.shards():
             yield shard.name, not shard.records
         return
     found = False
-    storage = data.options.get("storage", {})
-    for number, file in enumerate(FileSet(data.paths, storage).files()):
+    for number, file in enumerate(files.files()):
         # Behind a URL each look is a round trip.
         if found and (number >= FILES_LOOKED_AT_MAX or file.system is not None):
             return

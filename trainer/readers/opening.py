@@ -13,7 +13,7 @@ from backstay.trainer.readers.base import Reader
 from backstay.trainer.readers.delimited import DelimitedOptions, DelimitedReader
 from backstay.trainer.readers.files import FileSet
 
-__all__ = ["kind_of", "open_reader"]
+__all__ = ["files_of", "kind_of", "open_reader"]
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -29,6 +29,20 @@ _SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
+
+
+def files_of(data: DataSpec) -> FileSet | None:
+    """Return the files that data is in; None: it is in tables, or behind a reader of the user's.
+
+    Raises:
+        ConfigError: ``options.storage`` is no mapping.
+    """
+    if data.kind in ("custom", "sql"):
+        return None
+    storage = data.options.get("storage", {})
+    if not isinstance(storage, dict):
+        raise ConfigError(f"options.storage: is {storage!r}; names with values are expected")
+    return FileSet(data.paths, storage)
 
 
 def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
@@ -51,10 +65,8 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
         from backstay.trainer.readers.sql import SqlReader
 
         return SqlReader(data.paths, options)
-    storage = options.get("storage", {})
-    if not isinstance(storage, dict):
-        raise ConfigError(f"options.storage: is {storage!r}; names with values are expected")
-    files = FileSet(data.paths, storage)
+    files = files_of(data)
+    assert files is not None
     kind = kind_of(files) if data.kind == "auto" else data.kind
     if kind in ("csv", "tsv"):
         return DelimitedReader(files, DelimitedOptions.from_mapping(kind, options))
