@@ -107,6 +107,7 @@ class Namespaces:
     def __init__(self) -> None:
         """Make the bridge."""
         self._hosts: dict[str, subprocess.Popen[bytes]] = {}
+        self._links: list[str] = []
         self._delays: dict[str, subprocess.Popen[bytes]] = {}
         _run("ip", "link", "set", "lo", "up")
         _run("ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0")
@@ -127,6 +128,7 @@ class Namespaces:
         assert keeper.stdout.readline() == b"up\n", f"no namespace for {name}"
         host = Host(name, address, ("nsenter", f"--net=/proc/{keeper.pid}/ns/net", "--"))
         ours, pid = f"v{number}", str(keeper.pid)
+        self._links.append(ours)
         _run("ip", "link", "add", ours, "type", "veth", "peer", "name", "eth0", "netns", pid)
         _run("ip", "link", "set", ours, "master", "br0", "up")
         _run(*host.prefix, "ip", "link", "set", "lo", "up")
@@ -199,8 +201,13 @@ class Namespaces:
         _run(*host.prefix, "sh", "-c", "tc qdisc del dev eth0 root 2>/dev/null || true")
 
     def close(self) -> None:
+        # A kernel takes a namespace down some time after its last process: a link that went only
+        # with it would stand in the way of the next network's of the same name.
+        for link in self._links:
+            _run("ip", "link", "delete", link)
         for holder in [*self._delays.values(), *self._hosts.values()]:
             _end(holder)
+        self._links.clear()
         self._delays.clear()
         self._hosts.clear()
         _run("ip", "link", "delete", "br0")

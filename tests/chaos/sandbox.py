@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["NEEDED", "enter", "is_inside", "why_not"]
+__all__ = ["NEEDED", "command", "enter", "is_inside", "why_not"]
 
 _MARK = "CHAOS_SANDBOX"
 NEEDED = ("setpriv", "unshare", "nsenter", "ip", "nft", "iptables", "tc")
@@ -33,7 +33,7 @@ def why_not() -> str:
         return f"not installed: {', '.join(missing)}"
     probe = "ip link add probe type bridge && nft add table inet probe"
     done = subprocess.run(
-        [*_command(), "sh", "-c", probe],
+        [*command(), "sh", "-c", probe],
         capture_output=True,
         text=True,
         timeout=30,
@@ -46,7 +46,7 @@ def why_not() -> str:
 def enter(arguments: list[str]) -> int:
     """Run ``python -m tests.chaos`` with these arguments inside; return its exit code."""
     process = subprocess.Popen(
-        [*_command(), sys.executable, "-m", "tests.chaos", *arguments],
+        [*command(), sys.executable, "-m", "tests.chaos", *arguments],
         env=os.environ | {_MARK: "1", "PATH": _path()},
         # Ctrl-C reaches this process; it is passed on once, and not twice.
         start_new_session=True,
@@ -67,13 +67,14 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-def _command() -> list[str]:
+def command() -> list[str]:
+    """Return what is put before a command to run it in namespaces of its own."""
     # Each ends with its parent, even one that is killed: this process, unshare, the first inside.
-    command = ["setpriv", "--pdeathsig", "KILL", "unshare"]
-    command += ["--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
+    words = ["setpriv", "--pdeathsig", "KILL", "unshare"]
+    words += ["--net", "--pid", "--mount-proc", "--fork", "--kill-child"]
     if os.geteuid() != 0:
-        command += ["--user", "--map-root-user"]
-    return [*command, "--"]
+        words += ["--user", "--map-root-user"]
+    return [*words, "--"]
 
 
 def _path() -> str:
