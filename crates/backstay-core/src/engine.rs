@@ -239,7 +239,7 @@ impl Engine {
             let index = self.index(run.slot);
             let slot = &self.slots[index];
             let mut staged = slot.staged.iter();
-            if staged.any(|staged| staged.transaction.id == transaction.id) {
+            if staged.any(|staged| staged.transaction.holds_back(transaction)) {
                 return Err(Refusal::InFlight);
             }
             let settled = match table {

@@ -33,8 +33,8 @@ pub enum Refusal {
         /// The routing version this node goes by.
         version: u64,
     },
-    /// The same transaction is still under way here.
-    #[error("the same transaction is still under way: wait for its first answer")]
+    /// The same transaction, or the end of its stream, is still under way here.
+    #[error("the same push, or its stream's end, is still under way: wait and send it again")]
     InFlight,
     /// Some slots have the push and others refused it: the same push again completes it.
     #[error("applied in some slots only, send the same push again: {0}")]

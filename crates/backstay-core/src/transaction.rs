@@ -186,6 +186,12 @@ impl Transaction {
         self.attachment.is_some()
     }
 
+    /// Whether `next` has to wait, in a slot where this one is staged, until this one is applied
+    /// or undone: it is the same one again, or a push of the stream that this one ends.
+    pub fn holds_back(&self, next: &Self) -> bool {
+        self.id == next.id || self.change == Change::Close && self.id.stream == next.id.stream
+    }
+
     /// Its slots, ascending, with their keys.
     pub fn runs(&self) -> &[Run] {
         &self.runs

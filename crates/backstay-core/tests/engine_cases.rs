@@ -11,8 +11,7 @@ use backstay_core::engine::{Engine, Standing};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
-use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::transaction::Transaction;
+use backstay_core::transaction::{StagedRun, Transaction};
 use engine_support::*;
 
 #[test]
@@ -135,11 +134,7 @@ fn a_close_takes_its_place_in_the_order() {
     let mut engine = engine(&counter());
     let first = push(1, 0, 0, &by_slot((0..20).collect()), -1.0);
     let (_, places) = stage(&mut engine, &first, 1).unwrap();
-    let id = TransactionId {
-        stream: first.id.stream,
-        sequence: u64::MAX,
-    };
-    let close = Arc::new(Transaction::close(id, 0..SLOTS));
+    let close = close(1);
     let (report, closing) = stage(&mut engine, &close, 2).unwrap();
     assert_eq!(report.staged, SLOTS);
     engine.commit(&close, &closing).unwrap();
@@ -154,6 +149,52 @@ fn a_close_takes_its_place_in_the_order() {
     assert!((0..SLOTS).all(|slot| engine.place(slot) == (2, 2)));
 }
 
+/// Only a slot that was lost and began anew gets to see this: what it has not applied comes again,
+/// and its client may be told meanwhile that the task is over.
+#[test]
+fn a_push_waits_for_the_end_of_its_stream_that_stands_before_it() {
+    let mut engine = engine(&counter());
+    let (closing, late) = (close(1), push(1, 0, 0, &[5], -1.0));
+    let (_, places) = stage(&mut engine, &closing, 1).unwrap();
+    assert_eq!(stage(&mut engine, &late, 2), Err(Refusal::InFlight));
+    // Another stream's does not wait.
+    let (_, others) = stage(&mut engine, &push(2, 0, 0, &[5], -2.0), 3).unwrap();
+    assert_eq!(others.len(), 1);
+    engine.commit(&closing, &places).unwrap();
+    assert_eq!(apply(&mut engine, &late).unwrap().skipped, 1);
+    assert_eq!(read(&engine, 5), 0.0);
+}
+
+/// However a push got behind its stream's end: what a slot remembers, a copy of it remembers.
+#[test]
+fn a_copy_has_the_window_of_a_closed_stream() {
+    let (mut engine, mut copy) = (self::engine(&counter()), self::engine(&counter()));
+    let (closing, late) = (close(1), push(1, 0, 0, &[5], -1.0));
+    let slot = space().slot_of(5);
+    let place = |position, transaction: &Transaction| {
+        let mut runs = transaction.runs().iter();
+        let run = *runs.find(|run| run.slot == slot).unwrap();
+        [StagedRun {
+            term: 0,
+            position,
+            run,
+        }]
+    };
+    for (position, transaction) in [(1, &closing), (2, &late)] {
+        let places = place(position, transaction);
+        assert_eq!(engine.stage(transaction, &places, position), None);
+        engine.commit(transaction, &places).unwrap();
+    }
+    let memory = engine.memory(slot);
+    assert_eq!((memory.streams.len(), memory.closed.len()), (1, 1));
+    let rows = engine.export_slot(table_id("t"), slot).unwrap();
+    let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
+    copy.import_slot(table_id("t"), slot, rows).unwrap();
+    copy.set_memory(slot, &memory);
+    assert_eq!(copy.memory(slot), memory);
+    assert_eq!(copy.digest(slot), engine.digest(slot));
+}
+
 #[test]
 fn a_copied_slot_goes_on_as_the_original() {
     let spec = spec(r#"{"adam":{"learning_rate":0.1}}"#);
@@ -164,15 +205,7 @@ fn a_copied_slot_goes_on_as_the_original() {
         let keys = by_slot((0..100).map(|key| key * (sequence + 1)).collect());
         apply(&mut engine, &push(1, sequence, 0, &keys, sequence as f32)).unwrap();
     }
-    let close = TransactionId {
-        stream: StreamId {
-            job: 2,
-            pass: 0,
-            task: 0,
-        },
-        sequence: u64::MAX,
-    };
-    apply(&mut engine, &Arc::new(Transaction::close(close, 0..SLOTS))).unwrap();
+    end(&mut engine, 2);
     for slot in 0..SLOTS {
         copy.clear_slot(slot);
         assert_eq!(copy.place(slot), (0, 0));

@@ -72,11 +72,12 @@ impl Engine {
     pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
         let index = self.index(slot);
         self.streams.clear(index);
-        for &(stream, window) in &memory.streams {
-            self.streams.windows_mut(stream)[index] = window;
-        }
+        // To close one takes its window away, and a copy has what the original has.
         for &stream in &memory.closed {
             self.streams.close(stream, index);
+        }
+        for &(stream, window) in &memory.streams {
+            self.streams.windows_mut(stream)[index] = window;
         }
         self.slots[index].staged.clear();
         self.slots[index].position = memory.position;

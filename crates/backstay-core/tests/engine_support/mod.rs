@@ -90,8 +90,8 @@ pub fn read(engine: &Engine, key: u64) -> f32 {
     row[0]
 }
 
-/// End a stream: what the slots remember of its pushes goes.
-pub fn end(engine: &mut Engine, stream: u64) {
+/// The end of a stream in all slots.
+pub fn close(stream: u64) -> Arc<Transaction> {
     let id = TransactionId {
         stream: StreamId {
             job: stream,
@@ -100,5 +100,10 @@ pub fn end(engine: &mut Engine, stream: u64) {
         },
         sequence: u64::MAX,
     };
-    apply(engine, &Arc::new(Transaction::close(id, 0..SLOTS))).unwrap();
+    Arc::new(Transaction::close(id, 0..SLOTS))
+}
+
+/// End a stream: what the slots remember of its pushes goes.
+pub fn end(engine: &mut Engine, stream: u64) {
+    apply(engine, &close(stream)).unwrap();
 }
