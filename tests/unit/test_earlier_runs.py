@@ -1,14 +1,72 @@
-"""One process at a time runs a job with a log folder."""
+"""One process runs a job with a log folder; a short outage of its servers is waited out."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from backstay.cli.earlier_runs import sole_run
-from backstay.errors import ConfigError, JobRefused
+from backstay.cli import earlier_runs
+from backstay.cli.earlier_runs import forget, goes_on, sole_run
+from backstay.errors import ConfigError, JobRefused, StoreUnavailable
+
+SERVERS: Any = SimpleNamespace(are_own=False, endpoints=("there:1",), config=None)
+ENTRY = SimpleNamespace(master_address="")
+LED = SimpleNamespace(master_address="elsewhere:1")
+
+
+def answers_in_turn(*answers: Any) -> Any:
+    """Stands for a question to the servers: raises those answers that are errors."""
+    left: Iterator[Any] = iter(answers)
+
+    def ask(*_: object, **__: object) -> Any:
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return ask
+
+
+def never(_: float) -> bool:
+    """Nobody tells the command to stop."""
+    return False
+
+
+@pytest.mark.parametrize(("entry", "known"), [(ENTRY, True), (None, False)])
+def test_a_job_goes_on_once_its_former_master_is_gone(
+    monkeypatch: pytest.MonkeyPatch, entry: object, known: bool
+) -> None:
+    asked = answers_in_turn(LED, StoreUnavailable("no leader"), LED, entry)
+    monkeypatch.setattr(earlier_runs, "find_job", asked)
+    assert goes_on(SERVERS, "tiny", never) is known
+
+
+def test_records_are_removed_once_their_servers_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = JobRefused("job 'tiny' has a master")
+    asked = answers_in_turn(StoreUnavailable("no leader"), led, StoreUnavailable("again"), True)
+    monkeypatch.setattr(earlier_runs, "forget_job", asked)
+    forget(SERVERS, "tiny", never)
+    with pytest.raises(StopIteration):
+        asked()
+
+
+def test_a_command_that_is_to_stop_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer, expected in [(LED, JobRefused), (StoreUnavailable("no leader"), StoreUnavailable)]:
+        monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(answer))
+        with pytest.raises(expected):
+            goes_on(SERVERS, "tiny", lambda _: True)
+
+
+def test_a_job_that_another_process_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier_runs, "OFFICE_LIMIT_S", 0.0)
+    monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(LED))
+    with pytest.raises(JobRefused, match=r"its master is at elsewhere:1.*--name"):
+        goes_on(SERVERS, "tiny", never)
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:

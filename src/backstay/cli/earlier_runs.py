@@ -73,25 +73,17 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
     """
     if servers.are_own:
         return servers.are_restored
-    deadline_s, said = time.monotonic() + OFFICE_LIMIT_S, ""
-    while True:
-        try:
-            entry = find_job(servers.endpoints, job, config=servers.config)
-        except (TransportError, StoreUnavailable, Stopping) as error:
-            # They were reached: they are waited for, as the master would wait for them.
-            if str(error) != said:
-                said = str(error)
-                log.warning("waiting: %s", said)
-            if stopped(LOOK_PAUSE_S):
-                raise
-            continue
-        if entry is None or not entry.master_address:
-            return entry is not None
-        if time.monotonic() > deadline_s or stopped(LOOK_PAUSE_S):
+
+    def look() -> bool:
+        entry = find_job(servers.endpoints, job, config=servers.config)
+        if entry is not None and entry.master_address:
             raise JobRefused(
                 f"job {job!r} is run already: its master is at {entry.master_address}. End that "
                 f"one (`backstay jobs stop {job}`), or give this one another --name"
             )
+        return entry is not None
+
+    return _once_free(look, stopped)
 
 
 def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> None:
@@ -100,12 +92,22 @@ def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> N
     Raises:
         JobRefused: Another process is its master.
     """
-    deadline_s = time.monotonic() + OFFICE_LIMIT_S
+    _once_free(lambda: forget_job(servers.endpoints, job, config=servers.config), stopped)
+
+
+def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bool:
+    """Make a call until the servers answer it and no master is in the way any more."""
+    deadline_s, said = time.monotonic() + OFFICE_LIMIT_S, ""
     while True:
         try:
-            forget_job(servers.endpoints, job, config=servers.config)
+            return call()
         except JobRefused:
             if time.monotonic() > deadline_s or stopped(LOOK_PAUSE_S):
                 raise
-        else:
-            return
+        except (TransportError, StoreUnavailable, Stopping) as error:
+            # They were reached: they are waited for, as the master would wait for them.
+            if str(error) != said:
+                said = str(error)
+                log.warning("waiting: %s", said)
+            if stopped(LOOK_PAUSE_S):
+                raise
