@@ -34,8 +34,8 @@ from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.launch_desk import LaunchDesk
 from backstay.master.office import Office
-from backstay.master.opening import open_records
-from backstay.master.saving import Saving, restored_records, rows_of
+from backstay.master.opening import open_job
+from backstay.master.saving import Saving, restored_job, rows_of
 from backstay.master.service import JobService
 from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
@@ -181,7 +181,7 @@ class MasterHost:
     async def _serve(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
-        records = await open_records(
+        records = await open_job(
             self._store,
             self._keys,
             self._journal,
@@ -191,7 +191,7 @@ class MasterHost:
             fresh=self._config.fresh,
             clock=self._clock,
             rows=lambda: rows_of(checkpoints),
-            restored=lambda: restored_records(checkpoints, self._spec.name),
+            restored=lambda: restored_job(checkpoints, self._spec.name),
         )
         job = Job(records, self._keys, self._journal, self._clock)
         job.stage_state()

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from backstay.consensus.job_records import RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
-from backstay.course.course import Course, CoursePlan
+from backstay.course.course import Course
 from backstay.course.damaged import DamagedRecords
 from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
@@ -31,7 +31,7 @@ from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.led_tasks import is_led, led_by_other
 from backstay.master.open_round import Given, OpenRound, worker_policy
-from backstay.master.records import Records
+from backstay.master.opened_job import OpenedJob
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.stalls import Stalls
 from backstay.trainer.metrics import METRICS
@@ -47,32 +47,32 @@ class Job:
     """One job; belongs to one event loop."""
 
     def __init__(
-        self, records: Records, keys: JobKeys, journal: Journal, clock: Callable[[], float]
+        self, opened: OpenedJob, keys: JobKeys, journal: Journal, clock: Callable[[], float]
     ) -> None:
         """Take the job over as its records say.
 
         Args:
-            records: As they were read.
+            opened: As they were read.
             keys: The job's keys.
             journal: Where changes go.
             clock: Monotonic seconds.
         """
-        self.spec = records.spec
-        self.identity = records.identity
-        self.stream_job = stream_job_of(records.identity.uid)
-        self.tables = records.tables
-        self.course = records.course
-        self.rounds = JobRounds(records.rounds, self.tables, self.spec, keys, journal)
-        self.damaged = records.damaged
+        self.spec = opened.spec
+        self.identity = opened.identity
+        self.stream_job = stream_job_of(opened.identity.uid)
+        self.tables = opened.tables
+        self.course = opened.course
+        self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, journal)
+        self.damaged = opened.damaged
         self.known = KnownWorkers()
         self.workers = JobWorkers(
-            records.workers, self.known, clock, drop=self.drop_worker, changed=self.stage_state
+            opened.workers, self.known, clock, drop=self.drop_worker, changed=self.stage_state
         )
-        digests = {name: table.digest() for name, table in records.tables.items()}
+        digests = {name: table.digest() for name, table in opened.tables.items()}
         # How long holds last by now; the record may be ahead of it (``hold_time``).
-        self.hold_ttl_ms = max(records.spec.hold_ttl_ms, records.state.hold_ttl_ms)
-        self.state = replace(records.state, data=digests, hold_ttl_ms=self.hold_ttl_ms)
-        self.figures = Counter(records.state.figures)
+        self.hold_ttl_ms = max(opened.spec.hold_ttl_ms, opened.state.hold_ttl_ms)
+        self.state = replace(opened.state, data=digests, hold_ttl_ms=self.hold_ttl_ms)
+        self.figures = Counter(opened.state.figures)
         self.keys = keys
         self.journal = journal
         self.now = clock
@@ -385,8 +385,7 @@ class Job:
         of the restore with :meth:`note_rows`. A job that had ended goes on, unless the progress
         says that it had ended then, too.
         """
-        plan = CoursePlan.of(self.spec)
-        course = Course(plan) if progress is None else Course.from_json(plan, progress.course)
+        course = Course.of(self.spec, "" if progress is None else progress.course)
         kept = {} if progress is None else progress.rounds
         self.figures = Counter({} if progress is None else progress.figures)
         if progress is not None:

@@ -16,7 +16,7 @@ from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, Master
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
-from backstay.course.course import Course, CoursePlan
+from backstay.course.course import Course
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.recorded_parked import recorded_parked
@@ -136,9 +136,7 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
     record = JobSpecRecord.from_json(spec_text)
     state = JobStateRecord.from_json(state_text) if state_text is not None else None
     spec = JobSpec.from_json(record.spec)
-    course = None
-    if state is not None and state.course:
-        course = Course.from_json(CoursePlan.of(spec), state.course)
+    course = Course.of(spec, state.course) if state is not None and state.course else None
     return JobEntry(
         job=job,
         uid=record.uid,

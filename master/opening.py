@@ -15,7 +15,7 @@ from dataclasses import replace
 from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
-from backstay.course.course import Course, CoursePlan
+from backstay.course.course import Course
 from backstay.course.damaged import DamagedRecords
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable, round_table
@@ -29,11 +29,11 @@ from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import scan
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round, worker_policy
-from backstay.master.records import Records
+from backstay.master.opened_job import OpenedJob
 from backstay.master.rows_change import RowsIdentity
-from backstay.master.saving import JobRecords
+from backstay.master.saving import KeptJob
 
-__all__ = ["open_records"]
+__all__ = ["open_job"]
 
 # Writing a new job's records, or removing an old one's.
 WRITE_LIMIT_S = 60.0
@@ -70,7 +70,7 @@ class _Found:
         return {RoundId.parse(name) for name in names}
 
 
-async def open_records(
+async def open_job(
     store: CoordinationStore,
     keys: JobKeys,
     journal: Journal,
@@ -81,8 +81,8 @@ async def open_records(
     fresh: bool,
     clock: Callable[[], float],
     rows: Callable[[], RowsIdentity],
-    restored: Callable[[], JobRecords | None],
-) -> Records:
+    restored: Callable[[], KeptJob | None],
+) -> OpenedJob:
     """Make a job, or take over what is recorded of it.
 
     Args:
@@ -105,7 +105,7 @@ async def open_records(
     """
     found = _Found((await store.range(keys.root)).values(), keys)
     text = found.text(keys.spec)
-    kept: JobRecords | None = None
+    kept: KeptJob | None = None
     if text is None or fresh:
         await _remove_all(found, keys, journal)
         kept = None if fresh else await asyncio.to_thread(restored)
@@ -121,7 +121,7 @@ async def open_records(
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
     state = await _state(found, keys, rows, kept)
-    course, workers = _course(spec, state), _workers(spec, state)
+    course, workers = Course.of(spec, state.course), _workers(spec, state)
     rounds = _rounds(found, keys, journal, spec, tables, course, state, clock())
     is_over = state.state == "done" and course.outcome is not None
     state = replace(state, starts=state.starts + 1)
@@ -132,12 +132,7 @@ async def open_records(
     journal.stage_text(keys.spec, identity.to_json())
     damaged = DamagedRecords()
     damaged.learn(found.below(keys.all_damaged))
-    return Records(spec, identity, state, tables, course, workers, rounds, damaged)
-
-
-def _course(spec: JobSpec, state: JobStateRecord) -> Course:
-    plan = CoursePlan.of(spec)
-    return Course.from_json(plan, state.course) if state.course else Course(plan)
+    return OpenedJob(spec, identity, state, tables, course, workers, rounds, damaged)
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
@@ -191,7 +186,7 @@ async def _tables(
 
 
 async def _state(
-    found: _Found, keys: JobKeys, rows: Callable[[], RowsIdentity], kept: JobRecords | None
+    found: _Found, keys: JobKeys, rows: Callable[[], RowsIdentity], kept: KeptJob | None
 ) -> JobStateRecord:
     text = found.text(keys.state)
     if text is not None:

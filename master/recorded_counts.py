@@ -14,7 +14,7 @@ import numpy as np
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.keys import JobKeys
-from backstay.course.course import Course, CoursePlan
+from backstay.course.course import Course
 from backstay.course.damaged import DamagedRecords
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable
@@ -64,9 +64,7 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
     if not spec.audit or spec.training is None:
         raise JobRefused(f"job {keys.job!r} has counted no records: it needs `audit: true`")
     table = TaskTable.from_chunks(_below(records, f"{keys.all_shards}training/").values())
-    course = Course(CoursePlan.of(spec))
-    if state.course:
-        course = Course.from_json(CoursePlan.of(spec), state.course)
+    course = Course.of(spec, state.course)
     damaged = DamagedRecords()
     damaged.learn(_below(records, keys.all_damaged))
     in_part = _passes_in_part(course, state.passes_begun)

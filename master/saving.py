@@ -30,7 +30,7 @@ from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from backstay.trainer.checkpoints import Checkpoints
 
-__all__ = ["JobRecords", "Saving", "records_of", "restored_records", "rows_of"]
+__all__ = ["KeptJob", "Saving", "kept_job", "restored_job", "rows_of"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
@@ -46,7 +46,7 @@ def rows_of(checkpoints: Checkpoints) -> RowsIdentity:
     return RowsIdentity(restore.version, restore.generation)
 
 
-def restored_records(checkpoints: Checkpoints, job: str) -> JobRecords | None:
+def restored_job(checkpoints: Checkpoints, job: str) -> KeptJob | None:
     """Return what the last restore brought of a job of that name; None: nothing. Blocks.
 
     A cluster that begins with a checkpoint has no records of the job, but its streams and tables.
@@ -60,7 +60,7 @@ def restored_records(checkpoints: Checkpoints, job: str) -> JobRecords | None:
     except CheckpointNotFound as error:
         log.error("%s", error)
         return None
-    return None if restored is None else records_of(restored.progress.get(PROGRESS), job)
+    return None if restored is None else kept_job(restored.progress.get(PROGRESS), job)
 
 
 class Saving:
@@ -208,7 +208,7 @@ class Saving:
         restored = self._checkpoints.restored()
         if restored is None:
             return None
-        records = records_of(restored.progress.get(PROGRESS), self._name)
+        records = kept_job(restored.progress.get(PROGRESS), self._name)
         if records is None or records.identity.uid != self._job.identity.uid:
             # It had not begun, or it is a job of the same name that was begun anew since.
             return None
@@ -219,7 +219,7 @@ def _noted(job: Job) -> RowsIdentity:
     return RowsIdentity(job.state.restore_version, job.state.generation)
 
 
-class JobRecords(NamedTuple):
+class KeptJob(NamedTuple):
     """What a checkpoint keeps of a job.
 
     Attributes:
@@ -283,7 +283,7 @@ def _below(records: Mapping[str, str], name: str) -> list[tuple[str, str]]:
     ]
 
 
-def records_of(kept: object, job: str) -> JobRecords | None:
+def kept_job(kept: object, job: str) -> KeptJob | None:
     """Return what a checkpoint keeps of a job, None if there was none of that name.
 
     Args:
@@ -303,7 +303,7 @@ def records_of(kept: object, job: str) -> JobRecords | None:
     expected = {"spec": str, "state": str, **dict.fromkeys(("done", "parked", "damaged"), dict)}
     records = fields_of(what, document, expected)
     state = JobStateRecord.from_json(records["state"])
-    return JobRecords(
+    return KeptJob(
         identity=JobSpecRecord.from_json(records["spec"]),
         state=state,
         done=records["done"],

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.course import Course, CoursePlan
+from backstay.course.course import Course
 from backstay.course.damaged import DamagedRecords
 from backstay.course.rounds import RoundKind
 from backstay.course.task_table import TaskRecords, TaskTable, cut_data
@@ -26,7 +26,7 @@ from backstay.master.core.worker_set import WorkerSet
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.open_round import worker_policy
-from backstay.master.records import Records
+from backstay.master.opened_job import OpenedJob
 from tests.unit.memory_nodes import run
 
 METRIC = "auc"
@@ -144,12 +144,12 @@ def with_a_master(
 
     async def inside(backend: MemoryBackend) -> str:
         keys = JobKeys(spec.name)
-        records = Records(
+        records = OpenedJob(
             spec,
             JobSpecRecord("ab12", 1, spec.to_json()),
             JobStateRecord("running"),
             tables,
-            Course(CoursePlan.of(spec)),
+            Course.of(spec),
             WorkerSet(worker_policy(spec)),
             {},
             DamagedRecords(),

@@ -33,8 +33,8 @@ from backstay.consensus.store_follow import FencingToken
 from backstay.errors import InvalidRequest, WorkerReplaced
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.master.opening import open_records
-from backstay.master.records import Records
+from backstay.master.opened_job import OpenedJob
+from backstay.master.opening import open_job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from tests.sim.events import MS, Clock, Micros
 
@@ -138,7 +138,7 @@ class SimJournal(Journal):
 
 
 class _OneRead:
-    """The store as ``open_records`` reads it: once."""
+    """The store as ``open_job`` reads it: once."""
 
     def __init__(self, found: RangeResult) -> None:
         self._found = found
@@ -147,12 +147,12 @@ class _OneRead:
         return self._found
 
 
-def _at_once(coroutine: Coroutine[Any, Any, Records]) -> Records:
+def _at_once(coroutine: Coroutine[Any, Any, OpenedJob]) -> OpenedJob:
     """Run a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration as end:
-        return cast(Records, end.value)
+        return cast(OpenedJob, end.value)
     raise AssertionError("it waits")
 
 
@@ -232,7 +232,7 @@ class SimMaster:
             last.mod_revision if last is not None else 0,
             JournalRecord.from_json(last.value).number if last is not None else 0,
         )
-        opening = open_records(
+        opening = open_job(
             cast(CoordinationStore, _OneRead(found)),
             KEYS,
             self._journal,

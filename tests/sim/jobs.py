@@ -16,7 +16,7 @@ from backstay.consensus.store import Put, Txn
 from backstay.course.task_table import TaskTable
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.job import Job
-from backstay.master.saving import records_of
+from backstay.master.saving import kept_job
 from backstay.trainer.readers import Shard
 from tests.sim.checkpoints import RESTORE, Checkpoints
 from tests.sim.events import MS
@@ -171,7 +171,7 @@ class JobBook:
     def progress_of(self, plan: RestorePlan, job: Job) -> Any:
         """Return the progress that was saved with a checkpoint."""
         kept = self.saved[int(plan.checkpoint.split("-")[1]) - 1]
-        records = records_of(kept, "job")
+        records = kept_job(kept, "job")
         assert records is not None
         return records.progress(job.tables)
 

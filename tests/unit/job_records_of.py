@@ -17,9 +17,9 @@ from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job
 from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.office import Office
-from backstay.master.opening import open_records
+from backstay.master.opening import open_job
 from backstay.master.rows_change import RowsIdentity
-from backstay.master.saving import JobRecords, records_of
+from backstay.master.saving import KeptJob, kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.tasks import end_tasks
 
@@ -62,12 +62,12 @@ class Master:
         self.writing: asyncio.Task[None] | None = None
         self.now_s = 100.0
         # What a restore of the cluster brought of the job.
-        self.restored: JobRecords | None = None
+        self.restored: KeptJob | None = None
 
     async def open(self, *, replaces: int = 0, fresh: bool = False) -> Job:
         await self.journal.open(await self.office.take(replaces))
         self.writing = asyncio.create_task(self.journal.run())
-        records = await open_records(
+        records = await open_job(
             self._store,
             KEYS,
             self.journal,
@@ -116,7 +116,7 @@ async def do_one(job: Job, batches: int = 0) -> int:
 async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0) -> JobProgress:
     """What a checkpoint that is written now keeps of the job."""
     kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version, 0)))
-    records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+    records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
     assert records is not None
     assert records.identity == job.identity
     return records.progress(job.tables)

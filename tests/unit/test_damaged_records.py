@@ -15,7 +15,7 @@ from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import InvalidRequest
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.job import Job
-from backstay.master.saving import records_of
+from backstay.master.saving import kept_job
 from backstay.master.service import JobService
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
@@ -146,7 +146,7 @@ def test_what_is_damaged_is_known_after_a_restore(tmp_path: Path) -> None:
             kept = await progress_of_jobs(MemoryStore(backend), 0, 0)
             found = job.damaged.of_data("training")
             assert found >= 1
-        records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+        records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
         assert records is not None
         other = MemoryBackend()
         async with master_of(MemoryStore(other), spec_of(tmp_path, 4), 1) as (_, job):

@@ -10,7 +10,7 @@ import pytest
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.master.saving import records_of
+from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import (
     ENDED_MAX,
     JOBS_PROGRESS,
@@ -38,7 +38,7 @@ def progress(**tasks: int) -> dict[str, Any]:
 
 
 def inexact(kept: dict[str, Any], job: str) -> str:
-    records = records_of(kept[JOBS_PROGRESS], job)
+    records = kept_job(kept[JOBS_PROGRESS], job)
     assert records is not None
     return records.state.inexact
 
@@ -102,7 +102,7 @@ def test_a_master_counts_its_tasks_and_a_restore_keeps_the_word(tmp_path: Path) 
             now = await progress_of_jobs(store, 0, 0)
             assert job.figures["tasks"] == 3
             kept = with_forgotten(before, now, TOOK_MAX_S + 1)
-            records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+            records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             job.go_back(records.progress(job.tables))
             assert job.state.inexact.startswith("since a restore of a checkpoint: 3 tasks ended")

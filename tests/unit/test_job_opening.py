@@ -26,7 +26,7 @@ from backstay.errors import (
 from backstay.master.core.holds import Failure, HeldTask
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
-from backstay.master.saving import records_of
+from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from tests.unit.job_records_of import (
     KEYS,
@@ -241,7 +241,7 @@ def test_a_restored_job_with_other_settings_is_refused_as_one_on_a_cluster_that_
             job.declare_tables(["counting/users"])
             await do_one(job)
             kept = await progress_of_jobs(MemoryStore(backend), 0, 0)
-        records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+        records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
         # Servers that began with the checkpoint, and have no records of any job.
         store = MemoryStore(MemoryBackend())
         refused = Master(store, replace(spec, **changes), 1)
@@ -370,7 +370,7 @@ def test_progress_that_is_not_of_the_model_or_of_the_data_is_refused(tmp_path: P
             # The cluster has been restored, and the job has not followed yet.
             with pytest.raises(InvalidRequest, match="before the job had followed"):
                 await saved_progress(store, job, restore_version=5)
-            records = records_of((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
+            records = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             other = TaskTable(["data.csv"], [40], 4)
             with pytest.raises(InvalidRequest, match="training data are not those"):

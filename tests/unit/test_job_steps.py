@@ -14,7 +14,7 @@ from backstay.job_spec import JobSpec
 from backstay.master.core.holds import HeldTask
 from backstay.master.job import Job
 from backstay.master.open_round import Given
-from backstay.master.saving import records_of
+from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
@@ -143,7 +143,7 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             await job.journal.durable(DURABLE_S)
             assert job.course.steps == 40 * passes_before + 11
             kept = json.loads(json.dumps(await progress_of_jobs(store, 0, 0)))
-            records = records_of(kept[JOBS_PROGRESS], KEYS.job)
+            records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             progress = records.progress(job.tables)
             job.complete("w1", current, held.hold._replace(settled=20), 20)

@@ -21,7 +21,7 @@ from backstay.errors import CheckpointRefused
 from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
-from backstay.master.saving import records_of
+from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import (
     JOBS_PROGRESS,
     progress_of_jobs,
@@ -102,7 +102,7 @@ def test_a_job_is_inexact_until_it_goes_back_with_all_slots(tmp_path: Path) -> N
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
 
         async def saved(job: Job) -> JobProgress:
-            records = records_of((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
+            records = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             return records.progress(job.tables)
 

@@ -307,6 +307,16 @@ class Course:
         )
 
     @classmethod
+    def of(cls, spec: JobSpec, record: str = "") -> Course:
+        """Return the course of a job: where its record says, or at the beginning without one.
+
+        Raises:
+            InvalidRequest: The record is not one of a course.
+        """
+        plan = CoursePlan.of(spec)
+        return cls.from_json(plan, record) if record else cls(plan)
+
+    @classmethod
     def from_json(cls, plan: CoursePlan, text: str) -> Course:
         """Return the course that ``to_json`` wrote, under a plan that may have changed.
 

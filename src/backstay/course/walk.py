@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backstay.course.course import Course, CoursePlan
+from backstay.course.course import Course
 from backstay.course.orders import record_order_seed, task_order, task_order_seed
 from backstay.course.rounds import RoundId
 from backstay.course.task_table import TaskRecords, TaskTable, round_table
@@ -64,7 +64,7 @@ class Walk:
     """
 
     def __init__(self, spec: JobSpec, tables: Mapping[str, TaskTable]) -> None:
-        self.course = Course(CoursePlan.of(spec))
+        self.course = Course.of(spec)
         self._spec = spec
         self._tables = tables
         self._begun: dict[RoundId, _Begun] = {}

@@ -17,10 +17,10 @@ from backstay.job_spec import JobSpec
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.open_round import OpenRound
 
-__all__ = ["Records"]
+__all__ = ["OpenedJob"]
 
 
-class Records(NamedTuple):
+class OpenedJob(NamedTuple):
     """What a job is made of when its master opens it.
 
     Attributes:
