@@ -60,6 +60,8 @@ class Draft:
         hosts: By number, a number for its host.
         bytes_of_slot: The size of each slot; None if it is not known.
         moves_at_once: Slots that may be on the move at one time.
+        early_handovers_min: See ``ClusterRecords``.
+        spared_max: See ``ClusterRecords``.
         full: Numbers of those who had no room for a copy a short time ago.
         lost: Slots that were lost in this decision.
         restoring: Slots that wait for their content from a checkpoint, which is ``source``.
@@ -110,6 +112,8 @@ class Draft:
             None if records.bytes_of_slot is None else records.bytes_of_slot.tolist()
         )
         self.moves_at_once = records.moves_at_once
+        self.early_handovers_min = records.early_handovers_min
+        self.spared_max = records.spared_max
         self.waiting = [
             node.instance in records.waiting and not alive and not gone
             for node, alive, gone in zip(self.processes, self.alive, self.gone, strict=True)

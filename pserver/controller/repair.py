@@ -12,8 +12,6 @@ from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
 
 __all__ = ["add_missing", "distinct_hosts", "drop_surplus", "surplus_of"]
 
-# Slots with a copy too many that wait, while others are copied, for one that is not the master.
-SPARED_MAX = 8
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -101,7 +99,7 @@ def _drop_synced(draft: Draft, slots: list[int], fresh: set[int]) -> None:
                 _drop(draft, slot, victim)
                 dropped = True
         left = [slot for slot in left if slot not in fresh]
-        if not dropped and (not spared or (draft.copying.any() and len(left) <= SPARED_MAX)):
+        if not dropped and (not spared or (draft.copying.any() and len(left) <= draft.spared_max)):
             return
         spared = dropped
 

@@ -7,7 +7,6 @@ are restored from checkpoints at any moment: then it knows, too, what each proce
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -25,18 +24,9 @@ from backstay.consensus.records import (
     NodeReport,
     RoutingTable,
 )
-from backstay.pserver.controller import ClusterRecords, balance, decide, repair
+from backstay.pserver.controller import ClusterRecords, decide
 
 NODES = 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def steps_for_few_slots() -> Iterator[None]:
-    """What is for many slots only, in clusters of few."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(balance, "EARLY_HANDOVERS_MIN", 1)
-        patch.setattr(repair, "SPARED_MAX", 2)
-        yield
 
 
 def instances(routing: RoutingTable, numbers: tuple[int, ...]) -> set[int]:
@@ -225,6 +215,9 @@ class World:
             plan_overdue=self.overdue,
             restore=self.restore,
             on_loss=self.on_loss,
+            # What is for many slots only, in clusters of few.
+            early_handovers_min=1,
+            spared_max=2,
         )
 
     def decide(self) -> bool:

@@ -6,8 +6,6 @@ write holds only if the office and the records that were relied on are as they w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,10 +29,8 @@ from backstay.pserver.controller import (
     ClusterRecords,
     Decision,
     PlanWait,
-    balance,
     decide,
     living,
-    repair,
 )
 from tests.sim.checkpoints import NEWEST, RESTORE
 from tests.sim.events import MS, S
@@ -44,17 +40,6 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
 
 __all__ = ["Candidate"]
-
-
-@contextmanager
-def _steps_for_few_slots() -> Iterator[None]:
-    """What is for many slots only, in clusters of few."""
-    before = balance.EARLY_HANDOVERS_MIN, repair.SPARED_MAX
-    balance.EARLY_HANDOVERS_MIN, repair.SPARED_MAX = 1, 2
-    try:
-        yield
-    finally:
-        balance.EARLY_HANDOVERS_MIN, repair.SPARED_MAX = before
 
 
 OFFICE = "controller"
@@ -234,21 +219,23 @@ class Candidate:
         config = ClusterConfig("sim", options.slots, options.replicas, options.nodes, "0")
         checkpoints = self._process.cluster.checkpoints
         restores_lost = checkpoints is not None and checkpoints.restores_lost
-        with _steps_for_few_slots():
-            return decide(
-                ClusterRecords(
-                    config=config,
-                    members=members,
-                    routing=read.routing,
-                    reports=read.reports,
-                    gone=read.deaths,
-                    waiting=waiting,
-                    plan=read.plan,
-                    plan_overdue=overdue,
-                    restore=read.restore,
-                    on_loss=read.newest if restores_lost else None,
-                )
+        return decide(
+            ClusterRecords(
+                config=config,
+                members=members,
+                routing=read.routing,
+                reports=read.reports,
+                gone=read.deaths,
+                waiting=waiting,
+                plan=read.plan,
+                plan_overdue=overdue,
+                restore=read.restore,
+                on_loss=read.newest if restores_lost else None,
+                # What is for many slots only, in clusters of few.
+                early_handovers_min=1,
+                spared_max=2,
             )
+        )
 
     def _write(self, decision: Decision, txn: Txn) -> None:
         cluster, routing = self._process.cluster, decision.routing

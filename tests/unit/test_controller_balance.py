@@ -16,13 +16,11 @@ from backstay.consensus.records import (
 )
 from backstay.pserver.controller import ClusterRecords, decide, shard_changes
 from backstay.pserver.controller.balance import (
-    EARLY_HANDOVERS_MIN,
     EARLY_PART,
     HANDOVERS_MAX,
     balance_masters,
 )
 from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
-from backstay.pserver.controller.repair import SPARED_MAX
 from tests.unit.controller_cluster import (
     SLOTS,
     after,
@@ -112,7 +110,7 @@ def test_few_slots_are_handed_over_at_a_time() -> None:
 
 
 def test_masters_are_shared_while_copies_come_but_only_many_at_a_time() -> None:
-    least = max(EARLY_HANDOVERS_MIN, 256 // EARLY_PART)
+    least = 256 // EARLY_PART
 
     def with_copies(count: int) -> RoutingTable | None:
         held = [SlotReplicas(0, (1,))] * count + [SlotReplicas(0, (), (1,))] * (256 - count)
@@ -219,7 +217,7 @@ def test_a_few_masters_keep_a_copy_too_many_while_others_are_copied() -> None:
 
     assert copies_of_first(1, copied=True) == 3
     # Many are not kept, and none when nothing is copied any more.
-    assert copies_of_first(SPARED_MAX + 1, copied=True) == 2
+    assert copies_of_first(ClusterRecords.spared_max + 1, copied=True) == 2
     assert copies_of_first(1, copied=False) == 2
 
 
