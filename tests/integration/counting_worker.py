@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,14 +14,24 @@ from backstay import rpc
 from backstay.checkpoint import remote
 from backstay.config import SecurityConfig
 from backstay.errors import BackstayError, StateLost
+from backstay.job_spec import CheckpointSpec, JobSpec
+from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from backstay.trainer.worker.audit import RecordCounter
 from backstay.trainer.worker.job_tasks import Ended, Task, Wait
 from backstay.trainer.worker.master_link import MasterLink
-from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually
+from tests.integration.counting_jobs import (
+    CLIENT,
+    JOB,
+    LIMIT_S,
+    Eventually,
+    Masters,
+    counting_spec,
+    wait_for_master,
+)
 
-__all__ = ["CountingWorker", "restore"]
+__all__ = ["CountedJob", "CountingWorker", "counted_job", "restore"]
 
 
 class CountingWorker(threading.Thread):
@@ -95,6 +108,46 @@ class CountingWorker(threading.Thread):
             with self._condition:
                 self._allowed -= 1
                 self.finished += 1
+
+
+class CountedJob(NamedTuple):
+    """A job that is audited, its masters, and a worker that does as many tasks as it is let."""
+
+    spec: JobSpec
+    masters: Masters
+    client: JobClient
+    worker: CountingWorker
+
+    def train_on(self) -> None:
+        """Let the worker come to the job's end, without a failure."""
+        self.worker.allow(1000)
+        self.worker.join(LIMIT_S)
+        assert self.worker.failure is None
+        assert not self.worker.is_alive()
+
+
+@contextmanager
+def counted_job(
+    cluster: LocalCluster,
+    folder: Path,
+    environment: dict[str, str],
+    eventually: Eventually,
+    checkpoint: CheckpointSpec,
+) -> Iterator[CountedJob]:
+    """Begin such a job; its processes and its worker end with this."""
+    masters = Masters(cluster.endpoints, folder, environment)
+    spec = counting_spec(folder, audit=True, checkpoint=checkpoint)
+    client = JobClient(cluster.endpoints, JOB, config=CLIENT)
+    worker = CountingWorker(cluster.endpoints)
+    try:
+        masters.start(spec)
+        wait_for_master(cluster.endpoints, 1, eventually)
+        worker.start()
+        yield CountedJob(spec, masters, client, worker)
+    finally:
+        worker.allow(1000)
+        client.close()
+        masters.end()
 
 
 def restore(cluster: LocalCluster, checkpoint: str, eventually: Eventually) -> int:

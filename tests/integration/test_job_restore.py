@@ -1,4 +1,7 @@
-"""Model and progress go back together: each record counts once, whatever is restored when."""
+"""Model and progress go back together: each record counts once, whatever is restored when.
+
+Where only some slots go back while a job runs, that is refused, or said by the job itself.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from backstay.cli.audit import audit_job
 from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
-from tests.integration.counting_jobs import (
-    CLIENT,
-    JOB,
-    LIMIT_S,
-    Eventually,
-    Masters,
-    counting_spec,
-    wait_for_master,
-)
-from tests.integration.counting_worker import CountingWorker, restore
+from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, wait_for_master
+from tests.integration.counting_worker import CountingWorker, counted_job, restore
+
+EVERY_TEN = CheckpointSpec(every="none", every_tasks=10)
 
 
 @pytest.fixture
@@ -38,22 +35,22 @@ def has_gone_back(client: JobClient, starts: int) -> bool:
     return status.master_starts == starts and status.tasks.done <= 10
 
 
+def ctl(cluster: LocalCluster, *arguments: str) -> Result:
+    return CliRunner().invoke(pserverctl, ["--endpoint", cluster.endpoints[0], *arguments])
+
+
+def restore_slot(cluster: LocalCluster, *arguments: str) -> Result:
+    return ctl(cluster, "checkpoint", "restore", "--slots", "3", "--yes", *arguments)
+
+
 def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
     cluster: LocalCluster,
     tmp_path: Path,
     plain_environment: dict[str, str],
     eventually: Eventually,
 ) -> None:
-    masters = Masters(cluster.endpoints, tmp_path, plain_environment)
-    spec = counting_spec(
-        tmp_path, audit=True, checkpoint=CheckpointSpec(every="none", every_tasks=10)
-    )
-    masters.start(spec)
-    wait_for_master(cluster.endpoints, 1, eventually)
-    worker = CountingWorker(cluster.endpoints)
-    client = JobClient(cluster.endpoints, JOB, config=CLIENT)
-    try:
-        worker.start()
+    with counted_job(cluster, tmp_path, plain_environment, eventually, EVERY_TEN) as job:
+        client, worker, masters = job.client, job.worker, job.masters
         worker.allow(10)
         eventually(lambda: client.status().checkpoint != "")
         checkpoint = client.status().checkpoint
@@ -73,20 +70,13 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
         masters.processes[-1].kill()
         masters.processes[-1].wait()
         restore(cluster, checkpoint, eventually)
-        masters.start(spec, "--replaces", "1")
+        masters.start(job.spec, "--replaces", "1")
         wait_for_master(cluster.endpoints, 2, eventually)
         assert client.status().tasks.done <= 10
-        worker.allow(1000)
-        worker.join(LIMIT_S)
-        assert worker.failure is None
-        assert not worker.is_alive()
+        job.train_on()
         assert client.status().state == "done"
         audit = audit_job(JOB, cluster.endpoints, CLIENT)
         assert audit.records_counted_once, audit
-    finally:
-        worker.allow(1000)
-        client.close()
-        masters.end()
 
 
 # What takes the place of lost slots, nothing or what a checkpoint has, is not what was trained.
@@ -105,20 +95,11 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
         "checkpoint_url": str(tmp_path / "checkpoints"),
     }
     with LocalCluster(servers=3, settings=settings) as cluster:
-        setting = ["config", "set", f"on_slot_loss={on_slot_loss}"]
-        told = CliRunner().invoke(pserverctl, ["--endpoint", cluster.endpoints[0], *setting])
+        told = ctl(cluster, "config", "set", f"on_slot_loss={on_slot_loss}")
         assert told.exit_code == 0, told.output
-        masters = Masters(cluster.endpoints, tmp_path, plain_environment)
-        spec = counting_spec(
-            tmp_path, audit=True, checkpoint=CheckpointSpec(every="none", every_tasks=10)
-        )
-        masters.start(spec)
-        wait_for_master(cluster.endpoints, 1, eventually)
-        client = JobClient(cluster.endpoints, JOB, config=CLIENT)
-        worker = CountingWorker(cluster.endpoints)
         again = CountingWorker(cluster.endpoints)
-        try:
-            worker.start()
+        with counted_job(cluster, tmp_path, plain_environment, eventually, EVERY_TEN) as job:
+            client, worker, masters = job.client, job.worker, job.masters
             worker.allow(14)
             eventually(lambda: client.status().checkpoint != "" and worker.finished == 14)
             checkpoint = client.status().checkpoint
@@ -130,9 +111,9 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             worker.join(LIMIT_S)
             # The same command does not go on with a model that lacks what is done.
             assert masters.processes[-1].wait(LIMIT_S) == 5
-            assert masters.start(spec).wait(LIMIT_S) == 5
+            assert masters.start(job.spec).wait(LIMIT_S) == 5
             restore(cluster, checkpoint, eventually)
-            masters.start(spec)
+            masters.start(job.spec)
             wait_for_master(cluster.endpoints, masters.instance, eventually)
             again.allow(1000)
             again.start()
@@ -142,8 +123,55 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             assert client.status().inexact == ""
             audit = audit_job(JOB, cluster.endpoints, CLIENT)
             assert audit.records_counted_once, audit
-        finally:
-            for one in (worker, again):
-                one.allow(1000)
-            client.close()
-            masters.end()
+
+
+def test_a_job_keeps_partial_restores_out_or_says_that_it_is_not_exact(
+    cluster: LocalCluster,
+    tmp_path: Path,
+    plain_environment: dict[str, str],
+    eventually: Eventually,
+) -> None:
+    with counted_job(cluster, tmp_path, plain_environment, eventually, EVERY_TEN) as job:
+        client, worker = job.client, job.worker
+        worker.allow(14)
+        eventually(lambda: client.status().checkpoint != "" and worker.finished == 14)
+        checkpoint = client.status().checkpoint
+        refused = restore_slot(cluster)
+        assert refused.exit_code == 3, refused.output
+        assert f"job '{JOB}' (running)" in refused.output
+        assert "--allow-inexact" in refused.output
+        assert client.status().inexact == ""
+        allowed = restore_slot(cluster, checkpoint, "--allow-inexact")
+        assert allowed.exit_code == 0, allowed.output
+        eventually(lambda: "only 1 of the slots" in client.status().inexact)
+        # It goes on; a restore of everything makes it exact again, until the next partial one.
+        worker.allow(3)
+        restore(cluster, checkpoint, eventually)
+        eventually(lambda: client.status().inexact == "")
+        assert restore_slot(cluster, checkpoint, "--allow-inexact").exit_code == 0
+        eventually(lambda: f"from {checkpoint}" in client.status().inexact)
+        job.train_on()
+        assert client.status().state == "done"
+        audit = audit_job(JOB, cluster.endpoints, CLIENT)
+        # Whatever the counters of records say.
+        assert not audit.records_counted_once
+        assert "only 1 of the slots" in audit.inexact
+
+
+def test_an_audit_says_that_slots_were_restored_alone_after_the_end(
+    cluster: LocalCluster,
+    tmp_path: Path,
+    plain_environment: dict[str, str],
+    eventually: Eventually,
+) -> None:
+    every_pass = CheckpointSpec(every="pass")
+    with counted_job(cluster, tmp_path, plain_environment, eventually, every_pass) as job:
+        job.train_on()
+        assert job.masters.processes[-1].wait(LIMIT_S) == 0
+        assert audit_job(JOB, cluster.endpoints, CLIENT).records_counted_once
+        # A job that is done keeps nobody out; all its records are in this checkpoint.
+        assert restore_slot(cluster).exit_code == 0
+        audit = audit_job(JOB, cluster.endpoints, CLIENT)
+        assert (audit.missing, audit.doubled) == (0, 0)
+        assert not audit.records_counted_once
+        assert "since the job's end: only 1 of the slots" in audit.inexact
