@@ -10,23 +10,31 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import grpc
 import psutil
 
 from backstay import rpc
+from backstay._proto.v1 import job_pb2
 from backstay.checkpoint import remote
 from backstay.config import SecurityConfig
 from backstay.errors import BackstayError
 from tests.chaos.cluster import ChaosCluster, NotYet
 from tests.chaos.jobs import HOLD_TTL_MS, ChaosJob, stop_politely
 
-__all__ = ["JOB_FAULTS", "JobArena", "JobFault"]
+__all__ = ["JOB_FAULTS", "JobArena", "JobFault", "JobOver"]
 
+T = TypeVar("T")
 HOLD_TTL_S = HOLD_TTL_MS / 1000
 RESTORE_LIMIT_S = 30.0
-PID_LIMIT_S = 60.0
+THERE_LIMIT_S = 60.0
+
+
+class JobOver(Exception):
+    """The job came to its end before a fault could strike: there is nothing left to strike at."""
 
 
 @dataclass
@@ -44,27 +52,42 @@ class JobArena:
 
         Raises:
             NotYet: None comes.
+            JobOver: None will.
         """
-        return self.draw.choice(self._wait("a worker", self.job.workers))
+        return self.draw.choice(self.wait_for("a worker", self.job.workers))
 
     def master(self) -> psutil.Process:
         """Return the job's master.
 
         Raises:
             NotYet: None comes.
+            JobOver: None will.
         """
-        return self._wait("a master", lambda: [one for one in [self.job.master()] if one])[0]
+        return self.wait_for("a master", lambda: [one for one in [self.job.master()] if one])[0]
+
+    def status(self) -> job_pb2.JobStatus:
+        """Return what the master says, once one does. Raises as ``master``."""
+
+        def ask() -> list[job_pb2.JobStatus]:
+            with suppress(NotYet):
+                return [self.job.status()]
+            return []
+
+        return self.wait_for("a master that answers", ask)[0]
 
     def node(self) -> int:
         """Return a node that runs."""
         running = [n for n, node in enumerate(self.cluster.nodes) if node.is_running]
         return self.draw.choice(running)
 
-    def _wait(self, what: str, look: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
-        deadline_s = time.monotonic() + PID_LIMIT_S
+    def wait_for(self, what: str, look: Callable[[], list[T]]) -> list[T]:
+        """Return what a look finds, once that is something. Raises as ``master``."""
+        deadline_s = time.monotonic() + THERE_LIMIT_S
         while not (found := look()):
-            if self.job.is_over or time.monotonic() > deadline_s:
-                raise NotYet(f"there is not {what} to strike")
+            if self.job.is_over:
+                raise JobOver(f"the job was over before there was {what}")
+            if time.monotonic() > deadline_s:
+                raise NotYet(f"after {THERE_LIMIT_S:g} s there is not {what}")
             time.sleep(0.05)
         return found
 
@@ -268,15 +291,19 @@ class Scale(JobFault):
     kind = "scale"
 
     def strike(self, arena: JobArena) -> None:
-        status = arena.job.status()
+        status = arena.status()
         choices = [n for n in (1, 2, 3) if n != status.workers_desired]
         wanted = arena.draw.choice(choices)
         self.what = f"from {status.workers_desired} to {wanted} workers"
-        try:
-            arena.job.client.scale(wanted)
-        except BackstayError as error:
-            if not arena.job.is_over:
-                raise NotYet(str(error)) from error
+
+        def scale() -> list[int]:
+            # Said twice, it is as if it were said once.
+            with suppress(BackstayError):
+                arena.job.client.scale(wanted)
+                return [wanted]
+            return []
+
+        arena.wait_for("a master that takes it", scale)
 
 
 class StopAndResume(JobFault):
@@ -331,8 +358,9 @@ class StoreAndMaster(StoreAway):
     def strike(self, arena: JobArena) -> None:
         super().strike(arena)
         time.sleep(self.hold_s / 2)
-        master = arena.master()
-        _send(master, signal.SIGKILL)
+        # The store has to come back.
+        with suppress(JobOver):
+            _send(arena.master(), signal.SIGKILL)
 
 
 class Restore(JobFault):
@@ -341,7 +369,7 @@ class Restore(JobFault):
     kind = "restore"
 
     def strike(self, arena: JobArena) -> None:
-        self._starts = arena.job.status().master_starts
+        self._starts = arena.status().master_starts
         endpoint = arena.draw.choice(arena.cluster.endpoints)
         with rpc.open_channel(endpoint, SecurityConfig()) as channel, rpc.mapped_errors(endpoint):
             chosen = self._choose(arena, channel)
@@ -379,7 +407,9 @@ class RestoreAndMaster(Restore):
 
     def _strike_too(self, arena: JobArena) -> None:
         time.sleep(arena.draw.uniform(0.0, 1.5))
-        _send(arena.master(), signal.SIGKILL)
+        # A restore was struck all the same.
+        with suppress(JobOver):
+            _send(arena.master(), signal.SIGKILL)
 
 
 class RestoreAndBlink(Restore):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backstay.errors import BackstayError
 from tests.chaos.cluster import ChaosCluster, NotYet, Plan
-from tests.chaos.job_faults import JOB_FAULTS, JobArena, JobFault
+from tests.chaos.job_faults import JOB_FAULTS, JobArena, JobFault, JobOver
 from tests.chaos.jobs import END_LIMIT_S, ChaosJob, JobShape, JobVerdict, judge_job
 from tests.chaos.network import Loopback, Namespaces
 from tests.chaos.run import FOLDER_PREFIX, say
@@ -131,7 +131,11 @@ def _run_job(
         for kind in kinds:
             if job.is_over or time.monotonic() > until_s:
                 break
-            _strike(arena, JOB_FAULTS[kind](arena))
+            try:
+                _strike(arena, JOB_FAULTS[kind](arena))
+            except JobOver as over:
+                say(f"{kind}: {over}")
+                break
             result.struck.append(kind)
         job.slow(False)
         job.wait(END_LIMIT_S)
@@ -147,6 +151,7 @@ def _strike(arena: JobArena, fault: JobFault) -> None:
 
     Raises:
         NotYet: It does not.
+        JobOver: It ended before the fault had struck.
     """
     # Somewhere in a task, not just after one.
     time.sleep(arena.draw.uniform(0.0, 0.3))

@@ -26,7 +26,8 @@ for _ in range(3):
         process.wait()
     network.close()
     links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True)
-    print(" ".join(line.split()[0] for line in links.stdout.splitlines()))
+    # Some kernels have links of their own in every namespace.
+    print([name for line in links.stdout.splitlines() if (name := line.split()[0])[0] in "bv"])
 """
 
 
@@ -42,4 +43,4 @@ def test_nothing_is_left_of_a_closed_network() -> None:
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout.split()) == (0, ["lo"] * 3), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["[]"] * 3), done.stderr
