@@ -32,6 +32,7 @@ from backstay.config import (
 )
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
+from backstay.pserver.free_ports import free_ports
 from backstay.supervision import Ready
 
 __all__ = ["LocalCluster", "LocalServer"]
@@ -456,12 +457,7 @@ def _take_ready_line(server: LocalServer) -> None:
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Return loopback addresses whose ports were free a moment ago, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def _spawn(config_path: Path, log_path: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -17,6 +17,8 @@ from types import TracebackType
 
 import pytest
 
+from backstay.pserver.free_ports import free_ports
+
 START_LIMIT_S = 20.0
 POLL_PAUSE_S = 0.05
 
@@ -27,18 +29,6 @@ def require_etcd() -> str:
     if path is None:
         pytest.skip("etcd is not installed (Debian: apt-get install etcd-server)")
     return path
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class EtcdCluster:
@@ -187,7 +177,11 @@ class EtcdCluster:
             self.kill(index)
 
     def __enter__(self) -> EtcdCluster:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.etcd import free_ports
+from backstay.pserver.free_ports import free_ports
 
 START_LIMIT_S = 30.0
 POLL_PAUSE_S = 0.05

@@ -19,11 +19,11 @@ from backstay.config import SecurityConfig
 from backstay.consensus.messages import routing_from_message
 from backstay.consensus.records import RoutingTable
 from backstay.errors import BackstayError
+from backstay.pserver.free_ports import free_ports
 from tests.chaos.network import Host, Network
 from tests.chaos.processes import NodeProcess
 from tests.chaos.store_hosts import EtcdHosts
 from tests.chaos.verdict import Copy
-from tests.etcd import free_ports
 
 __all__ = ["ChaosCluster", "NotYet", "Plan", "StoreKind"]
 

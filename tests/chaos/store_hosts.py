@@ -8,9 +8,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from backstay.pserver.free_ports import free_ports
 from tests.chaos.network import Host, Network
 from tests.chaos.processes import END_LIMIT_S, Process, environment
-from tests.etcd import free_ports
 
 __all__ = ["EtcdHosts"]
 

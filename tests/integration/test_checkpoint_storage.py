@@ -25,7 +25,7 @@ from backstay.errors import (
     ConfigError,
     InvalidRequest,
 )
-from tests.etcd import free_ports
+from backstay.pserver.free_ports import free_ports
 from tests.s3 import s3_server
 from tests.unit.checkpoint_files import (
     ADS,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +34,7 @@ from backstay.errors import (
     TableConflict,
     UnknownTable,
 )
+from backstay.pserver.free_ports import free_ports
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 
@@ -113,13 +113,6 @@ def nodes(cluster: LocalCluster) -> Iterator[list[Control]]:
     ]
     for channel in channels:
         channel.close()
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def serving(node: Control) -> set[str]:
@@ -260,7 +253,7 @@ def test_a_node_that_restarts_is_told_by_its_instance(
 def test_a_node_without_its_cluster_says_what_it_waits_for(
     start_server: Callable[..., object], eventually: Eventually
 ) -> None:
-    own = free_port()
+    own = free_ports(1)[0]
     start_server(
         *("--node-id", "ps-0", "--initial-nodes", "2"),
         *("--listen-control", f"127.0.0.1:{own}", "--listen-data", "127.0.0.1:0"),

@@ -30,7 +30,8 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import Election, KeepAlive, follow
 from backstay.errors import ClosedError, InvalidRequest, LeaseLost
-from tests.etcd import EtcdCluster, free_ports
+from backstay.pserver.free_ports import free_ports
+from tests.etcd import EtcdCluster
 from tests.store_member import serve
 
 WAIT_S = 15.0
@@ -234,6 +235,7 @@ def test_leases_end_are_kept_and_are_revoked(run: RunScenario) -> None:
             await two.lease_keepalive(revoked.id)
         with pytest.raises(LeaseLost):
             await one.put("late", "", revoked.id)
+        assert await one.lease_keepalive(kept.id) >= TTL_MS
         async with two.watch("", last + 1) as watch:
             assert [event.key for event in (await anext(watch)).events] == ["revoked"]
             waiting = asyncio.ensure_future(anext(watch))
