@@ -294,7 +294,11 @@ impl RowMap {
     }
 
     fn rebuild_index(&mut self, length: usize) {
-        let mut grown = vec![0u32; length];
+        // Written here, page by page. Memory that comes as zeros is the kernel's one page of them:
+        // to look for a free entry there and then to write it would cost a second fault for each
+        // page, and all other cores an interrupt.
+        let mut grown: Vec<u32> = Vec::with_capacity(length);
+        std::hint::black_box(&mut grown).resize(length, 0);
         for row in 0..self.rows {
             Self::enter(&mut grown, mix64(self.key(row)), row);
         }

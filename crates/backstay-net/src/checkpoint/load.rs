@@ -7,6 +7,7 @@
 //! anew, at any moment.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -32,6 +33,12 @@ const ROWS_AT_ONCE: usize = 4096;
 /// Bytes that are read in one go: they are hashed while they are in the cache, and the system
 /// reads ahead meanwhile.
 const READ_BYTES: usize = 256 << 10;
+
+thread_local! {
+    /// What the last part of this thread was read into: memory that is new costs the kernel about
+    /// as long as it takes to read a file into it.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// A slot to be loaded.
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -99,6 +106,12 @@ pub fn load_part(replicator: &Replicator, asked: &PartToLoad) -> Result<u64, Che
     Ok(rows)
 }
 
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        BUFFER.set(std::mem::take(&mut self.file));
+    }
+}
+
 impl<'a> Part<'a> {
     fn read(asked: &'a PartToLoad) -> Result<Self, CheckpointError> {
         let path = &*asked.path;
@@ -109,7 +122,8 @@ impl<'a> Part<'a> {
             let what = format!("{length} bytes, the manifest says {}", asked.bytes);
             return Err(CheckpointError::damaged(path, what));
         }
-        let mut file = vec![0; asked.bytes as usize];
+        let mut file = BUFFER.take();
+        file.resize(asked.bytes as usize, 0);
         let mut digest = Context::new(&SHA256);
         for piece in file.chunks_mut(READ_BYTES) {
             opened
