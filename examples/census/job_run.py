@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,19 @@ class JobRun:
 
     def scale(self, workers: int) -> None:
         """Have so many workers."""
-        self._client.scale(workers)
+
+        def is_told() -> bool | None:
+            try:
+                self._client.scale(workers)
+            except BackstayError:
+                return None
+            return True
+
+        self._wait("a master that takes the number of workers", is_told)
 
     def kill_master(self) -> float:
         """Kill the job's master; wait until tasks flow again, and return the seconds until then."""
-        assert self._process is not None
-        children = psutil.Process(self._process.pid).children()
-        [master] = [child for child in children if MASTER in child.cmdline()]
+        master = self._wait("a master", self._master)
         starts = self.status.master_starts
         begun_s = time.monotonic()
         master.kill()
@@ -158,6 +165,15 @@ class JobRun:
 
         self._wait("another master that gives out tasks", is_back)
         return time.monotonic() - begun_s
+
+    def _master(self) -> psutil.Process | None:
+        assert self._process is not None
+        for child in psutil.Process(self._process.pid).children():
+            # It may end while it is looked at.
+            with suppress(psutil.NoSuchProcess):
+                if MASTER in child.cmdline():
+                    return child
+        return None
 
     def wait_for_workers(self, count: int) -> None:
         """Wait until so many workers live."""

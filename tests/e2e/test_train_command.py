@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from backstay.pserver.local_cluster import LocalCluster
+from tests.processes import is_gone
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -197,14 +198,11 @@ def children(pid: int) -> dict[int, str]:
 
 
 def child(pid: int, words: str) -> int:
-    return next((one for one, line in children(pid).items() if words in line), 0)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return " Z " in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:4]
-    except FileNotFoundError:
-        return True
+    """Wait for a process below one, and return its id."""
+    found: int = wait_until(
+        lambda: next((one for one, line in children(pid).items() if words in line), None)
+    )
+    return found
 
 
 def test_each_record_counts_once_when_a_worker_and_the_master_are_killed(folder: Path) -> None:
@@ -214,10 +212,10 @@ def test_each_record_counts_once_when_a_worker_and_the_master_are_killed(folder:
         wait_until(lambda: shown(folder).get("tasks", {}).get("doing") == "2")
         os.kill(child(process.pid, "--worker-id w-0"), signal.SIGKILL)
         os.kill(child(process.pid, "master.serve_cli"), signal.SIGKILL)
-        wait_until(lambda: child(process.pid, "--worker-id w-2"))
+        child(process.pid, "--worker-id w-2")
         done = jobs(folder, "scale", "tiny", "3")
         assert done.stdout == "tiny: 3 workers wanted, 2 before\n", done.stderr
-        wait_until(lambda: child(process.pid, "--worker-id w-3"))
+        child(process.pid, "--worker-id w-3")
         open_gate(folder, "training")
         result = result_of(folder, process)
     assert (result["state"], result["exit_code"]) == ("done", 0)

@@ -56,7 +56,11 @@ class JobProcesses:
         spec_file = self._folder / "job.json"
         spec_file.write_text(self.spec.to_json(), encoding="utf-8")
         self.start("master", "-m", "backstay.cli", "master", str(spec_file))
-        self._first_status()
+        try:
+            self._first_status()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def __exit__(

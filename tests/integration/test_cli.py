@@ -18,6 +18,7 @@ from backstay.errors import ServerEndedError, ServerStartError
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer.client import Client
+from tests.processes import is_gone
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 StartServer = Callable[..., "subprocess.Popen[bytes]"]
@@ -311,7 +312,7 @@ def test_local_without_a_command_runs_until_it_is_told_to_stop(
     finally:
         process.kill()
         process.communicate()
-    eventually(lambda: not any(is_alive(pid) for pid in pids))
+    eventually(lambda: all(is_gone(pid) for pid in pids))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("ps-0.log", "ps-0.store", "ps-0.toml", "ps-1.log", "ps-1.toml"),
     ]
@@ -334,7 +335,7 @@ def test_servers_do_not_outlive_a_parent_that_was_killed(
     assert len(pids) == 2
     process.kill()
     process.communicate()
-    eventually(lambda: not any(is_alive(pid) for pid in pids))
+    eventually(lambda: all(is_gone(pid) for pid in pids))
 
 
 def test_a_server_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
@@ -352,15 +353,6 @@ def test_help_has_examples(command: Command) -> None:
         assert done.returncode == 0
         assert "Examples:" in done.stdout
         assert "Exit codes:" in done.stdout
-
-
-def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has waited for counts as ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_verify_compares_the_replicas_of_every_slot(

@@ -168,12 +168,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 @contextmanager
-def pushing(client: Client) -> Iterator[Any]:
-    """A push that waits for something."""
+def pushing(client: Client, waits_s: float = 0.3) -> Iterator[Any]:
+    """A push that waits for something, for so long at least."""
     with ThreadPoolExecutor(1) as pool:
         push = pool.submit(client.push, "t", KEYS, GRADIENTS)
         with pytest.raises(TimeoutError):
-            push.result(timeout=0.3)
+            push.result(timeout=waits_s)
         yield push
 
 
@@ -278,7 +278,7 @@ def test_a_wait_is_said_and_its_end_too(cluster: Cluster) -> None:
 
 
 def test_slots_that_nobody_masters_are_named_at_the_deadline(cluster: Cluster) -> None:
-    config = ClientConfig(deadline_ms=500)
+    config = ClientConfig(deadline_ms=1000)
     with Client(cluster.nodes[0].address, config=config) as client:
         client.create_table(SPEC)
         wait_for_stream(cluster.nodes[0])
@@ -322,14 +322,14 @@ def odd_and_even(slot: int) -> int:
 def test_calls_wait_while_the_cluster_is_paused_and_go_on_after_it(cluster: Cluster) -> None:
     said: list[str] = []
     # The pause is longer than the deadline, which begins after it.
-    config = ClientConfig(deadline_ms=250)
+    config = ClientConfig(deadline_ms=1000)
     with Client(cluster.nodes[0].address, config=config, progress=said.append) as client:
         client.create_table(SPEC)
         client.push("t", KEYS, GRADIENTS)
         wait_for_stream(cluster.nodes[0])
         cluster.move(odd_and_even, paused="rows move")
         wait_for_word(said, "waiting: rows move")
-        with pushing(client) as push, ThreadPoolExecutor(1) as pool:
+        with pushing(client, 1.3) as push, ThreadPoolExecutor(1) as pool:
             pull = pool.submit(client.pull, "t", KEYS)
             cluster.move(odd_and_even)
             push.result(timeout=10)

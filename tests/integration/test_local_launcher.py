@@ -18,6 +18,7 @@ import pytest
 from backstay.errors import ServerUnavailable
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import EXIT_NOT_STARTED, LocalLauncher, log_path
+from tests.processes import is_gone
 
 WAIT_S = 30.0
 READY = (
@@ -56,14 +57,6 @@ def launched(
 def wait_until_up(tmp_path: Path, *worker_ids: str) -> None:
     paths = [log_path(tmp_path / "logs", one) for one in worker_ids]
     wait_for(lambda: all(path.exists() and "up" in path.read_text() for path in paths))
-
-
-def is_gone(pid: int) -> bool:
-    """Whether there is no such process, or only its record for a parent that is not us."""
-    try:
-        return " Z " in Path(f"/proc/{pid}/stat").read_text().partition(")")[2][:4]
-    except FileNotFoundError:
-        return True
 
 
 def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from backstay.cli.hooks import run_hooks
 from backstay.cli.master_process import MasterProcess
 from backstay.errors import JobError
+from tests.processes import is_gone
 
 WAIT_S = 30.0
 
@@ -61,15 +62,8 @@ def test_a_hook_ends_with_all_that_it_has_started_when_the_job_is_stopped(tmp_pa
     with pytest.raises(JobError, match="was stopped"):
         run_hooks([command], {}, timeout_s=WAIT_S, stopped=pid_path.exists)
     pid = int(pid_path.read_text())
-
-    def gone() -> bool:
-        try:
-            # Whoever looks after orphans may not have taken note of its end yet.
-            return " Z " in Path(f"/proc/{pid}/stat").read_text()
-        except FileNotFoundError:
-            return True
-
-    wait_for(gone)
+    # Whoever looks after orphans may not have taken note of its end yet.
+    wait_for(lambda: is_gone(pid))
 
 
 class Masters:
