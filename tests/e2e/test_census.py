@@ -148,6 +148,7 @@ def running_demo() -> Iterator[tuple[subprocess.Popen[str], dict[str, list[int]]
             demo.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("victim", "message"), [("server", "has died"), ("demo", "")])
 def test_a_death_ends_the_demo_and_all_its_processes(victim: str, message: str) -> None:

@@ -51,6 +51,7 @@ def test_the_diff_in_the_guide() -> None:
     assert len(added) <= 10
 
 
+@pytest.mark.slow
 def test_both_programs_learn_the_same() -> None:
     alone = run("single_torch.py")
     with LocalCluster(servers=3) as cluster:

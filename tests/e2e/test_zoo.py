@@ -22,7 +22,10 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # PyTorch says so wherever gradients are sparse.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
-CTR_MODELS = ["deepfm_torch.py", "deepfm_paddle.py", "dcn.py", "xdeepfm.py"]
+CTR_MODELS = [
+    *("deepfm_torch.py", "deepfm_paddle.py", "dcn.py"),
+    pytest.param("xdeepfm.py", marks=pytest.mark.slow),
+]
 Given = dict[str, Any]
 
 

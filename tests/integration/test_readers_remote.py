@@ -18,6 +18,7 @@ from tests.integration.readers_data import read_all, reader_of, shard_sizes
 from tests.s3 import s3_server
 
 
+@pytest.mark.slow
 def test_readers_of_s3(tmp_path: Path) -> None:
     table = pa.table({"a": list(range(100))})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=30)

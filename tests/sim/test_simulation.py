@@ -96,7 +96,8 @@ def _plain_cluster(replicas: int) -> Cluster:
     pytest.fail("no such seed")
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("victim", ["source", "target", "controller", "master"])
 def test_a_drain_survives_a_death_at_each_of_its_steps(victim: str, replicas: int) -> None:
     steps = 0
