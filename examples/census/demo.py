@@ -37,11 +37,11 @@ from examples.census.growth import Growth
 from examples.census.job_run import JOB, JobRun
 from examples.common.launch import ProcessFailed, check_servers
 
-PASSES = 8
+PASSES = 10
 RESTORED_SERVERS = 2
 LOOK_SECONDS = 0.1
 # Parts of the training at which something happens, unless what was before is still under way.
-GROW_AT, WORKER_AT, SERVER_AT, MASTER_AT, SHRINK_AT = 0.05, 0.15, 0.3, 0.5, 0.6
+GROW_AT, WORKER_AT, SERVER_AT, MASTER_AT, SHRINK_AT = 0.05, 0.15, 0.3, 0.4, 0.45
 
 
 @dataclass(frozen=True)
