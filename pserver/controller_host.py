@@ -227,6 +227,7 @@ class ControllerHost:
         # As they are in the snapshot: the mirror goes on while the thread decides.
         keys = [self._keys.report(instance) for instance in records.reports]
         keys += [self._keys.member(node.node_id) for node in routing.nodes] if routing else []
+        keys.append(self._keys.checkpoint)
         revision_of = {key: self._mirror.revision_of(key) for key in keys}
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision, routing_value = await asyncio.to_thread(self._decide_and_pack, records)
@@ -237,6 +238,9 @@ class ControllerHost:
             conditions.append(mod_revision_is(self._keys.routing, routing_revision))
             relied_on = [self._keys.report(instance) for instance in decision.relies_on]
             relied_on += [self._keys.member(node_id) for node_id in decision.given_up]
+            if records.on_loss and decision.routing.restoring != (routing and routing.restoring):
+                # Whoever has noted a newer one may remove it.
+                relied_on.append(self._keys.checkpoint)
             conditions += [mod_revision_is(key, revision_of[key]) for key in relied_on]
         if decision.restore is not None:
             operations.append(Put(self._keys.restore, decision.restore.to_json()))

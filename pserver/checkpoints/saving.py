@@ -22,6 +22,7 @@ from backstay.checkpoint.manifest import Manifest, Part, SlotEntries, new_id
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.records import NO_MASTER
+from backstay.consensus.settings_record import ClusterSettings
 from backstay.errors import (
     BackstayError,
     CheckpointDamaged,
@@ -29,6 +30,7 @@ from backstay.errors import (
     CheckpointNotFound,
     CheckpointRefused,
     CheckpointUnavailable,
+    StoreError,
 )
 from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.turn import Turns
@@ -158,6 +160,8 @@ class Saver:
         storage = await in_disk_thread(CheckpointStorage, snapshot.settings.checkpoint_url)
         checkpoint_id, turn = await self._begin(storage)
         begun_s = asyncio.get_running_loop().time()
+        # The wait may have been long: what was lost before it is none of this one's business.
+        snapshot = self._view.snapshot()
         try:
             progress = {**progress, **await self.turns.jobs()}
             manifest = await self._save(
@@ -184,14 +188,18 @@ class Saver:
         """
         turn = await self.turns.take(checkpoint_id)
         try:
-            in_use = _in_use(self._view.snapshot()) | {await self.turns.restoring()}
-            if checkpoint_id in in_use:
-                raise CheckpointRefused(f"checkpoint {checkpoint_id} is being restored")
+            await self._refuse_needed(checkpoint_id)
             newest = await in_disk_thread(newest_without, storage, checkpoint_id)
             await self.turns.forget(storage.url, checkpoint_id, newest)
+            # Slots that were lost meanwhile may be to come back from it.
+            await self._refuse_needed(checkpoint_id)
             await in_disk_thread(storage.delete, checkpoint_id)
         finally:
             await asyncio.shield(self.turns.end(turn))
+
+    async def _refuse_needed(self, checkpoint_id: str) -> None:
+        if checkpoint_id in await self.turns.needed():
+            raise CheckpointRefused(f"checkpoint {checkpoint_id} is being restored")
 
     async def _begin(self, storage: CheckpointStorage) -> tuple[str, int]:
         """Return the id of a new checkpoint, and the turn in which to write it."""
@@ -265,8 +273,7 @@ class Saver:
             ) from error
         # What is noted as the newest must not go before another one is noted.
         if await self.turns.announce(storage.url, manifest):
-            keep = settings.checkpoint_keep_last, settings.checkpoint_keep_every
-            await in_disk_thread(thin_out, storage, *keep, in_use=_in_use(self._view.snapshot()))
+            await self._thin_out(storage, settings)
         log.info(
             "checkpoint %s is written: %d rows, %d bytes in %d files",
             manifest.id,
@@ -275,6 +282,16 @@ class Saver:
             len(manifest.parts),
         )
         return manifest
+
+    async def _thin_out(self, storage: CheckpointStorage, settings: ClusterSettings) -> None:
+        """Remove what is kept no longer, if it can be found out what is needed."""
+        try:
+            needed = await self.turns.needed()
+        except StoreError as error:
+            log.warning("no old checkpoints are removed this time: %s", error)
+            return
+        keep = settings.checkpoint_keep_last, settings.checkpoint_keep_every
+        await in_disk_thread(thin_out, storage, *keep, in_use=needed)
 
     def _base(
         self, storage: CheckpointStorage, routing: RoutingTable, full_every: int
@@ -460,13 +477,3 @@ def _request(
         ],
         bytes_per_s=bytes_per_s,
     )
-
-
-def _in_use(snapshot: ClusterSnapshot) -> set[str]:
-    """Return the ids of checkpoints that slots are to come from."""
-    found = set()
-    if snapshot.routing is not None and snapshot.routing.restoring.slots:
-        found.add(snapshot.routing.restoring.checkpoint)
-    if snapshot.restore is not None and snapshot.restore.state != "done":
-        found.add(snapshot.restore.checkpoint)
-    return found

@@ -14,9 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from backstay.checkpoint.manifest import Manifest, number_of
-from backstay.consensus import ClusterView, NodeRecord
+from backstay.consensus import ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan, SaveRecord
 from backstay.consensus.keys import Keys
+from backstay.consensus.packing import unpack
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
@@ -221,6 +222,22 @@ class Turns:
         found = await self._store.get(self._keys.restore)
         plan = RestorePlan.from_json(found.value) if found is not None else None
         return plan.checkpoint if plan is not None and plan.state != "done" else ""
+
+    async def needed(self) -> set[str]:
+        """Return the ids of checkpoints that slots are to come from, as the store has it.
+
+        Whoever asks after noting another one as the newest hears of all: that slots come back from
+        the one before is written only while that one is noted.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        needed = {await self.restoring()}
+        found = await self._store.get(self._keys.routing)
+        if found is not None:
+            restoring = RoutingTable.from_json(unpack(found.value)).restoring
+            needed.add(restoring.checkpoint if restoring.slots else "")
+        return needed - {""}
 
     async def _change_newest(
         self, change: Callable[[CheckpointRecord | None], Operation | None]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from backstay.checkpoint.manifest import number_of
+from backstay.checkpoint.manifest import Manifest, number_of
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterMirror
 from backstay.consensus.checkpoint_records import CheckpointRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.packing import pack
+from backstay.consensus.records import Restoring
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import Put, Txn
 from backstay.errors import CheckpointNotFound, CheckpointRefused
@@ -236,6 +237,44 @@ def test_nothing_is_deleted_while_somebody_writes_who_may_add_to_it(tmp_path: Pa
         await first.turns.end(turn)
         await second.saver.delete(storage, FULL)
         assert storage.ids() == []
+
+    run(scenario)
+
+
+async def restore_slots(writer: Writer, checkpoint: str) -> None:
+    """The controller has slots come back from a checkpoint; this node has not heard of it."""
+    routing = replace(table(cluster()), restoring=Restoring("/root", checkpoint, (1, 3)))
+    await writer.store.put(KEYS.routing, pack(routing.to_json()))
+
+
+class LostMeanwhile(Turns):
+    """Slots are lost just before this node notes what they no longer come back from."""
+
+    def __init__(self, writer: Writer, checkpoint: str) -> None:
+        self.__dict__.update(writer.turns.__dict__)
+        self.writer, self.checkpoint = writer, checkpoint
+
+    async def forget(self, url: str, checkpoint_id: str, newest: Manifest | None) -> None:
+        await restore_slots(self.writer, self.checkpoint)
+        await super().forget(url, checkpoint_id, newest)
+
+
+def test_what_lost_slots_are_to_come_back_from_is_not_deleted(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path / "root")
+    for each in (FULL, SECOND):
+        make_checkpoint(storage, tmp_path, each, full_content())
+
+    async def scenario(backend: MemoryBackend) -> None:
+        writer, _, _ = await two_writers(backend)
+        await restore_slots(writer, FULL)
+        assert writer.mirror.snapshot().routing is None
+        with pytest.raises(CheckpointRefused, match=f"{FULL} is being restored"):
+            await writer.saver.delete(storage, FULL)
+        writer.saver.turns = LostMeanwhile(writer, SECOND)
+        with pytest.raises(CheckpointRefused, match=f"{SECOND} is being restored"):
+            await writer.saver.delete(storage, SECOND)
+        assert storage.ids() == [FULL, SECOND]
+        assert await writer.turns.needed() == {SECOND}
 
     run(scenario)
 

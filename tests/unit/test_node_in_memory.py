@@ -12,14 +12,17 @@ import pytest
 
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror
+from backstay.consensus.checkpoint_records import CheckpointRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.packing import unpack
 from backstay.consensus.records import (
     ClusterHealthRecord,
     ControllerRecord,
     NodeReport,
     RoutingTable,
 )
-from backstay.consensus.store import CoordinationStore, KeyValue
+from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.store import CoordinationStore, KeyValue, Put, Txn
 from backstay.errors import LeaseLost, StoreError
 from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.cluster_member import keep_on
@@ -247,6 +250,59 @@ def test_a_report_that_changes_while_it_is_decided_on_is_not_relied_on() -> None
 
             await until(is_decided_again)
             assert await routing_version(store) == 1
+
+    run(scenario)
+
+
+def test_slots_come_back_from_no_checkpoint_that_may_be_removed() -> None:
+    """While it is decided that slots come back from the newest checkpoint, a newer one is noted."""
+
+    async def scenario(backend: MemoryBackend) -> None:
+        store = await new_cluster(backend)
+        settings = ClusterSettings(checkpoint_url="/root", on_slot_loss="restore")
+        await store.put(KEYS.settings, settings.to_json())
+        await store.put(KEYS.checkpoint, CheckpointRecord("/root", "old", "then").to_json())
+        for index in (0, 1):
+            await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
+        loop = asyncio.get_running_loop()
+        told: list[str] = []
+
+        async def note_newer() -> None:
+            newer = CheckpointRecord("/root", "new", "now").to_json()
+            revision = await store.put(KEYS.checkpoint, newer)
+            while office.mirror.revision_of(KEYS.checkpoint) < revision:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+        def slow(records: ClusterRecords) -> Decision:
+            decision = decide(records)
+            routing = decision.routing
+            if routing is not None and routing.restoring.slots and records.on_loss is not None:
+                told.append(records.on_loss.id)
+                if len(told) == 1:
+                    asyncio.run_coroutine_threadsafe(note_newer(), loop).result(LIMIT_S)
+            return decision
+
+        office = Office(backend, "ps-0", decide=slow)
+        async with office:
+
+            async def is_made() -> bool:
+                return await routing_version(store) == 1
+
+            await until(is_made)
+            # Both begin anew, without their rows.
+            anew = [
+                Put(KEYS.member(f"ps-{n}"), member(n, instance=90 + n).to_json()) for n in (0, 1)
+            ]
+            await store.transaction(Txn((), tuple(anew), ()))
+
+            async def is_lost() -> bool:
+                return await routing_version(store) > 1
+
+            await until(is_lost)
+            found = await store.get(KEYS.routing)
+            assert found is not None
+            assert RoutingTable.from_json(unpack(found.value)).restoring.checkpoint == "new"
+            assert told[:2] == ["old", "new"]
 
     run(scenario)
 
