@@ -127,7 +127,8 @@ def test_values_that_are_none_of_their_type_damage_their_record(tmp_path: Path) 
 
 
 def test_line_json(tmp_path: Path) -> None:
-    lines = [b'{"a": 1}', b"", b"[1]", b'{"a": ', b'{"b": "\xff"}', b"[" * 100_000, b'{"a": 2}\r']
+    lines = [b'{"a": 1}', b"", b"[1]", b'{"a": ', b'{"b": "\xff"}', b"[" * 100_000]
+    lines += [b'{"a": ' + b"7" * 5000 + b"}", b'{"a": 2}\r']
     path = file_of(tmp_path, b"\n".join(lines), "data.jsonl")
     reader = reader_of(path)
     records, bad = read_all(reader, limit=10)
@@ -138,7 +139,8 @@ def test_line_json(tmp_path: Path) -> None:
         "not JSON",
         "not UTF-8",
     ]
-    assert len(reasons) == 4
+    assert len(reasons) == 5
+    assert reasons[4].startswith("JSON that Python does not take: Exceeds the limit")
     assert bad.reports[0].offset == len(b"\n".join(lines[:2])) + 1
     assert reader.metadata.column_names == ("a",)
     assert read_batch(reader, str(path), 0, 1, bad).column("a").tolist() == [1]
@@ -146,6 +148,15 @@ def test_line_json(tmp_path: Path) -> None:
     assert strict.metadata.column_names == ("a", "c")
     with pytest.raises(TooManyBadRecords, match=r"has no \['c'\]"):
         list(strict.read(str(path), 0, 1, BadRecords(0)))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_line_json_may_begin_with_a_byte_order_mark(tmp_path: Path, zipped: bool) -> None:
+    content = b'\xef\xbb\xbf{"a": 1}\n{"a": 2}\n'
+    path = file_of(tmp_path, gzip.compress(content) if zipped else content, "data.jsonl")
+    reader = reader_of(path)
+    assert read_all(reader)[0] == [{"a": 1}, {"a": 2}]
+    assert reader.metadata.column_names == ("a",)
 
 
 def test_folders_patterns_and_names(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from backstay.trainer.readers.base import BadRecords, Metadata, Shard
 from backstay.trainer.readers.files import DataFile, FileSet
 from backstay.trainer.readers.options import check_options, text_tuple
 from backstay.trainer.readers.splitting import Piece, Quoting
-from backstay.trainer.readers.streams import ContentStream
+from backstay.trainer.readers.streams import BYTE_ORDER_MARK, ContentStream
 from backstay.trainer.readers.text_files import TextFile, TextFiles, first_record
 from backstay.trainer.readers.typed_text import (
     TYPES,
@@ -35,7 +35,6 @@ __all__ = ["DelimitedOptions", "DelimitedReader"]
 # Parsed into columns in one go.
 GROUP_BYTES = 8 * 1024 * 1024
 SKIPPED_BYTES_MAX = 16 * 1024 * 1024
-_BOM = b"\xef\xbb\xbf"
 _OPTIONS: Mapping[str, type] = {
     "delimiter": str,
     "quote": str,
@@ -383,7 +382,7 @@ def _data_offset(name: str, stream: ContentStream, skip_lines: int) -> int:
     content = b""
     for block in stream.blocks(0):
         content += block
-        at = len(_BOM) if content.startswith(_BOM) else 0
+        at = len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0
         for _ in range(skip_lines):
             at = content.find(b"\n", at) + 1
             if at == 0:

@@ -16,6 +16,7 @@ from backstay.trainer.readers.base import BadRecords, Metadata, Shard
 from backstay.trainer.readers.files import DataFile, FileSet
 from backstay.trainer.readers.options import check_options, text_tuple
 from backstay.trainer.readers.splitting import Piece
+from backstay.trainer.readers.streams import after_byte_order_mark
 from backstay.trainer.readers.text_files import TextFile, TextFiles
 
 __all__ = ["JsonLinesReader"]
@@ -81,6 +82,9 @@ class JsonLinesReader:
                     reason = f"not JSON: {error.msg} at character {error.pos} of the record"
                 except RecursionError:
                     reason = "JSON that is nested too deeply"
+                except ValueError as error:
+                    # A number of thousands of digits, say.
+                    reason = f"JSON that Python does not take: {error}"
                 else:
                     reason = self._misfit(record)
                     if reason is None:
@@ -95,7 +99,8 @@ class JsonLinesReader:
         return f"has no {missing}" if missing else None
 
     def _text(self, file: DataFile) -> TextFile:
-        return self._texts.known(file) or self._texts.add(file, 0)
+        known = self._texts.known(file)
+        return known or self._texts.add(file, after_byte_order_mark(self._texts.stream(file)))
 
     def _first_keys(self) -> tuple[str, ...]:
         unlimited = BadRecords(LOOKED_AT_MAX, kept=0)

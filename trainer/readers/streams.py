@@ -18,12 +18,20 @@ from typing import Any
 
 from backstay.trainer.readers.files import DataFile, OpenFile
 
-__all__ = ["ContentStream", "GzipStream", "PlainStream", "open_stream"]
+__all__ = [
+    "BYTE_ORDER_MARK",
+    "ContentStream",
+    "GzipStream",
+    "PlainStream",
+    "after_byte_order_mark",
+    "open_stream",
+]
 
 BLOCK_BYTES = 256 * 1024
 OUTPUT_BYTES = 1024 * 1024
 ENTRIES_MAX = 32
 ENTRY_STEP_BYTES = 1024 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP_MAGIC = b"\x1f\x8b"
 # zlib's window size with which it expects gzip headers and checks their CRC.
 _GZIP_WINDOW = 31
@@ -77,8 +85,9 @@ class GzipStream:
         Raises:
             DataUnavailable: The file cannot be read.
         """
-        position = bisect_right([entry.content_offset for entry in self._entries], offset) - 1
-        entry = self._entries[position]
+        # Another thread may thin the list out meanwhile.
+        entries = self._entries
+        entry = entries[bisect_right([one.content_offset for one in entries], offset) - 1]
         here = entry.content_offset
         with self.file.open() as opened:
             for block in self._decompress(opened, entry):
@@ -121,6 +130,20 @@ class GzipStream:
 
 
 ContentStream = PlainStream | GzipStream
+
+
+def after_byte_order_mark(stream: ContentStream) -> int:
+    """Return where the content begins: behind the mark that some programs put before UTF-8.
+
+    Raises:
+        DataUnavailable: The file cannot be read.
+    """
+    content = b""
+    for block in stream.blocks(0):
+        content += block
+        if len(content) >= len(BYTE_ORDER_MARK):
+            break
+    return len(BYTE_ORDER_MARK) if content.startswith(BYTE_ORDER_MARK) else 0
 
 
 def open_stream(file: DataFile) -> ContentStream:

@@ -77,12 +77,11 @@ class HeldWork:
     def settled(self) -> int:
         """Batches of the task that are acknowledged everywhere."""
         stream = self._stream
-        if stream is None:
-            return self.task.first_batch
-        settled = stream.settled * self.batches_per_push
-        # The last push of a task may be of fewer batches.
         batches = None if self.feed is None else self.feed.known_batches
-        return settled if batches is None else min(settled, batches)
+        if stream is None or batches is None:
+            return self.task.first_batch
+        # The last push of a task may be of fewer batches.
+        return min(stream.settled * self.batches_per_push, batches)
 
     def check(self) -> None:
         """Go on only with a hold.

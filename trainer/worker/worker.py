@@ -473,7 +473,8 @@ class Worker:
             engine.close()
 
     def _end(self, reason: str) -> None:
-        """Give back what was asked for ahead, say good-bye, end the threads."""
+        """Give back what was asked for ahead, say good-bye, end the threads; wait for nobody."""
+        self.stop(reason)
         for work, error in self._ends.collect():
             _LOG.warning("%s was not recorded as done: %s", work, error)
             with contextlib.suppress(BackstayError):
