@@ -1,4 +1,4 @@
-"""One process runs a job with a log folder; a short outage of its servers is waited out."""
+"""One process runs a job with a log folder; servers that are away are waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from backstay.cli import earlier_runs
 from backstay.cli.earlier_runs import forget, goes_on, sole_run
-from backstay.errors import ConfigError, JobRefused, StoreUnavailable
+from backstay.errors import ConfigError, JobRefused, ProtocolError, StoreUnavailable
 
 SERVERS: Any = SimpleNamespace(are_own=False, endpoints=("there:1",), config=None)
 ENTRY = SimpleNamespace(master_address="")
@@ -60,6 +60,29 @@ def test_a_command_that_is_to_stop_waits_no_longer(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(answer))
         with pytest.raises(expected):
             goes_on(SERVERS, "tiny", lambda _: True)
+
+
+def test_a_former_master_has_its_time_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def waits_long(_: float) -> bool:
+        nonlocal now_s
+        now_s += earlier_runs.OFFICE_LIMIT_S - 1
+        return False
+
+    monkeypatch.setattr(earlier_runs, "time", SimpleNamespace(monotonic=lambda: now_s))
+    away = StoreUnavailable("no leader")
+    monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(away, away, away, LED, None))
+    assert not goes_on(SERVERS, "tiny", waits_long)
+    monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(away, LED, LED, LED))
+    with pytest.raises(JobRefused):
+        goes_on(SERVERS, "tiny", waits_long)
+
+
+def test_servers_of_another_release_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(ProtocolError("unknown method")))
+    with pytest.raises(ProtocolError):
+        goes_on(SERVERS, "tiny", never)
 
 
 def test_a_job_that_another_process_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from backstay.cli.servers import JobServers
-from backstay.errors import ConfigError, JobRefused, Stopping, StoreUnavailable, TransportError
+from backstay.errors import (
+    ConfigError,
+    JobRefused,
+    ProtocolError,
+    Stopping,
+    StoreUnavailable,
+    TransportError,
+)
 from backstay.master.job_client import find_job, forget_job
 
 __all__ = ["forget", "goes_on", "sole_run"]
@@ -70,6 +77,7 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
 
     Raises:
         JobRefused: Another process is its master.
+        BackstayError: The servers do not answer, and this command is to stop.
     """
     if servers.are_own:
         return servers.are_restored
@@ -91,6 +99,7 @@ def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> N
 
     Raises:
         JobRefused: Another process is its master.
+        BackstayError: The servers do not answer, and this command is to stop.
     """
     _once_free(lambda: forget_job(servers.endpoints, job, config=servers.config), stopped)
 
@@ -104,6 +113,9 @@ def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bo
         except JobRefused:
             if time.monotonic() > deadline_s or stopped(LOOK_PAUSE_S):
                 raise
+        except ProtocolError:
+            # Servers of another release do not change by waiting.
+            raise
         except (TransportError, StoreUnavailable, Stopping) as error:
             # They were reached: they are waited for, as the master would wait for them.
             if str(error) != said:
@@ -111,3 +123,5 @@ def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bo
                 log.warning("waiting: %s", said)
             if stopped(LOOK_PAUSE_S):
                 raise
+            # The lease of a master that died runs on only while the store is there.
+            deadline_s = time.monotonic() + OFFICE_LIMIT_S
