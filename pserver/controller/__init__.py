@@ -8,7 +8,7 @@ that compares the election key and the routing record with what was read. Import
 
 from backstay.pserver.controller.absence import Absences, living
 from backstay.pserver.controller.decide import decide
-from backstay.pserver.controller.inputs import ClusterRecords, Decision
+from backstay.pserver.controller.inputs import ClusterRecords, Decision, StepSizes
 from backstay.pserver.controller.plans import PlanWait, choose_leaving
 from backstay.pserver.controller.views import ShardChanges, shard_changes
 
@@ -18,6 +18,7 @@ __all__ = [
     "Decision",
     "PlanWait",
     "ShardChanges",
+    "StepSizes",
     "choose_leaving",
     "decide",
     "living",

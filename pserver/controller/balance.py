@@ -29,7 +29,7 @@ __all__ = [
 # Slots handed over in one decision. A push that touches one of them waits for a moment; most
 # touch many slots, so many at once hold up less than as many one after the other.
 HANDOVERS_MAX = 256
-# While copies still come, masters are handed over only if that is this part of the master's slots.
+# While copies still come, a hand-over is at least one in so many of the master's slots.
 EARLY_PART = 4
 # Moves of copies begun in one decision.
 MOVES_MAX = 256
@@ -87,7 +87,7 @@ def share_masters_early(draft: Draft) -> None:
     masters = draft.masters[serving]
     rich, poor = int(serving[np.argmax(masters)]), int(serving[np.argmin(masters)])
     most = int(masters.max() - masters.min()) // 2
-    least = max(draft.early_handovers_min, int(masters.max()) // EARLY_PART)
+    least = max(draft.sizes.early_handovers_min, int(masters.max()) // EARLY_PART)
     if most < least:
         return
     slots = [

@@ -26,7 +26,7 @@ from backstay.pserver.controller.first_routing import (
     restored_routing,
 )
 from backstay.pserver.controller.health import health_of, health_without_routing
-from backstay.pserver.controller.inputs import ClusterRecords, Decision
+from backstay.pserver.controller.inputs import STEP_SIZES, ClusterRecords, Decision, StepSizes
 from backstay.pserver.controller.plans import followed, progressed
 from backstay.pserver.controller.repair import add_missing, drop_surplus
 from backstay.pserver.controller.reports import follow_reports
@@ -40,11 +40,12 @@ from backstay.pserver.controller.restoring import (
 __all__ = ["decide"]
 
 
-def decide(records: ClusterRecords) -> Decision:
+def decide(records: ClusterRecords, sizes: StepSizes = STEP_SIZES) -> Decision:
     """Return what is to be written, given what is there.
 
     Args:
         records: The records, all of one revision.
+        sizes: Of steps.
 
     Raises:
         InvalidRequest: The records are of two clusters, or nobody is registered.
@@ -59,7 +60,7 @@ def decide(records: ClusterRecords) -> Decision:
             f"the routing table has {records.routing.slot_count} slots, the cluster "
             f"{records.config.slot_count}: the store holds records of two clusters"
         )
-    return _continue(records, records.routing)
+    return _continue(records, records.routing, sizes)
 
 
 def _begin(records: ClusterRecords) -> Decision:
@@ -92,10 +93,10 @@ def _begin(records: ClusterRecords) -> Decision:
     return Decision(routing, health_of(records, routing), (event,), restore=restore)
 
 
-def _continue(records: ClusterRecords, before: RoutingTable) -> Decision:
+def _continue(records: ClusterRecords, before: RoutingTable, sizes: StepSizes) -> Decision:
     plan = followed(records)
     records, known = replace(records, plan=plan), records.plan
-    draft = Draft(records, before)
+    draft = Draft(records, before, sizes)
     note_members(draft)
     fail_over(draft, records.on_loss or being_restored(records.restore))
     begin_restore(draft, records.restore)

@@ -28,7 +28,7 @@ from backstay.consensus.records import (
     SlotReplicas,
 )
 from backstay.errors import InvalidRequest
-from backstay.pserver.controller.inputs import ClusterRecords
+from backstay.pserver.controller.inputs import STEP_SIZES, ClusterRecords, StepSizes
 
 __all__ = ["CATCHING_UP_MAX", "Draft"]
 
@@ -60,15 +60,16 @@ class Draft:
         hosts: By number, a number for its host.
         bytes_of_slot: The size of each slot; None if it is not known.
         moves_at_once: Slots that may be on the move at one time.
-        early_handovers_min: See ``ClusterRecords``.
-        spared_max: See ``ClusterRecords``.
+        sizes: Of steps.
         full: Numbers of those who had no room for a copy a short time ago.
         lost: Slots that were lost in this decision.
         restoring: Slots that wait for their content from a checkpoint, which is ``source``.
         given_up: Numbers of those who had them and may still live.
     """
 
-    def __init__(self, records: ClusterRecords, before: RoutingTable) -> None:
+    def __init__(
+        self, records: ClusterRecords, before: RoutingTable, sizes: StepSizes = STEP_SIZES
+    ) -> None:
         self.before = before
         self.wanted = records.config.replicas
         members = {key: records.members[key] for key in sorted(records.members)}
@@ -112,8 +113,7 @@ class Draft:
             None if records.bytes_of_slot is None else records.bytes_of_slot.tolist()
         )
         self.moves_at_once = records.moves_at_once
-        self.early_handovers_min = records.early_handovers_min
-        self.spared_max = records.spared_max
+        self.sizes = sizes
         self.waiting = [
             node.instance in records.waiting and not alive and not gone
             for node, alive, gone in zip(self.processes, self.alive, self.gone, strict=True)

@@ -19,7 +19,25 @@ from backstay.consensus.records import (
     RoutingTable,
 )
 
-__all__ = ["ClusterRecords", "Decision"]
+__all__ = ["STEP_SIZES", "ClusterRecords", "Decision", "StepSizes"]
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How many slots make a step worth what it holds up, and how many do not.
+
+    Attributes:
+        early_handovers_min: While copies still come, masters are handed over in such numbers at
+            least.
+        spared_max: Slots with a copy too many that wait, while others are copied, for one that is
+            not the master.
+    """
+
+    early_handovers_min: int = 16
+    spared_max: int = 8
+
+
+STEP_SIZES = StepSizes()
 
 
 @dataclass(frozen=True)
@@ -46,10 +64,6 @@ class ClusterRecords:
         bytes_of_slot: The size of each slot's rows, [slot_count]; None if it is not known. It
             decides only which slots move, never how many.
         moves_at_once: Slots that may be on the move at one time.
-        early_handovers_min: While copies still come, masters are handed over in such numbers at
-            least.
-        spared_max: Slots with a copy too many that wait, while others are copied, for one that is
-            not the master.
     """
 
     config: ClusterConfig
@@ -64,8 +78,6 @@ class ClusterRecords:
     plan_overdue: bool = False
     bytes_of_slot: NDArray[np.uint64] | None = None
     moves_at_once: int = 256
-    early_handovers_min: int = 16
-    spared_max: int = 8
 
 
 @dataclass(frozen=True)

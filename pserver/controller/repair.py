@@ -99,7 +99,8 @@ def _drop_synced(draft: Draft, slots: list[int], fresh: set[int]) -> None:
                 _drop(draft, slot, victim)
                 dropped = True
         left = [slot for slot in left if slot not in fresh]
-        if not dropped and (not spared or (draft.copying.any() and len(left) <= draft.spared_max)):
+        may_wait = draft.copying.any() and len(left) <= draft.sizes.spared_max
+        if not dropped and (not spared or may_wait):
             return
         spared = dropped
 

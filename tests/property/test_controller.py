@@ -24,9 +24,11 @@ from backstay.consensus.records import (
     NodeReport,
     RoutingTable,
 )
-from backstay.pserver.controller import ClusterRecords, decide
+from backstay.pserver.controller import ClusterRecords, StepSizes, decide
 
 NODES = 5
+# What is for many slots only, in clusters of few.
+FEW_SLOTS = StepSizes(early_handovers_min=1, spared_max=2)
 
 
 def instances(routing: RoutingTable, numbers: tuple[int, ...]) -> set[int]:
@@ -215,17 +217,14 @@ class World:
             plan_overdue=self.overdue,
             restore=self.restore,
             on_loss=self.on_loss,
-            # What is for many slots only, in clusters of few.
-            early_handovers_min=1,
-            spared_max=2,
         )
 
     def decide(self) -> bool:
         """Take one decision and check it; return whether something changed."""
         records = self.records()
-        decision = decide(records)
+        decision = decide(records, FEW_SLOTS)
         backwards = replace(records, members=dict(reversed(list(records.members.items()))))
-        assert decide(backwards) == decision
+        assert decide(backwards, FEW_SLOTS) == decision
         after = decision.routing
         if decision.plan is not None:
             assert decision.plan != self.plan

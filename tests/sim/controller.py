@@ -29,6 +29,7 @@ from backstay.pserver.controller import (
     ClusterRecords,
     Decision,
     PlanWait,
+    StepSizes,
     decide,
     living,
 )
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["Candidate"]
 
 
+# What is for many slots only, in clusters of few.
+FEW_SLOTS = StepSizes(early_handovers_min=1, spared_max=2)
 OFFICE = "controller"
 ROUTING = "routing"
 STATUS = "pserver_cluster_status"
@@ -231,10 +234,8 @@ class Candidate:
                 plan_overdue=overdue,
                 restore=read.restore,
                 on_loss=read.newest if restores_lost else None,
-                # What is for many slots only, in clusters of few.
-                early_handovers_min=1,
-                spared_max=2,
-            )
+            ),
+            FEW_SLOTS,
         )
 
     def _write(self, decision: Decision, txn: Txn) -> None:

@@ -171,9 +171,9 @@ class JobBook:
     def progress_of(self, plan: RestorePlan, job: Job) -> Any:
         """Return the progress that was saved with a checkpoint."""
         kept = self.saved[int(plan.checkpoint.split("-")[1]) - 1]
-        records = kept_job(kept, "job")
-        assert records is not None
-        return records.progress(job.tables)
+        saved = kept_job(kept, "job")
+        assert saved is not None
+        return saved.progress(job.tables)
 
     # Verdict
 

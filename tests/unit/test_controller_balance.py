@@ -14,7 +14,7 @@ from backstay.consensus.records import (
     ShardRecord,
     SlotReplicas,
 )
-from backstay.pserver.controller import ClusterRecords, decide, shard_changes
+from backstay.pserver.controller import ClusterRecords, StepSizes, decide, shard_changes
 from backstay.pserver.controller.balance import (
     EARLY_PART,
     HANDOVERS_MAX,
@@ -217,7 +217,7 @@ def test_a_few_masters_keep_a_copy_too_many_while_others_are_copied() -> None:
 
     assert copies_of_first(1, copied=True) == 3
     # Many are not kept, and none when nothing is copied any more.
-    assert copies_of_first(ClusterRecords.spared_max + 1, copied=True) == 2
+    assert copies_of_first(StepSizes().spared_max + 1, copied=True) == 2
     assert copies_of_first(1, copied=False) == 2
 
 
