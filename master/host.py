@@ -181,7 +181,7 @@ class MasterHost:
     async def _serve(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
-        records = await open_job(
+        opened = await open_job(
             self._store,
             self._keys,
             self._journal,
@@ -193,7 +193,7 @@ class MasterHost:
             rows=lambda: rows_of(checkpoints),
             restored=lambda: restored_job(checkpoints, self._spec.name),
         )
-        job = Job(records, self._keys, self._journal, self._clock)
+        job = Job(opened, self._keys, self._journal, self._clock)
         job.stage_state()
         saving = Saving(job, self._spec.name, checkpoints)
         await _until_answered(saving.look)

@@ -52,7 +52,7 @@ class Job:
         """Take the job over as its records say.
 
         Args:
-            opened: As they were read.
+            opened: What ``opening`` made and read.
             keys: The job's keys.
             journal: Where changes go.
             clock: Monotonic seconds.

@@ -208,11 +208,11 @@ class Saving:
         restored = self._checkpoints.restored()
         if restored is None:
             return None
-        records = kept_job(restored.progress.get(PROGRESS), self._name)
-        if records is None or records.identity.uid != self._job.identity.uid:
+        saved = kept_job(restored.progress.get(PROGRESS), self._name)
+        if saved is None or saved.identity.uid != self._job.identity.uid:
             # It had not begun, or it is a job of the same name that was begun anew since.
             return None
-        return records.progress(self._job.tables)
+        return saved.progress(self._job.tables)
 
 
 def _noted(job: Job) -> RowsIdentity:
@@ -283,20 +283,20 @@ def _below(records: Mapping[str, str], name: str) -> list[tuple[str, str]]:
     ]
 
 
-def kept_job(kept: object, job: str) -> KeptJob | None:
+def kept_job(progress: object, job: str) -> KeptJob | None:
     """Return what a checkpoint keeps of a job, None if there was none of that name.
 
     Args:
-        kept: As ``pserver.checkpoints.jobs`` reads it; None: there was no job at all.
+        progress: As ``pserver.checkpoints.jobs`` reads it; None: there was no job at all.
         job: Its name.
 
     Raises:
         InvalidRequest: It is not of that form.
     """
-    if kept is None:
+    if progress is None:
         return None
     what = "progress of jobs"
-    fields = fields_of(what, kept, {"restore_version": int, "generation": int, "jobs": dict})
+    fields = fields_of(what, progress, {"restore_version": int, "generation": int, "jobs": dict})
     document = fields["jobs"].get(job)
     if document is None:
         return None

@@ -1,7 +1,8 @@
 """Ports of this machine for servers that are stopped and started again at the same address.
 
 The system has a range from which it gives ports to connections, and to whoever asks for any. A
-port from there may be another's when a server that was killed comes back; these are below it.
+port from there is soon another's while its server is away; these are below the usual range. Who
+asks may still come too late: between the answer and the server's start a port can be taken.
 Asks the kernel; imports nothing of backstay.
 """
 

@@ -5,13 +5,13 @@ It only translates settings; what a store does is in ``backstay.consensus``.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 
 from backstay.config import ServerConfig
 from backstay.consensus.embedded_store import EmbeddedStore
 from backstay.consensus.open_store import StoreConfig, open_store
 from backstay.consensus.store import CoordinationStore
-from backstay.pserver.free_ports import free_ports
 
 __all__ = ["OpenedStore", "open_for_node"]
 
@@ -86,4 +86,6 @@ def _settings_of(config: ServerConfig) -> tuple[StoreConfig, str]:
 
 def _free_loopback_address() -> str:
     """Return an address for a member that has nobody to talk to."""
-    return f"127.0.0.1:{free_ports(1)[0]}"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{bound.getsockname()[1]}"

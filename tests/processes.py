@@ -10,7 +10,6 @@ __all__ = ["is_gone"]
 def is_gone(pid: int) -> bool:
     """Whether there is no such process, or only the record of its end for its parent."""
     try:
-        ended: bool = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-    return ended

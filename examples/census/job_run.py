@@ -20,7 +20,7 @@ import psutil
 
 from backstay._proto.v1 import job_pb2
 from backstay.config import ClientConfig
-from backstay.errors import BackstayError
+from backstay.errors import BackstayError, ServerUnavailable
 from backstay.master.job_client import JobClient
 from examples.common.launch import ProcessFailed, stops_held_back
 
@@ -147,7 +147,7 @@ class JobRun:
         def is_told() -> bool | None:
             try:
                 self._client.scale(workers)
-            except BackstayError:
+            except ServerUnavailable:
                 return None
             return True
 

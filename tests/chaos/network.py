@@ -128,8 +128,8 @@ class Namespaces:
         assert keeper.stdout.readline() == b"up\n", f"no namespace for {name}"
         host = Host(name, address, ("nsenter", f"--net=/proc/{keeper.pid}/ns/net", "--"))
         ours, pid = f"v{number}", str(keeper.pid)
-        self._links.append(ours)
         _run("ip", "link", "add", ours, "type", "veth", "peer", "name", "eth0", "netns", pid)
+        self._links.append(ours)
         _run("ip", "link", "set", ours, "master", "br0", "up")
         _run(*host.prefix, "ip", "link", "set", "lo", "up")
         _run(*host.prefix, "ip", "address", "add", f"{address}/24", "dev", "eth0")
@@ -203,13 +203,15 @@ class Namespaces:
     def close(self) -> None:
         # A kernel takes a namespace down some time after its last process: a link that went only
         # with it would stand in the way of the next network's of the same name.
-        for link in self._links:
-            _run("ip", "link", "delete", link)
-        for holder in [*self._delays.values(), *self._hosts.values()]:
-            _end(holder)
-        self._links.clear()
-        self._delays.clear()
-        self._hosts.clear()
+        try:
+            for link in self._links:
+                _run("ip", "link", "delete", link)
+        finally:
+            for holder in [*self._delays.values(), *self._hosts.values()]:
+                _end(holder)
+            self._links.clear()
+            self._delays.clear()
+            self._hosts.clear()
         _run("ip", "link", "delete", "br0")
 
 

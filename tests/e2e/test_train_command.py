@@ -197,7 +197,7 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def child(pid: int, words: str) -> int:
+def wait_for_child(pid: int, words: str) -> int:
     """Wait for a process below one, and return its id."""
     found: int = wait_until(
         lambda: next((one for one, line in children(pid).items() if words in line), None)
@@ -210,12 +210,12 @@ def test_each_record_counts_once_when_a_worker_and_the_master_are_killed(folder:
     with started(folder, "train", "job.yaml", "--servers", "1", "--json") as process:
         # Both workers stand at the gate, each in the middle of its work.
         wait_until(lambda: shown(folder).get("tasks", {}).get("doing") == "2")
-        os.kill(child(process.pid, "--worker-id w-0"), signal.SIGKILL)
-        os.kill(child(process.pid, "master.serve_cli"), signal.SIGKILL)
-        child(process.pid, "--worker-id w-2")
+        os.kill(wait_for_child(process.pid, "--worker-id w-0"), signal.SIGKILL)
+        os.kill(wait_for_child(process.pid, "master.serve_cli"), signal.SIGKILL)
+        wait_for_child(process.pid, "--worker-id w-2")
         done = jobs(folder, "scale", "tiny", "3")
         assert done.stdout == "tiny: 3 workers wanted, 2 before\n", done.stderr
-        child(process.pid, "--worker-id w-3")
+        wait_for_child(process.pid, "--worker-id w-3")
         open_gate(folder, "training")
         result = result_of(folder, process)
     assert (result["state"], result["exit_code"]) == ("done", 0)

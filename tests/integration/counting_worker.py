@@ -31,7 +31,10 @@ from tests.integration.counting_jobs import (
     wait_for_master,
 )
 
-__all__ = ["CountedJob", "CountingWorker", "counted_job", "restore"]
+__all__ = ["ALL_TASKS", "CountedJob", "CountingWorker", "counted_job", "restore"]
+
+# More than any of these jobs has.
+ALL_TASKS = 1000
 
 
 class CountingWorker(threading.Thread):
@@ -120,7 +123,7 @@ class CountedJob(NamedTuple):
 
     def train_on(self) -> None:
         """Let the worker come to the job's end, without a failure."""
-        self.worker.allow(1000)
+        self.worker.allow(ALL_TASKS)
         self.worker.join(LIMIT_S)
         assert self.worker.failure is None
         assert not self.worker.is_alive()
@@ -145,7 +148,7 @@ def counted_job(
         worker.start()
         yield CountedJob(spec, masters, client, worker)
     finally:
-        worker.allow(1000)
+        worker.allow(ALL_TASKS)
         client.close()
         masters.end()
 

@@ -58,8 +58,8 @@ class JobProcesses:
         self.start("master", "-m", "backstay.cli", "master", str(spec_file))
         try:
             self._first_status()
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+        except BaseException:
+            self._end(with_logs=True)
             raise
         return self
 
@@ -69,11 +69,14 @@ class JobProcesses:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end(with_logs=error is not None)
+
+    def _end(self, *, with_logs: bool) -> None:
         self.client.close()
         for process in self._processes.values():
             process.kill()
             process.wait()
-        if error is not None:
+        if with_logs:
             for name in self._processes:
                 print(f"---- {name}\n{self.log(name)}")  # noqa: T201 (pytest shows it)
 

@@ -18,7 +18,7 @@ from backstay.master.job_client import JobClient
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, wait_for_master
-from tests.integration.counting_worker import CountingWorker, counted_job, restore
+from tests.integration.counting_worker import ALL_TASKS, CountingWorker, counted_job, restore
 
 EVERY_TEN = CheckpointSpec(every="none", every_tasks=10)
 
@@ -107,7 +107,7 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             eventually(lambda: client.status().state == "failed")
             assert f"Restore {checkpoint}" in client.status().reason
             assert "slots lost all their copies" in client.status().inexact
-            worker.allow(1000)
+            worker.allow(ALL_TASKS)
             worker.join(LIMIT_S)
             # The same command does not go on with a model that lacks what is done.
             assert masters.processes[-1].wait(LIMIT_S) == 5
@@ -115,7 +115,7 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             restore(cluster, checkpoint, eventually)
             masters.start(job.spec)
             wait_for_master(cluster.endpoints, masters.instance, eventually)
-            again.allow(1000)
+            again.allow(ALL_TASKS)
             again.start()
             again.join(LIMIT_S)
             assert again.failure is None

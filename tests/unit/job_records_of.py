@@ -67,7 +67,7 @@ class Master:
     async def open(self, *, replaces: int = 0, fresh: bool = False) -> Job:
         await self.journal.open(await self.office.take(replaces))
         self.writing = asyncio.create_task(self.journal.run())
-        records = await open_job(
+        opened = await open_job(
             self._store,
             KEYS,
             self.journal,
@@ -79,7 +79,7 @@ class Master:
             rows=lambda: RowsIdentity(0, 0),
             restored=lambda: self.restored,
         )
-        job = Job(records, KEYS, self.journal, lambda: self.now_s)
+        job = Job(opened, KEYS, self.journal, lambda: self.now_s)
         job.stage_state()
         job.advance()
         await self.journal.durable(DURABLE_S)
@@ -116,7 +116,7 @@ async def do_one(job: Job, batches: int = 0) -> int:
 async def saved_progress(store: MemoryStore, job: Job, restore_version: int = 0) -> JobProgress:
     """What a checkpoint that is written now keeps of the job."""
     kept = json.loads(json.dumps(await progress_of_jobs(store, restore_version, 0)))
-    records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
-    assert records is not None
-    assert records.identity == job.identity
-    return records.progress(job.tables)
+    saved = kept_job(kept[JOBS_PROGRESS], KEYS.job)
+    assert saved is not None
+    assert saved.identity == job.identity
+    return saved.progress(job.tables)

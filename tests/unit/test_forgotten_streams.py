@@ -38,9 +38,9 @@ def progress(**tasks: int) -> dict[str, Any]:
 
 
 def inexact(kept: dict[str, Any], job: str) -> str:
-    records = kept_job(kept[JOBS_PROGRESS], job)
-    assert records is not None
-    return records.state.inexact
+    saved = kept_job(kept[JOBS_PROGRESS], job)
+    assert saved is not None
+    return saved.state.inexact
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_master_counts_its_tasks_and_a_restore_keeps_the_word(tmp_path: Path) 
             now = await progress_of_jobs(store, 0, 0)
             assert job.figures["tasks"] == 3
             kept = with_forgotten(before, now, TOOK_MAX_S + 1)
-            records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
-            assert records is not None
-            job.go_back(records.progress(job.tables))
+            saved = kept_job(kept[JOBS_PROGRESS], KEYS.job)
+            assert saved is not None
+            job.go_back(saved.progress(job.tables))
             assert job.state.inexact.startswith("since a restore of a checkpoint: 3 tasks ended")
             assert job.figures["tasks"] == 0
 

@@ -241,18 +241,18 @@ def test_a_restored_job_with_other_settings_is_refused_as_one_on_a_cluster_that_
             job.declare_tables(["counting/users"])
             await do_one(job)
             kept = await progress_of_jobs(MemoryStore(backend), 0, 0)
-        records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
+        saved = kept_job(kept[JOBS_PROGRESS], KEYS.job)
         # Servers that began with the checkpoint, and have no records of any job.
         store = MemoryStore(MemoryBackend())
         refused = Master(store, replace(spec, **changes), 1)
-        refused.restored = records
+        refused.restored = saved
         text = f"exists in the checkpoint .* with other settings: {re.escape(named)}.*--fresh"
         with pytest.raises(JobRefused, match=text):
             await refused.open()
         await refused.kill()
         # Settings that are not fixed may change.
         master = Master(store, replace(spec, epochs=7), 2)
-        master.restored = records
+        master.restored = saved
         job = await master.open(replaces=1)
         assert job.identity.uid == "ab12"
         with pytest.raises(TableConflict, match="each worker must run the same model file"):
@@ -260,7 +260,7 @@ def test_a_restored_job_with_other_settings_is_refused_as_one_on_a_cluster_that_
         await master.kill()
         # Begun anew, nothing is compared.
         anew = Master(store, replace(spec, **changes), 3)
-        anew.restored = records
+        anew.restored = saved
         job = await anew.open(replaces=2, fresh=True)
         job.declare_tables(["counting/ads"])
         await anew.kill()
@@ -370,11 +370,11 @@ def test_progress_that_is_not_of_the_model_or_of_the_data_is_refused(tmp_path: P
             # The cluster has been restored, and the job has not followed yet.
             with pytest.raises(InvalidRequest, match="before the job had followed"):
                 await saved_progress(store, job, restore_version=5)
-            records = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
-            assert records is not None
+            saved = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
+            assert saved is not None
             other = TaskTable(["data.csv"], [40], 4)
             with pytest.raises(InvalidRequest, match="training data are not those"):
-                records.progress({"training": other})
+                saved.progress({"training": other})
 
     run(scenario)
 

@@ -102,9 +102,9 @@ def test_a_job_is_inexact_until_it_goes_back_with_all_slots(tmp_path: Path) -> N
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
 
         async def saved(job: Job) -> JobProgress:
-            records = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
-            assert records is not None
-            return records.progress(job.tables)
+            saved = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
+            assert saved is not None
+            return saved.progress(job.tables)
 
         async with master_of(store, spec, 1) as (_, job):
             before = await saved(job)

@@ -294,9 +294,10 @@ impl RowMap {
     }
 
     fn rebuild_index(&mut self, length: usize) {
-        // Written here, page by page. Memory that comes as zeros is the kernel's one page of them:
-        // to look for a free entry there and then to write it would cost a second fault for each
-        // page, and all other cores an interrupt.
+        // Written from end to end before it is searched. Memory that the kernel gives as zeros is
+        // one page for all until it is written: to look for a free entry first would be a second
+        // fault for each page, and interrupt this process on its other cores. `vec![0; n]` asks for
+        // such memory, and so might the compiler, but for the black box.
         let mut grown: Vec<u32> = Vec::with_capacity(length);
         std::hint::black_box(&mut grown).resize(length, 0);
         for row in 0..self.rows {

@@ -12,7 +12,7 @@ use crate::table::{PlainRows, SlotRows};
 pub struct SlotMemory {
     /// How many transactions have been applied.
     pub position: u64,
-    /// The open streams, with what they have applied.
+    /// What streams have applied; one that was closed may be among them.
     pub streams: Vec<(StreamId, StreamWindow)>,
     /// The streams that were closed.
     pub closed: Vec<StreamId>,
@@ -72,7 +72,7 @@ impl Engine {
     pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
         let index = self.index(slot);
         self.streams.clear(index);
-        // To close one takes its window away, and a copy has what the original has.
+        // Ends first: they take windows away, and a stream may have both.
         for &stream in &memory.closed {
             self.streams.close(stream, index);
         }

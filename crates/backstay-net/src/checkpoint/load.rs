@@ -35,8 +35,8 @@ const ROWS_AT_ONCE: usize = 4096;
 const READ_BYTES: usize = 256 << 10;
 
 thread_local! {
-    /// What the last part of this thread was read into: memory that is new costs the kernel about
-    /// as long as it takes to read a file into it.
+    /// What the last part of this thread was read into, until the thread ends with the restore:
+    /// memory that is new costs the kernel about as long as it takes to read a file into it.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -123,6 +123,8 @@ impl<'a> Part<'a> {
             return Err(CheckpointError::damaged(path, what));
         }
         let mut file = BUFFER.take();
+        let missing = (asked.bytes as usize).saturating_sub(file.len());
+        file.reserve_exact(missing);
         file.resize(asked.bytes as usize, 0);
         let mut digest = Context::new(&SHA256);
         for piece in file.chunks_mut(READ_BYTES) {
