@@ -51,12 +51,13 @@ def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> Checked:
     return Checked.from_mapping(_ask("check", spec, stopped, shown=False))
 
 
-def dry_run_apart(spec: JobSpec) -> DryRun:
+def dry_run_apart(spec: JobSpec, *, local: bool = False) -> DryRun:
     """Find out in another process what a job would do; see ``dry_run`` and ``check_job_apart``.
 
     What the model file prints goes to standard error.
     """
-    return DryRun.from_mapping(_ask("dry-run", spec, lambda: False, shown=True))
+    kind = "dry-run-local" if local else "dry-run"
+    return DryRun.from_mapping(_ask(kind, spec, lambda: False, shown=True))
 
 
 def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool], *, shown: bool) -> Any:
@@ -113,7 +114,8 @@ def main(kind: str, folder: Path) -> None:
     spec = JobSpec.from_json((folder / SPEC_FILE).read_text(encoding="utf-8"))
     answer: dict[str, Any]
     try:
-        found = check_job(spec) if kind == "check" else dry_run(spec)
+        local = kind == "dry-run-local"
+        found = check_job(spec) if kind == "check" else dry_run(spec, local=local)
         answer = {"result": found.to_mapping()}
     except BackstayError as error:
         answer = {"error": type(error).__name__, "text": str(error)}

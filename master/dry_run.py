@@ -14,6 +14,7 @@ from backstay.course.task_table import cut_data
 from backstay.job_spec import JobSpec
 from backstay.master.job_check import check_data, load_definition
 from backstay.master.trial import Trial
+from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.readers import open_reader
 
 __all__ = ["DataPlan", "DryRun", "dry_run"]
@@ -74,12 +75,16 @@ class DryRun:
         return asdict(self)
 
 
-def dry_run(spec: JobSpec) -> DryRun:
+def dry_run(spec: JobSpec, *, local: bool = False) -> DryRun:
     """Find out what a job would do.
+
+    Args:
+        spec: The job.
+        local: It is to be trained in one process.
 
     Raises:
         ConfigError: The model file, an option of the data or the data is wrong, or the model file's
-            functions fail on the first records.
+            functions fail on the first records, or ask for what the servers do not have.
         NonFiniteLoss: The loss of the first records is.
         DataError: The data cannot be read.
         InvalidRequest: A data set has the same shard twice.
@@ -87,16 +92,8 @@ def dry_run(spec: JobSpec) -> DryRun:
     """
     definition = load_definition(spec)
     warnings = check_data(spec, definition)
-    trial = Trial(spec, definition)
-    plans = []
-    for use, data in spec.data.items():
-        reader = open_reader(data, module=definition.module)
-        shards = list(reader.shards())
-        table = cut_data(use, shards, spec)
-        columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]
-        first = next(shard for shard in shards if shard.records)
-        tried = trial.on(use, reader, first)
-        plans.append(DataPlan(use, len(shards), table.records, len(table), columns, tried))
+    with Trial(spec, definition, local=local) as trial:
+        plans = [_tried(use, spec, definition, trial) for use in spec.data]
     optional = {
         "callbacks": hasattr(definition.module, "callbacks"),
         "custom_data_reader": definition.custom_data_reader is not None,
@@ -110,6 +107,17 @@ def dry_run(spec: JobSpec) -> DryRun:
         rounds=_rounds(spec),
         warnings=tuple(warnings),
     )
+
+
+def _tried(use: str, spec: JobSpec, definition: ModelDefinition, trial: Trial) -> DataPlan:
+    """Count one of the job's data sets, and try the model on its first records."""
+    reader = open_reader(spec.data[use], module=definition.module)
+    shards = list(reader.shards())
+    table = cut_data(use, shards, spec)
+    columns = reader.metadata.column_names[:COLUMNS_SHOWN_MAX]
+    first = next(shard for shard in shards if shard.records)
+    tried = trial.on(use, reader, first)
+    return DataPlan(use, len(shards), table.records, len(table), columns, tried)
 
 
 def _rounds(spec: JobSpec) -> dict[str, int]:

@@ -1,18 +1,28 @@
 """A job's model on the first records of its data: whether its functions work at all.
 
-One small batch through ``feed``, the model, the loss and the optimizer, in this process and without
-servers; with layers of backstay, whose rows are on servers, through ``feed`` only. Runs the user's
-code.
+One small batch through ``feed``, the model, the loss and the optimizer, by the same calls as in a
+worker: tables are made and gradients pushed, on a server in this process. So what servers would
+refuse is refused here. A job of ``--local`` has servers only for layers of backstay. Runs the
+user's code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
+from backstay.errors import (
+    BackstayError,
+    ConfigError,
+    InvalidRequest,
+    LimitExceeded,
+    NonFiniteLoss,
+    TableConflict,
+)
 from backstay.job_spec import JobSpec
-from backstay.trainer.adapter.session import Session, set_session_factory
+from backstay.master.trial_servers import TrialServers
+from backstay.trainer.adapter.session import set_session_factory
+from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program, adapter, predictions_of, split_feed
 from backstay.trainer.model.model_definition import (
     Mode,
@@ -20,6 +30,9 @@ from backstay.trainer.model.model_definition import (
     is_users,
     user_traceback,
 )
+from backstay.trainer.modes.gathering import GatheringClient, Piece
+from backstay.trainer.modes.geo import GeoClient
+from backstay.trainer.modes.pieces import piece_of
 from backstay.trainer.readers import BadRecords, Reader, Shard, read_batch
 
 __all__ = ["Trial"]
@@ -31,26 +44,34 @@ MODES: dict[str, Mode] = {
     "prediction": "prediction",
 }
 
+# What the model asks for, and servers do not do.
+REFUSALS = (InvalidRequest, TableConflict, LimitExceeded)
+
 ResultT = TypeVar("ResultT")
 
 
-class _NeedsServers(Exception):
-    """A layer of the model asks for servers."""
-
-
 class Trial:
-    """Tries a job's model file; the model is made once.
+    """Tries a job's model file; the model is made once. A context manager.
 
     Args:
         spec: The job.
         definition: Its model file.
+        local: It is to be trained in one process.
     """
 
-    def __init__(self, spec: JobSpec, definition: ModelDefinition) -> None:
+    def __init__(self, spec: JobSpec, definition: ModelDefinition, *, local: bool = False) -> None:
         self._spec = spec
         self._definition = definition
-        self._is_built = False
+        self._local = local
+        self._servers = TrialServers(spec.model_from or spec.name)
         self._program: Program | None = None
+        self._send: Callable[[], None] = _nothing
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers.close()
 
     def on(self, use: str, reader: Reader, shard: Shard) -> str:
         """Try one of the job's data sets.
@@ -82,53 +103,69 @@ class Trial:
             lambda: split_feed(self._definition.feed(records, mode, reader.metadata), mode),
         )
         program = self._made()
-        if program is None:
-            return f"feed, on {where}; the model needs servers and was not tried"
         self._users(
             f"the model failed on {where}",
-            lambda: _step(program, mode, features, labels, len(records)),
+            lambda: self._step(program, mode, features, labels, len(records)),
         )
         steps = "feed, model, loss and optimizer" if mode == "training" else "feed and model"
         return f"{steps}, on {where}"
 
-    def _made(self) -> Program | None:
-        """Return the program, made the first time; None: it needs servers."""
-        if not self._is_built:
-            self._is_built = True
+    def _made(self) -> Program:
+        """Return the program, made the first time."""
+        if self._program is None:
             framework = adapter(self._definition.framework(self._spec.framework))
-            before = set_session_factory(_refuse)
+            # In one process, a layer that asks for servers gets the session then.
+            before = set_session_factory(self._servers.session if self._local else None)
             try:
+                client = None if self._local else self._connected()
                 self._program = self._users(
                     "the model cannot be made",
-                    lambda: framework.build(self._definition, None, self._spec),
+                    lambda: framework.build(self._definition, client, self._spec),
                 )
-            except _NeedsServers:
-                self._program = None
             finally:
                 set_session_factory(before)
         return self._program
+
+    def _connected(self) -> Any:
+        """Open the session, with the job's mode before its client, as a worker does."""
+        session = self._servers.session()
+        mode = self._spec.mode.kind if self._spec.training is not None else "async"
+        if mode == "geo":
+            front = GeoClient(session.client)
+            # It has the methods that adapters use; the session is the one place that is told.
+            session.client = cast(Client, front)
+            self._send = front.exchange
+        elif mode == "sync":
+            gathering = GatheringClient(session.client)
+            session.client = cast(Client, gathering)
+            self._send = lambda: gathering.push_all(gathering.take())
+        return session.client
+
+    def _step(self, program: Program, mode: Mode, features: Any, labels: Any, count: int) -> None:
+        if mode != "training":
+            predictions_of(program, features, count)
+            return
+        if self._spec.mode.kind == "sync" and not self._local:
+            features, labels = (piece_of(one, Piece(0, count), count) for one in (features, labels))
+        program.train_batch(features, labels)
+        self._send()
+        # What the servers say of the pushes.
+        program.synchronize()
 
     def _users(self, what: str, call: Callable[[], ResultT]) -> ResultT:
         """Return what a function of the user's returns; its errors are told with its lines."""
         try:
             return call()
-        except _NeedsServers:
-            raise
         except NonFiniteLoss as error:
             raise NonFiniteLoss(f"{what}: {error}") from error
         except Exception as error:
             if isinstance(error, BackstayError) and not is_users(error, self._definition.path):
+                if isinstance(error, REFUSALS):
+                    raise ConfigError(f"{what}: {error}") from error
                 raise
             text = user_traceback(error, self._definition.path)
             raise ConfigError(f"{what}:\n{text}") from error
 
 
-def _refuse() -> Session:
-    raise _NeedsServers
-
-
-def _step(program: Program, mode: Mode, features: Any, labels: Any, count: int) -> None:
-    if mode == "training":
-        program.train_batch(features, labels)
-        return
-    predictions_of(program, features, count)
+def _nothing() -> None:
+    """Send nothing: the optimizer has."""

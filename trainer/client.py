@@ -103,7 +103,7 @@ class Client:
             ConfigError: A setting is wrong.
         """
         self._config = config if config is not None else ClientConfig.load()
-        self._directory = Directory(endpoint, self._config)
+        self._directory = self._directory_of(endpoint, self._config)
         try:
             info = self._directory.first_contact()
             self._native = make_data_plane(self._config, info)
@@ -125,6 +125,10 @@ class Client:
         self._tasks = TaskStreams(self._native, self._config.deadline_ms)
         self._closed = False
         _open_clients.add(self)
+
+    def _directory_of(self, endpoint: str | Sequence[str], config: ClientConfig) -> Directory:
+        """Return what is asked for members and tables; a trial of a model has its own."""
+        return Directory(endpoint, config)
 
     # -- tables ---------------------------------------------------------------------------
 

@@ -178,17 +178,6 @@ def test_a_dry_run_finds_what_fails_with_the_first_records(
         assert 'model.py", line ' in str(caught.value)
 
 
-def test_a_model_with_rows_on_servers_is_tried_up_to_its_feed(folder: Path) -> None:
-    layers = MODEL.replace(
-        "return Net(width)",
-        "from backstay.trainer.torch import Embedding\n    return Embedding(9, 4, name='rows')",
-    )
-    found = dry_run_apart(spec_in(folder, layers))
-    assert "the model needs servers and was not tried" in found.data[0].tried
-    with pytest.raises(ConfigError, match="feed failed"):
-        dry_run_apart(spec_in(folder, layers.replace('column("x")', 'column("z")')))
-
-
 def test_a_model_file_that_ends_its_process_is_an_error(folder: Path) -> None:
     for ending, how in [
         ("import sys; print('last words'); sys.exit(3)", "exit code 3.*it wrote:\nlast words"),

@@ -29,6 +29,7 @@ __all__ = [
     "dense_prefix",
     "init",
     "numbered",
+    "open_session",
     "opened_client",
     "opened_session",
     "set_session_factory",
@@ -190,14 +191,28 @@ def init(
             is open already.
         ServerUnavailable: No server answers.
     """
-    global _current
-    if _current is not None:
-        raise ConfigError("a session is open already; close() it before another init()")
+    _refuse_second()
     environment = TrainerEnvironment.read(
         os.environ, endpoints=endpoints, trainer_id=trainer_id, trainers_num=trainers_num
     )
-    _current = Session(Client(environment.endpoints, config=config), environment, job)
-    return _current
+    return open_session(Session(Client(environment.endpoints, config=config), environment, job))
+
+
+def open_session(session: Session) -> Session:
+    """Have a session that was made be the one that is open, and return it.
+
+    Raises:
+        ConfigError: Another one is open.
+    """
+    global _current
+    _refuse_second()
+    _current = session
+    return session
+
+
+def _refuse_second() -> None:
+    if _current is not None:
+        raise ConfigError("a session is open already; close() it before another init()")
 
 
 def set_session_factory(factory: SessionFactory | None) -> SessionFactory | None:

@@ -235,7 +235,8 @@ def _command(use: str, given: dict[str, Any]) -> None:
             )
         spec = load_job(job_file, fields, folder=Path.cwd(), use=use)
         if ways.dry_run:
-            _show_dry_run(spec, dry_run_apart(spec), as_json=ways.as_json)
+            found = dry_run_apart(spec, local=ways.run_local)
+            _show_dry_run(spec, found, as_json=ways.as_json)
             return
         exit_code = _run(spec, ways)
     sys.exit(exit_code)
