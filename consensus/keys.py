@@ -126,9 +126,9 @@ class Keys:
         """Return the key of a table."""
         return f"tables/{name}"
 
-    def shard(self, slot: int, node_id: str) -> str:
+    def shard(self, slot: int, replica: int) -> str:
         """Return the key of one replica in the readable view."""
-        return f"pshards/{slot}/{node_id}"
+        return f"pshards/{slot}/{replica}"
 
     def event(self, routing_version: int, number: int) -> str:
         """Return the key of an event; the order of the keys is the order of the events."""

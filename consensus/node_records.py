@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from backstay.addresses import split_address
-from backstay.consensus.json_fields import NUMBER_MAX, dump, fields_of, parse_fields
+from backstay.consensus.json_fields import NUMBER_MAX, check_times, dump, fields_of, parse_fields
 from backstay.errors import ConfigError, InvalidRequest
 
 __all__ = ["INSTANCE_MAX", "MemberRecord", "MemberStatus", "NodeRecord", "NodeStatus"]
@@ -22,6 +22,8 @@ MemberStatus = Literal["starting", "serving", "stopping"]
 NODE_STATUSES: tuple[NodeStatus, ...] = get_args(NodeStatus)
 MEMBER_STATUSES: tuple[MemberStatus, ...] = get_args(MemberStatus)
 INSTANCE_MAX = 2**63 - 1
+# A node is up for as long as its record is there.
+UP = "up"
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,15 @@ class NodeRecord:
 class MemberRecord:
     """``pservers/<id>``: a node as it registers itself, bound to its lease.
 
-    As long as the record is there, the lease is alive.
+    As long as the record is there, the lease is alive: its ``status`` in the JSON form is always
+    ``up``.
 
     Attributes:
         node_id: As in ``NodeRecord``; ``id`` in the JSON form.
         instance: As in ``NodeRecord``, never 0.
         incarnation: 1, 2, ...: how often this id has registered.
-        status: ``starting``, ``serving`` or ``stopping``.
-        start_time: ISO 8601 text, for people only.
+        status: ``starting``, ``serving`` or ``stopping``; ``node_status`` in the JSON form.
+        start_time: When the process began; seconds since the epoch, for people only.
         sync: Whether all its replicas are in sync.
         data_address: ``host:port`` of its data plane.
         control_address: ``host:port`` of its gRPC services.
@@ -117,7 +120,7 @@ class MemberRecord:
     instance: int
     incarnation: int
     status: MemberStatus
-    start_time: str
+    start_time: float
     sync: bool
     data_address: str
     control_address: str
@@ -138,6 +141,7 @@ class MemberRecord:
             raise InvalidRequest(f"member {self.node_id}: incarnation {self.incarnation} is not 1+")
         if not 0 <= self.lease <= NUMBER_MAX:
             raise InvalidRequest(f"member {self.node_id}: lease {self.lease} is not 63 bits")
+        check_times(f"member {self.node_id}", start_time=self.start_time)
         _check_address(self.node_id, "control_address", self.control_address)
         _check_address(self.node_id, "data_address", self.data_address)
 
@@ -159,7 +163,8 @@ class MemberRecord:
                 "id": self.node_id,
                 "instance": self.instance,
                 "incarnation": self.incarnation,
-                "status": self.status,
+                "status": UP,
+                "node_status": self.status,
                 "start_time": self.start_time,
                 "sync": self.sync,
                 "data_address": self.data_address,
@@ -179,7 +184,9 @@ class MemberRecord:
             InvalidRequest: It is not such a text.
         """
         fields = parse_fields("member record", text, _MEMBER_FIELDS)
-        return cls(node_id=fields.pop("id"), **fields)
+        if fields.pop("status") != UP:
+            raise InvalidRequest(f"member record: status is not {UP!r}")
+        return cls(node_id=fields.pop("id"), status=fields.pop("node_status"), **fields)
 
 
 _NODE_FIELDS: Mapping[str, type] = {
@@ -194,7 +201,8 @@ _MEMBER_FIELDS: Mapping[str, type] = {
     "instance": int,
     "incarnation": int,
     "status": str,
-    "start_time": str,
+    "node_status": str,
+    "start_time": float,
     "sync": bool,
     "data_address": str,
     "control_address": str,

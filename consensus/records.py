@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from backstay.consensus.json_fields import (
+    check_times,
     dump,
-    fields_of,
     parse_fields,
     strings_of,
     whole_numbers_of,
@@ -262,43 +262,53 @@ class Event:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """``pshards/<slot>/<node id>``: one replica of one slot, for people to read.
+    """``pshards/<slot>/<replica>``: one replica of one slot, for people to read.
 
     A view of the routing table that may lag behind it; nothing is decided by it.
 
     Attributes:
-        slot: The slot; ``shardid`` in the JSON form, whose ``id`` is ``<slot>/<node id>``.
+        slot: The slot; ``shardid`` in the JSON form.
+        replica: Number of the replica in its slot, from 0; ``id`` in the JSON form. It says
+            nothing about the role: any replica may become master.
         node: Id of the node that holds the replica.
+        instance: The process that holds it: another one has to copy the slot anew.
         status: ``master``, ``in_sync`` or ``catching_up``.
-        created_version: Routing version at which the replica came into the view.
-        created_time: When that was, ISO 8601.
-        modified_version: Routing version at which its status changed last.
-        modified_time: When that was, ISO 8601.
+        created: When the replica came into the view; seconds since the epoch.
+        modified: When its status or its number changed last; seconds since the epoch.
+        routing_version: Version of the routing table that changed it last.
     """
 
     slot: int
+    replica: int
     node: str
+    instance: int
     status: ReplicaStatus
-    created_version: int
-    created_time: str
-    modified_version: int
-    modified_time: str
+    created: float
+    modified: float
+    routing_version: int
 
     def __post_init__(self) -> None:
-        """Refuse a status that is none."""
+        """Refuse a record that cannot be."""
         if self.status not in REPLICA_STATUSES:
             raise InvalidRequest(f"shard record: unknown status {self.status!r}")
+        if not 0 <= self.slot < SLOT_COUNT_MAX or self.replica < 0:
+            raise InvalidRequest(
+                f"shard record: there is no replica {self.replica} of slot {self.slot}"
+            )
+        check_times("shard record", created=self.created, modified=self.modified)
 
     def to_json(self) -> str:
         """Return the record as the text that the coordination store keeps."""
         return dump(
             {
-                "id": f"{self.slot}/{self.node}",
+                "id": self.replica,
                 "shardid": self.slot,
                 "node": self.node,
-                "created": {"routing_version": self.created_version, "time": self.created_time},
-                "modified": {"routing_version": self.modified_version, "time": self.modified_time},
+                "instance": self.instance,
+                "created": self.created,
+                "modified": self.modified,
                 "status": self.status,
+                "routing_version": self.routing_version,
             }
         )
 
@@ -309,21 +319,8 @@ class ShardRecord:
         Raises:
             InvalidRequest: It is not such a text.
         """
-        what = "shard record"
-        fields = parse_fields(what, text, _SHARD_FIELDS)
-        if fields["id"] != f"{fields['shardid']}/{fields['node']}":
-            raise InvalidRequest(f"{what}: id {fields['id']!r} is not of its slot and node")
-        created = fields_of(what, fields["created"], _MOMENT_FIELDS)
-        modified = fields_of(what, fields["modified"], _MOMENT_FIELDS)
-        return cls(
-            slot=fields["shardid"],
-            node=fields["node"],
-            status=fields["status"],
-            created_version=created["routing_version"],
-            created_time=created["time"],
-            modified_version=modified["routing_version"],
-            modified_time=modified["time"],
-        )
+        fields = parse_fields("shard record", text, _SHARD_FIELDS)
+        return cls(slot=fields.pop("shardid"), replica=fields.pop("id"), **fields)
 
 
 @dataclass(frozen=True)
@@ -375,12 +372,13 @@ _EVENT_FIELDS: Mapping[str, type] = {
     "slots": list,
     "reason": str,
 }
-_MOMENT_FIELDS: Mapping[str, type] = {"routing_version": int, "time": str}
 _SHARD_FIELDS: Mapping[str, type] = {
-    "id": str,
+    "id": int,
     "shardid": int,
     "node": str,
-    "created": dict,
-    "modified": dict,
+    "instance": int,
+    "created": float,
+    "modified": float,
     "status": str,
+    "routing_version": int,
 }

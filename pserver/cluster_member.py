@@ -39,7 +39,7 @@ from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
 from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.data_plane import DataPlane
-from backstay.pserver.departures import Departures, now_text
+from backstay.pserver.departures import Departures, now_s
 from backstay.pserver.evidence import all_refuse, can_judge
 from backstay.pserver.handover import all_in_sync, is_dismissed
 from backstay.pserver.metrics.figures import ControlFigures
@@ -375,7 +375,7 @@ def _first_record(identity: Identity, *, keeps_store: bool) -> MemberRecord:
         instance=identity.instance,
         incarnation=1,
         status="starting",
-        start_time=now_text(),
+        start_time=now_s(),
         sync=True,
         data_address=identity.data_address,
         control_address=identity.control_address,

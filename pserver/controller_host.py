@@ -26,7 +26,6 @@ from backstay.consensus.records import (
     ControllerRecord,
     Event,
     RoutingTable,
-    ShardRecord,
 )
 from backstay.consensus.store import (
     CoordinationStore,
@@ -38,7 +37,7 @@ from backstay.consensus.store import (
     mod_revision_is,
 )
 from backstay.consensus.store_follow import Election, FencingToken
-from backstay.errors import CheckpointError, InvalidRequest, StoreUnavailable
+from backstay.errors import CheckpointError, StoreUnavailable
 from backstay.logs import fields
 from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.controller import (
@@ -47,11 +46,10 @@ from backstay.pserver.controller import (
     Decision,
     PlanWait,
     living,
-    shard_changes,
 )
-from backstay.pserver.departures import now_text
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.shard_view import ShardView
 from backstay.pserver.slot_sizes import SlotSizes
 from backstay.tasks import end_tasks, spawn
 
@@ -69,7 +67,6 @@ EVENTS_MAX = 1000
 # Written with the routing; further ones of the same decision follow in transactions of their own.
 EVENTS_PER_WRITE = 40
 DEATHS_MAX = 64
-SHARDS_PER_WRITE = 100
 # Until a checkpoint that a cluster is to begin with is looked for again.
 CHECKPOINT_PAUSE_S = 2.0
 # The least pause between two looks at processes whose time to come back is over.
@@ -371,50 +368,21 @@ class ControllerHost:
 
     async def _keep_view(self, token: FencingToken) -> None:
         """Bring the readable view up to date after each change of the routing table."""
-        view: dict[tuple[int, str], ShardRecord] = {}
-
-        async def read() -> None:
-            found = await self._store.range(self._keys.shards)
-            for item in found.items:
-                # One that cannot be read is written anew.
-                with suppress(InvalidRequest):
-                    record = ShardRecord.from_json(item.value)
-                    view[record.slot, record.node] = record
-
-        await self._repeat(read)
+        view = ShardView(self._store, self._keys, lambda some: self._write(some, token))
+        await self._repeat(view.read)
         while True:
             await self._show.wait()
             self._show.clear()
-            routing = self._routing_to_show
-            if routing is None:
+            if self._routing_to_show is None:
                 continue
-            changes = await asyncio.to_thread(shard_changes, view, routing, time=now_text())
-            steps: list[tuple[tuple[int, str], ShardRecord | None]] = [
-                *(((record.slot, record.node), record) for record in changes.put),
-                *((key, None) for key in changes.delete),
-            ]
-            for start in range(0, len(steps), SHARDS_PER_WRITE):
-                batch = steps[start : start + SHARDS_PER_WRITE]
-                try:
-                    await self._write([self._shard_write(*step) for step in batch], token)
-                except StoreUnavailable:
-                    await asyncio.sleep(RETRY_PAUSE_S)
-                    self._show.set()
-                except _Deposed:
-                    return
-                else:
-                    for key, record in batch:
-                        if record is None:
-                            view.pop(key, None)
-                        else:
-                            view[key] = record
-                if self._show.is_set():
-                    # A newer table, or a write that failed, makes the rest of this work void.
-                    break
-
-    def _shard_write(self, key: tuple[int, str], record: ShardRecord | None) -> Operation:
-        name = self._keys.shard(*key)
-        return Delete(name) if record is None else Put(name, record.to_json())
+            try:
+                # A newer table waits as soon as the event is set again.
+                await view.show(self._routing_to_show, self._show.is_set)
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_PAUSE_S)
+                self._show.set()
+            except _Deposed:
+                return
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from datetime import datetime, timezone
 
 from backstay.consensus import ClusterView
@@ -21,7 +22,7 @@ from backstay.logs import fields
 from backstay.pserver.evidence import all_refuse, can_judge
 from backstay.tasks import end_tasks, spawn
 
-__all__ = ["Departures", "now_text"]
+__all__ = ["Departures", "now_s", "now_text"]
 
 # A registration changes now and then (status, sync), so a comparison may fail without harm.
 ATTEMPTS_MAX = 5
@@ -33,6 +34,11 @@ log = logging.getLogger(__name__)
 def now_text() -> str:
     """Return the present time for people to read; nothing is decided by it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def now_s() -> float:
+    """Return the present time in seconds since the epoch, as records for people hold it."""
+    return round(time.time(), 3)
 
 
 class Departures:

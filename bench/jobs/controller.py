@@ -25,7 +25,7 @@ def member(number: int) -> MemberRecord:
         instance=2**62 + number,
         incarnation=1,
         status="serving",
-        start_time="",
+        start_time=0.0,
         sync=True,
         data_address=f"h{number}:1",
         control_address=f"h{number}:2",

@@ -10,13 +10,14 @@ from backstay.pserver.controller.absence import Absences, living
 from backstay.pserver.controller.decide import decide
 from backstay.pserver.controller.inputs import ClusterRecords, Decision, StepSizes
 from backstay.pserver.controller.plans import PlanWait, choose_leaving
-from backstay.pserver.controller.views import ShardChanges, shard_changes
+from backstay.pserver.controller.views import ReplicaKey, ShardChanges, shard_changes
 
 __all__ = [
     "Absences",
     "ClusterRecords",
     "Decision",
     "PlanWait",
+    "ReplicaKey",
     "ShardChanges",
     "StepSizes",
     "choose_leaving",

@@ -76,13 +76,16 @@ def test_the_records_are_what_the_design_says(
         }
         member = record(etcd, "pservers/ps-0")
         assert list(member) == [
-            *("id", "instance", "incarnation", "status", "start_time", "sync"),
+            *("id", "instance", "incarnation", "status", "node_status"),
+            *("start_time", "sync"),
             *("data_address", "control_address", "host", "lease", "version"),
             "keeps_store",
         ]
         assert member["id"] == "ps-0"
         assert member["incarnation"] == 1
-        assert member["status"] == "serving"
+        assert member["status"] == "up"
+        assert member["node_status"] == "serving"
+        assert member["start_time"] == pytest.approx(time.time(), abs=60)
         assert member["sync"] is True
         assert member["control_address"] == cluster.endpoints[0]
         assert member["data_address"] == cluster.servers[0].data_address
@@ -100,13 +103,60 @@ def test_the_records_are_what_the_design_says(
         assert sorted(routing["sets"]) == [[0, [1], []], [1, [0], []]]
         assert record(etcd, "controller")["id"] in ("ps-0", "ps-1")
         eventually(lambda: len(names_below(etcd, "pshards/")) == 8)
-        shard = record(etcd, "pshards/0/ps-0")
-        assert list(shard) == ["id", "shardid", "node", "created", "modified", "status"]
-        assert shard["status"] in ("master", "in_sync")
+        shards = sorted(names_below(etcd, "pshards/"))
+        assert shards == [f"pshards/{slot}/{copy}" for slot in range(4) for copy in range(2)]
+        shard = record(etcd, "pshards/1/0")
+        assert list(shard) == [
+            *("id", "shardid", "node", "instance", "created", "modified", "status"),
+            "routing_version",
+        ]
+        assert (shard["id"], shard["shardid"], shard["status"]) == (0, 1, "master")
+        assert shard["created"] == shard["modified"] == pytest.approx(time.time(), abs=60)
         status = record(etcd, "pserver_cluster_status")
         assert status == {"cluster_status": "OK", "reason": "", "nodes": ["ps-0", "ps-1"]}
         (event,) = names_below(etcd, "events/")
         assert record(etcd, event)["kind"] == "created"
+
+
+def replicas_in(etcd: EtcdCluster) -> dict[tuple[int, str], dict[str, Any]]:
+    """Return the readable view by slot and node; one node never has two of a slot's replicas."""
+    shards = [record(etcd, name) for name in names_below(etcd, "pshards/")]
+    return {(one["shardid"], one["node"]): one for one in shards}
+
+
+def test_replicas_keep_their_numbers_and_times_when_the_controller_changes(
+    etcd: EtcdCluster, on_etcd: dict[str, object], eventually: Eventually
+) -> None:
+    with LocalCluster(servers=3, settings={**on_etcd, "slot_count": 16}) as cluster:
+        eventually(lambda: len(names_below(etcd, "pshards/")) == 32)
+        before = replicas_in(etcd)
+        # What an earlier version wrote is cleared away by the next controller.
+        etcd.etcdctl("put", "/local/pshards/0/ps-0", '{"id":"0/ps-0"}')
+        victim = record(etcd, "controller")["id"]
+        cluster.kill(int(victim.removeprefix("ps-")))
+
+        def is_whole() -> bool:
+            if "pshards/0/ps-0" in names_below(etcd, "pshards/"):
+                return False
+            shards = replicas_in(etcd).values()
+            whole = [one for one in shards if one["node"] != victim]
+            return len(whole) == len(shards) == 32 and all(
+                one["status"] != "catching_up" for one in whole
+            )
+
+        eventually(is_whole)
+        assert sorted(names_below(etcd, "pshards/")) == sorted(
+            f"pshards/{slot}/{copy}" for slot in range(16) for copy in range(2)
+        )
+        changed = replicas_in(etcd)
+        stayed = before.keys() & changed.keys()
+        assert len(stayed) == 32 - sum(node == victim for _, node in before)
+        for key in stayed:
+            assert changed[key]["created"] == before[key]["created"]
+            if changed[key]["status"] != before[key]["status"]:
+                assert changed[key]["modified"] > before[key]["modified"]
+        newest = max(one["created"] for one in before.values())
+        assert all(changed[key]["created"] > newest for key in changed.keys() - stayed)
 
 
 @pytest.mark.parametrize("store", ["etcd", "embedded"])

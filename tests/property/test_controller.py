@@ -75,7 +75,7 @@ class World:
             instance=self.next_instance,
             incarnation=1,
             status="serving",
-            start_time="",
+            start_time=0.0,
             sync=False,
             data_address=f"h:{self.next_instance}",
             control_address=f"h:{number}",

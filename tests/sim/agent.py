@@ -86,7 +86,7 @@ class Agent:
                 instance=process.instance,
                 incarnation=incarnation,
                 status="serving",
-                start_time="",
+                start_time=0.0,
                 sync=True,
                 data_address=f"{process.node_id}:1",
                 control_address=f"{process.node_id}:2",

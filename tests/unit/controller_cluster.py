@@ -27,7 +27,7 @@ def member(number: int, instance: int | None = None, **changes: Any) -> MemberRe
         "instance": instance or 100 + number,
         "incarnation": 1,
         "status": "serving",
-        "start_time": "",
+        "start_time": 0.0,
         "sync": True,
         "data_address": f"h{number}:1",
         "control_address": f"h{number}:2",

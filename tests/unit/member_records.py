@@ -13,7 +13,7 @@ def member(index: int, **changes: object) -> MemberRecord:
         instance=11 + index,
         incarnation=1,
         status="serving",
-        start_time="2026-11-21T00:00:00+00:00",
+        start_time=1795392000.0,
         sync=True,
         data_address=f"127.0.0.1:{7100 + index}",
         control_address=f"127.0.0.1:{7000 + index}",

@@ -59,7 +59,7 @@ def member(number: int) -> MemberRecord:
         instance=10 + number,
         incarnation=1,
         status="serving",
-        start_time="",
+        start_time=0.0,
         sync=True,
         data_address="h:2",
         control_address="h:1",

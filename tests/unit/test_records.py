@@ -258,7 +258,7 @@ MEMBER = MemberRecord(
     instance=5,
     incarnation=2,
     status="serving",
-    start_time="2026-11-21T10:00:00Z",
+    start_time=1490184573.25,
     sync=True,
     data_address="h:2",
     control_address="h:1",
@@ -288,7 +288,7 @@ RECORDS: tuple[Any, ...] = (
     NodeReport(5, 7),
     ClusterHealthRecord("OK", "", ("ps-0",)),
     Event(8, "promoted", "ps-1", 40, (0, 2, 9), "because"),
-    ShardRecord(3, "ps-1", "in_sync", 1, "2026-11-21T10:00:00Z", 4, "2026-11-21T11:00:00Z"),
+    ShardRecord(3, 1, "ps-1", 5, "in_sync", 1490184573.25, 1490184574.0, 4),
     TableRecord('{"name":"t","dim":8}', 2**64 - 1),
 )
 
@@ -313,6 +313,7 @@ def test_records_have_the_fields_of_the_design() -> None:
         "instance",
         "incarnation",
         "status",
+        "node_status",
         "start_time",
         "sync",
         "data_address",
@@ -322,14 +323,18 @@ def test_records_have_the_fields_of_the_design() -> None:
         "version",
         "keeps_store",
     ]
-    shard = ShardRecord(3, "ps-1", "in_sync", 1, "then", 4, "now")
+    assert json.loads(MEMBER.to_json())["status"] == "up"
+    assert json.loads(MEMBER.to_json())["start_time"] == 1490184573.25
+    shard = ShardRecord(3, 1, "ps-1", 5, "in_sync", 1490184573.25, 1490184574.0, 4)
     assert json.loads(shard.to_json()) == {
-        "id": "3/ps-1",
+        "id": 1,
         "shardid": 3,
         "node": "ps-1",
-        "created": {"routing_version": 1, "time": "then"},
-        "modified": {"routing_version": 4, "time": "now"},
+        "instance": 5,
+        "created": 1490184573.25,
+        "modified": 1490184574.0,
         "status": "in_sync",
+        "routing_version": 4,
     }
     report = NodeReport(
         5, 7, silent=(6,), full=(9,), caught_up=(CaughtUp(3, 2, 8),), loaded=((3, 4),)
@@ -369,3 +374,15 @@ def test_records_have_the_fields_of_the_design() -> None:
 def test_records_refuse_what_cannot_be(make: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         make()
+
+
+@pytest.mark.parametrize("time", ["NaN", "Infinity", "-1.0"])
+def test_a_time_that_is_none_is_refused(time: str) -> None:
+    shard = ShardRecord(3, 1, "ps-1", 5, "in_sync", 7.5, 8.5, 4).to_json()
+    for record, text, value in (
+        (MemberRecord, MEMBER.to_json(), "1490184573.25"),
+        (ShardRecord, shard, "7.5"),
+        (ShardRecord, shard, "8.5"),
+    ):
+        with pytest.raises(InvalidRequest, match="seconds since 1970"):
+            record.from_json(text.replace(value, time))
