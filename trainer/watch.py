@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -66,6 +67,8 @@ class ClusterWatch:
         self._progress = progress
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        # None while no stream is open. The endpoint stays: the next stream is opened at the next
+        # node.
         self._stream: RoutingStream | None = None
         self._stream_endpoint = ""
         # False once every node has said that it does not know the stream.
@@ -188,13 +191,18 @@ class ClusterWatch:
                 self._streaming = False
                 return
             endpoint = self._next_after(self._stream_endpoint, candidates)
+            opened_s = time.monotonic()
+            version = self._native.routing_version
             try:
-                if self._read_stream(endpoint):
-                    failures = 0
+                self._read_stream(endpoint)
             except NotImplementedError:
                 without_stream.add(endpoint)
             except BackstayError as error:
                 _LOG.debug("the stream from %s ended: %s", endpoint, error)
+            lasted = time.monotonic() - opened_s > _LONGEST_PAUSE_S
+            if lasted or self._native.routing_version > version:
+                # It worked before it broke, so the next node is asked at once.
+                failures = 0
             failures += 1
             if failures >= len(candidates):
                 # Nobody tells how the cluster does. A pause must not outlive it: calls go on to
@@ -204,22 +212,23 @@ class ClusterWatch:
                 pause = _FIRST_PAUSE_S * 2 ** min(failures // len(candidates), 5)
                 self._closing.wait(min(pause, _LONGEST_PAUSE_S))
 
-    def _read_stream(self, endpoint: str) -> bool:
-        """Apply what one node's stream tells; return whether it told anything."""
-        told = False
+    def _read_stream(self, endpoint: str) -> None:
+        """Apply what one node's stream tells, until it ends."""
         call = self._directory.open_stream(endpoint, self.info.routing.version, self._paused)
         with self._lock:
             self._stream, self._stream_endpoint = call, endpoint
         if self._closing.is_set():
             call.cancel()
-        for info in self._directory.read_stream(endpoint, call):
-            told = True
-            self.apply(info)
-            # Only the node that is watched is asked: another one may be behind, and would not
-            # say a second time that a pause is over.
-            if info.cluster_uid == self.info.cluster_uid:
-                self._pause(info.paused)
-        return told
+        try:
+            for info in self._directory.read_stream(endpoint, call):
+                self.apply(info)
+                # Only the node that is watched is asked: another one may be behind, and would
+                # not say a second time that a pause is over.
+                if info.cluster_uid == self.info.cluster_uid:
+                    self._pause(info.paused)
+        finally:
+            with self._lock:
+                self._stream = None
 
     @staticmethod
     def _next_after(last: str, endpoints: list[str]) -> str:
@@ -258,7 +267,7 @@ class ClusterWatch:
     def _ask_another_node(self) -> bool:
         """Ask the next node that is not the watched one; return whether there was news."""
         with self._lock:
-            watched = self._stream_endpoint if self._streaming else ""
+            watched = self._stream_endpoint if self._stream is not None else ""
         known = self._native.routing_version
         for _ in range(2):
             endpoint = self._directory.next_endpoint(but=watched)

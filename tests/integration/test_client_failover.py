@@ -60,6 +60,7 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
         self.streams = 0
         self.tokens: list[str] = []
         self.ended = False
+        self.breaks = 0
         self.everybody = [self]
         self.control = grpc.server(ThreadPoolExecutor(8))
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self.control)
@@ -87,6 +88,11 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
             self.changed.notify_all()
         self.control.stop(0).wait()
 
+    def break_streams(self) -> None:
+        with self.changed:
+            self.breaks += 1
+            self.changed.notify_all()
+
     def GetCluster(self, request: Any, context: Any) -> cluster_pb2.GetClusterResponse:  # noqa: N802
         return self.answer
 
@@ -97,12 +103,15 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
         self.tokens += [str(v) for k, v in context.invocation_metadata() if k == "authorization"]
         with self.changed:
             self.streams += 1
+            breaks = self.breaks
             self.changed.notify_all()
         while not self.ended and context.is_active():
             with self.changed:
                 if self.answer.routing_version <= known and not self.ended:
                     self.changed.wait(timeout=0.2)
                 answer = self.answer
+                if self.breaks > breaks:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the stream breaks")
             if answer.routing_version > known and not self.ended:
                 known = answer.routing_version
                 yield answer
@@ -182,6 +191,13 @@ def wait_for_stream(node: Node) -> None:
         assert node.changed.wait_for(lambda: node.streams > 0, timeout=10)
 
 
+def wait_for_routing(client: Client, version: int) -> None:
+    deadline = time.monotonic() + 10
+    while client.cluster().routing.version < version:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_a_new_routing_from_the_stream_lets_a_push_go_on(cluster: Cluster) -> None:
     with Client(cluster.nodes[0].address) as client:
         client.create_table(SPEC)
@@ -250,6 +266,24 @@ def test_another_node_is_asked_when_the_watched_one_tells_nothing(cluster: Clust
             push.result(timeout=10)
             assert time.monotonic() - moved < 2.0
         wait_for_stream(cluster.nodes[1])
+
+
+def test_streams_that_broke_long_ago_delay_no_later_one(cluster: Cluster) -> None:
+    with Client([node.address for node in cluster.nodes]) as client:
+        client.create_table(SPEC)
+        first, second = cluster.nodes
+        began = time.monotonic()
+        for _ in range(15):
+            for watched, other in ((first, second), (second, first)):
+                wait_for_stream(watched)
+                cluster.move(odd_and_even)
+                wait_for_routing(client, cluster.version)
+                with other.changed:
+                    other.streams = 0
+                watched.break_streams()
+                wait_for_stream(other)
+        # A pause before each stream had grown to a second here.
+        assert time.monotonic() - began < 10
 
 
 def test_a_wait_is_said_and_its_end_too(cluster: Cluster) -> None:
