@@ -99,3 +99,16 @@ def output(out: Rows | None, shape: tuple[int, ...]) -> Rows:
             f"must be a contiguous, writeable float32 array of shape {shape}"
         )
     return out
+
+
+def sum_by_key(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:
+    """Return the different keys in order and the sum of each one's gradients.
+
+    Args:
+        keys: uint64 [n].
+        gradients: float32 [n, dim].
+    """
+    order = np.argsort(keys, kind="stable")
+    in_order = keys[order]
+    starts = np.flatnonzero(np.append(True, in_order[1:] != in_order[:-1]))
+    return in_order[starts], np.add.reduceat(gradients[order], starts, axis=0)

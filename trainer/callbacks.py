@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 __all__ = [
     "Callback",
@@ -18,6 +18,9 @@ __all__ = [
     "TaskReport",
     "TrainEnd",
 ]
+
+# Of all optimizers of the model file, or by the name of each.
+Rate: TypeAlias = "float | Mapping[str, float]"
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Callback:
         """All passes are done; called on one worker of the job."""
 
     # Given by the worker before anything else is called.
-    set_learning_rate: Callable[[float], None] = staticmethod(lambda rate: None)
+    set_learning_rate: Callable[[Rate], None] = staticmethod(lambda rate: None)
 
 
 class LearningRateScheduler(Callback):
@@ -112,25 +115,27 @@ class LearningRateScheduler(Callback):
 
     Args:
         schedule: Called with the number of batches of the job so far, all workers together (about:
-            see ``Callback.on_batch_begin``); returns the rate.
+            see ``Callback.on_batch_begin``); returns the rate, or with several optimizers in a dict
+            the rates of those that it names. A list's optimizers are "0", "1" and so on.
 
     Example:
         >>> def callbacks():
         ...     return [LearningRateScheduler(lambda step: 0.001 * 0.5 ** (step // 10_000))]
     """
 
-    def __init__(self, schedule: Callable[[int], float]) -> None:
+    def __init__(self, schedule: Callable[[int], Rate]) -> None:
         self._schedule = schedule
 
     def on_batch_begin(self, step: int) -> None:
         """Set the rate of the coming batch."""
-        self.set_learning_rate(float(self._schedule(step)))
+        rate = self._schedule(step)
+        self.set_learning_rate(rate if isinstance(rate, Mapping) else float(rate))
 
 
 class Callbacks:
     """A list of callbacks, told together, in order."""
 
-    def __init__(self, members: Sequence[Callback], set_learning_rate: Callable[[float], None]):
+    def __init__(self, members: Sequence[Callback], set_learning_rate: Callable[[Rate], None]):
         self._members = tuple(members)
         for member in self._members:
             member.set_learning_rate = set_learning_rate

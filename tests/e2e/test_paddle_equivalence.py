@@ -17,6 +17,7 @@ pytestmark = pytest.mark.paddle
 IDS, FIELDS, BATCH, STEPS = 96, 6, 32, 60
 # Both sides compute in float32, but may add in another order.
 RELATIVE_TOLERANCE = 1e-5
+CLIPPED_TOLERANCE = 1e-6
 
 # Rows without a gradient stay as they are under these two, in plain Paddle too.
 OPTIMIZERS: dict[str, Any] = {
@@ -97,3 +98,83 @@ def test_same_loss_curve(name: str) -> None:
         )
     assert np.mean(plain[-10:]) < 0.97 * np.mean(plain[:10])  # it did learn
     np.testing.assert_allclose(here, plain, rtol=RELATIVE_TOLERANCE)
+
+
+CLIPS: dict[str, Any] = {
+    "global_norm": lambda: paddle.nn.ClipGradByGlobalNorm(0.05),
+    "norm": lambda: paddle.nn.ClipGradByNorm(0.02),
+    "value": lambda: paddle.nn.ClipGradByValue(0.002),
+}
+
+
+def clipped(model: Model, clip: Any) -> Any:
+    return paddle.optimizer.SGD(0.3, parameters=model.parameters(), grad_clip=clip)
+
+
+def twin_of(model: Model, session: Any, **settings: Any) -> Model:
+    twin = Model(paddle.nn.Embedding(IDS, 8, **settings))
+    rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
+    twin.embedding.weight.set_value(rows)
+    twin.network.set_state_dict(model.network.state_dict())
+    return twin
+
+
+# Paddle itself does not clip sparse gradients by value.
+CLIPPED = [
+    (name, sparse)
+    for name in CLIPS
+    for sparse in (False, True)
+    if (name, sparse) != ("value", True)
+]
+
+
+@pytest.mark.parametrize(("name", "sparse"), CLIPPED)
+def test_clipped_gradients_are_those_of_plain_paddle(name: str, sparse: bool) -> None:
+    """Dense and sparse gradients of a batch are clipped together, equal ids merged before."""
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+        model = Model(Embedding(IDS, 8, name="rows"))
+        optimizer = DistributedOptimizer(clipped(model, CLIPS[name]()))
+        twin, unclipped = (twin_of(model, session, sparse=sparse) for _ in range(2))
+        plain = loss_curve(twin, clipped(twin, CLIPS[name]()))
+        free = loss_curve(unclipped, clipped(unclipped, None))
+        here = loss_curve(model, optimizer)
+        rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
+    assert np.max(np.abs(np.subtract(plain, free))) > 1e-3  # the limit is reached
+    np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)
+    np.testing.assert_allclose(rows, twin.embedding.weight.numpy(), atol=CLIPPED_TOLERANCE)
+
+
+def test_what_asks_for_no_clipping_is_not_clipped() -> None:
+    """``need_clip`` of a parameter is Paddle's, rows on the servers included."""
+    attribute = paddle.ParamAttr(need_clip=False)
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="need") as session:
+        model = Model(Embedding(IDS, 8, name="rows", weight_attr=attribute))
+        optimizer = DistributedOptimizer(clipped(model, paddle.nn.ClipGradByGlobalNorm(0.05)))
+        twin = twin_of(model, session, weight_attr=attribute)
+        plain = loss_curve(twin, clipped(twin, paddle.nn.ClipGradByGlobalNorm(0.05)))
+        here = loss_curve(model, optimizer)
+    np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)
+
+
+class ClippedInTheLoop:
+    """An optimizer in a loop that clips the parameters' gradients itself."""
+
+    def __init__(self, model: Model, optimizer: Any) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def step(self) -> None:
+        paddle.nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+        self.optimizer.step()
+
+    def clear_grad(self) -> None:
+        self.optimizer.clear_grad()
+
+
+def test_gradients_clipped_in_the_loop_are_those_of_plain_paddle() -> None:
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="loop") as session:
+        model = Model(Embedding(IDS, 8, name="rows"))
+        optimizer = DistributedOptimizer(clipped(model, None))
+        twin = twin_of(model, session)
+        plain = loss_curve(twin, ClippedInTheLoop(twin, clipped(twin, None)))
+        here = loss_curve(model, ClippedInTheLoop(model, optimizer))
+    np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)

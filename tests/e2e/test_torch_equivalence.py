@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torch
 IDS, FIELDS, BATCH, STEPS = 96, 6, 32, 60
 # Both sides compute in float32, but may add in another order.
 RELATIVE_TOLERANCE = 1e-5
+CLIPPED_TOLERANCE = 1e-6
 of = torch.optim
 # Sixty steps are few from PyTorch's default, Normal(0, 1).
 NEAR_ZERO = Uniform(-0.25, 0.25)
@@ -154,6 +155,43 @@ def test_a_swapped_model_is_the_same_model() -> None:
         plain = loss_curve(twin, of.Adagrad(twin.parameters(), 0.1))
         here = loss_curve(model, optimizer)
     assert_same(here, plain)
+
+
+CLIPS: dict[str, Any] = {
+    "global_norm": lambda p: torch.nn.utils.clip_grad_norm_(p, 0.05),
+    "largest": lambda p: torch.nn.utils.clip_grad_norm_(p, 0.01, norm_type=float("inf")),
+    "norm": lambda p: [torch.nn.utils.clip_grad_norm_([one], 0.02) for one in p],
+    "value": lambda p: torch.nn.utils.clip_grad_value_(p, 0.002),
+}
+
+
+class Clipped:
+    """An optimizer in a loop that clips the gradients before each step."""
+
+    def __init__(self, model: Model, optimizer: Any, clip: Any) -> None:
+        self.model, self.optimizer, self.clip = model, optimizer, clip
+        self.zero_grad = optimizer.zero_grad
+
+    def step(self) -> None:
+        self.clip(list(self.model.parameters()))
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_clipped_gradients_are_those_of_plain_torch(name: str) -> None:
+    """Dense and sparse gradients of a batch are clipped together, equal ids merged before."""
+    with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
+        model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
+        optimizer = DistributedOptimizer(of.SGD(model.parameters(), 2.0))
+        twin, unclipped = twin_of(model, session), twin_of(model, session)
+        plain = loss_curve(twin, Clipped(twin, of.SGD(twin.parameters(), 2.0), CLIPS[name]))
+        free = loss_curve(unclipped, of.SGD(unclipped.parameters(), 2.0))
+        here = loss_curve(model, Clipped(model, optimizer, CLIPS[name]))
+        rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
+    assert np.max(np.abs(np.subtract(plain, free))) > 1e-3  # the limit is reached
+    np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)
+    weights = twin.embedding.weight.detach().numpy()
+    np.testing.assert_allclose(rows, weights, atol=CLIPPED_TOLERANCE)
 
 
 @pytest.mark.slow

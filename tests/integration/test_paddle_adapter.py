@@ -359,10 +359,6 @@ def test_errors_say_what_to_do(session: Session) -> None:
     decayed = paddle.optimizer.SGD(0.1, fresh.parameters(), weight_decay=0.1)
     with pytest.raises(ConfigError, match="AdamW"):
         DistributedOptimizer(decayed)
-    clip = paddle.nn.ClipGradByGlobalNorm(1.0)
-    clipped = paddle.optimizer.SGD(0.1, fresh.parameters(), grad_clip=clip)
-    with pytest.raises(ConfigError, match="grad_clip"):
-        DistributedOptimizer(clipped)
     with pytest.raises(ConfigError, match="steps_in_flight"):
         DistributedOptimizer(sgd(fresh), steps_in_flight=-1)
     with pytest.raises(ConfigError, match="float32"):

@@ -38,6 +38,17 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert definition.prediction_outputs_processor is None
 
 
+def test_an_optimizer_may_ask_for_the_model(tmp_path: Path) -> None:
+    asks = "def optimizer(parameters, model):\n    return (parameters, model)\n"
+    assert loaded(tmp_path, {"optimizer": asks}).optimizer([1], "mine") == ([1], "mine")
+    clips = "def clip_gradients(parameters):\n    return parameters\n"
+    definition = loaded(tmp_path, {"clip": clips})
+    assert definition.optimizer([1], "mine") == ("sgd", [1])
+    assert definition.clip_gradients is not None
+    with pytest.raises(ConfigError, match=r"clip_gradients\(\) .*cannot be called"):
+        loaded(tmp_path, {"clip": "def clip_gradients():\n    return 1\n"})
+
+
 def test_names_that_elasticdl_users_know(tmp_path: Path) -> None:
     definition = loaded(
         tmp_path,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from backstay.errors import InvalidRequest, LimitExceeded
+from backstay.trainer.arrays import sum_by_key
 from backstay.trainer.modes.gathering import Gradient, Piece, cut, put_together
-from backstay.trainer.modes.geo import LocalRows, sum_by_key
+from backstay.trainer.modes.geo import LocalRows
 from backstay.trainer.modes.leading import gradients_of, parts_of
 from backstay.trainer.modes.staleness import clock_of, row_of
 from backstay.trainer.modes.step_book import FOLLOWERS_MAX, Patience, StepBook

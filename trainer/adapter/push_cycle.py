@@ -58,12 +58,12 @@ class PushCycle:
         rows = (layer.table_name for layer, _ in self._embeddings)
         return (*rows, *(group.table_name for group in self._dense))
 
-    def step(
+    def begin_step(
         self,
         take_dense: Callable[[], Mapping[str, NDArray[np.float32]]],
         scales: Sequence[float],
     ) -> bool:
-        """Push all gradients since the last step and load fresh dense values.
+        """Send all gradients since the last step; ``end_step`` belongs to it.
 
         Args:
             take_dense: Returns the gradients of the dense parameters by name, which are then the
@@ -71,20 +71,39 @@ class PushCycle:
             scales: By number, what each learning rate is now over the one in the tables.
 
         Returns:
-            Whether there was a gradient.
+            Whether there was a gradient; if not, there is nothing to end.
+
+        Raises:
+            BackstayError: A push was refused before it left.
+        """
+        pushes: list[Pending[None]] = []
+        # First of all: if one table refuses, what went to the others is still waited for.
+        self._pushes.append(pushes)
+        for layer, rate in self._embeddings:
+            taken = layer.take_gradients()
+            if taken is not None:
+                pushes.append(self._client.push_async(*taken, learning_rate_scale=scales[rate]))
+        gradients = take_dense()
+        for group in self._dense:
+            push = group.push_async(gradients, scales[group.rate])
+            if push is not None:
+                pushes.append(push)
+        if not pushes:
+            self._pushes.pop()
+        return bool(pushes)
+
+    def end_step(self) -> None:
+        """Wait as far as ``steps_in_flight`` asks for it, and load fresh dense values.
 
         Raises:
             BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
                 failed.
         """
-        if not self._push(take_dense, scales):
-            return False
         self._settle(self._steps_in_flight)
         fresh, self._fresh = self._fresh, [group.pull_async() for group in self._dense]
         if self._steps_in_flight == 0:
             fresh, self._fresh = self._fresh, []
         self._load(fresh)
-        return True
 
     def synchronize(self) -> None:
         """Wait for every push, then load the dense values as they are now."""
@@ -114,27 +133,6 @@ class PushCycle:
         """Forget the gradients of the embeddings."""
         for layer, _ in self._embeddings:
             layer.discard_gradients()
-
-    def _push(
-        self,
-        take_dense: Callable[[], Mapping[str, NDArray[np.float32]]],
-        scales: Sequence[float],
-    ) -> bool:
-        pushes: list[Pending[None]] = []
-        # First of all: if one table refuses, what went to the others is still waited for.
-        self._pushes.append(pushes)
-        for layer, rate in self._embeddings:
-            taken = layer.take_gradients()
-            if taken is not None:
-                pushes.append(self._client.push_async(*taken, learning_rate_scale=scales[rate]))
-        gradients = take_dense()
-        for group in self._dense:
-            push = group.push_async(gradients, scales[group.rate])
-            if push is not None:
-                pushes.append(push)
-        if not pushes:
-            self._pushes.pop()
-        return bool(pushes)
 
     def _settle(self, steps_left: int) -> None:
         while len(self._pushes) > steps_left:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from backstay import tables
 from backstay.errors import ConfigError, InvalidRequest, UnknownTable
 from backstay.trainer.adapter.lookup import Bags, Lookup, bag_of_each_key
+from backstay.trainer.arrays import Keys, sum_by_key
 from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
@@ -27,7 +28,7 @@ PREFETCHED_BATCHES_MAX = 8
 # Backward passes whose gradients may wait for one step().
 COLLECTED_GRADIENTS_MAX = 1024
 
-RowGradients: TypeAlias = tuple[Table, KeyBatch | NDArray[np.int64], NDArray[np.float32]]
+RowGradients: TypeAlias = tuple[Table, KeyBatch | NDArray[Any], NDArray[np.float32]]
 
 
 class ServerRows:
@@ -62,6 +63,7 @@ class ServerRows:
         self._owned = False
         self._prefetched: deque[tuple[Lookup, Pending[NDArray[np.float32]]]] = deque()
         self._collected: list[tuple[Lookup, NDArray[np.float32]]] = []
+        self._merged: tuple[Keys, Any] | None = None
 
     @property
     def table_name(self) -> str:
@@ -98,26 +100,57 @@ class ServerRows:
 
         Several lookups become one push, as they are one update in a framework's own layer.
         """
-        collected, self._collected = self._collected, []
-        if not collected:
+        if self._merged is not None:
+            self.gradient()  # what came since then belongs to it
+            (keys, merged), self._merged = self._merged, None
+            return self._ready_table(), keys, self._to_array(merged)
+        pairs = self._take_collected()
+        if not pairs:
             return None
-        by_lookup: dict[int, tuple[Lookup, NDArray[np.float32]]] = {}
-        for lookup, gradient in collected:
-            if id(lookup) in by_lookup:  # one graph, run backward more than once
-                gradient = by_lookup[id(lookup)][1] + gradient
-            by_lookup[id(lookup)] = (lookup, gradient)
-        pairs = list(by_lookup.values())
         if len(pairs) == 1:
             lookup, gradient = pairs[0]
             batch = lookup.keys if lookup.batch is None else lookup.batch
             return self._ready_table(), batch, gradient
-        keys = np.concatenate([lookup.keys.reshape(-1) for lookup, _ in pairs])
-        gradients = np.concatenate([gradient.reshape(-1, self._dim) for _, gradient in pairs])
-        return self._ready_table(), keys, gradients
+        return self._ready_table(), *self._end_to_end(pairs)
+
+    def gradient(self) -> Any | None:
+        """Return the gradient of the rows that backward passes have reached since the last step.
+
+        One row for each different id, as a tensor of the framework; None if there is none. It is
+        the same tensor until the next step, which pushes what is in it then: so clipping it works.
+        """
+        pairs = self._take_collected()
+        if pairs:
+            keys, gradients = self._end_to_end(pairs)
+            if self._merged is not None:
+                keys = np.concatenate([self._merged[0], keys])
+                gradients = np.concatenate([self._to_array(self._merged[1]), gradients])
+            keys, gradients = sum_by_key(keys, gradients)
+            self._merged = keys, self._to_tensor(gradients)
+        return None if self._merged is None else self._merged[1]
+
+    def set_gradient(self, gradient: Any | None) -> None:
+        """Put a tensor in the place of what ``gradient`` returned; None: forget it.
+
+        Raises:
+            InvalidRequest: It has another shape than that.
+        """
+        if gradient is None:
+            self.discard_gradients()
+            return
+        before = self.gradient()
+        expected = None if before is None else tuple(before.shape)
+        if self._merged is None or tuple(gradient.shape) != expected:
+            raise InvalidRequest(
+                f"the gradient of the embedding {self.table_name!r} has the shape {expected} in "
+                f"this step, not {tuple(gradient.shape)}"
+            )
+        self._merged = self._merged[0], gradient
 
     def discard_gradients(self) -> None:
         """Forget what backward passes have collected."""
         self._collected.clear()
+        self._merged = None
 
     def discard_prefetched(self) -> None:
         """Forget rows that were asked for ahead: they may be older than what comes next."""
@@ -185,6 +218,32 @@ class ServerRows:
             self._prefetched.popleft()
         pending = self._client.pull_async(self._ready_table(), lookup.batch)
         self._prefetched.append((lookup, pending))
+
+    def _take_collected(self) -> list[tuple[Lookup, NDArray[np.float32]]]:
+        """Hand over each lookup that backward passes have reached, once, with its gradient."""
+        collected, self._collected = self._collected, []
+        by_lookup: dict[int, tuple[Lookup, NDArray[np.float32]]] = {}
+        for lookup, gradient in collected:
+            if id(lookup) in by_lookup:  # one graph, run backward more than once
+                gradient = by_lookup[id(lookup)][1] + gradient
+            by_lookup[id(lookup)] = (lookup, gradient)
+        return list(by_lookup.values())
+
+    def _end_to_end(
+        self, pairs: list[tuple[Lookup, NDArray[np.float32]]]
+    ) -> tuple[Keys, NDArray[np.float32]]:
+        """Return the keys of lookups, uint64 [n], and the gradient of each, [n, dim]."""
+        keys = np.concatenate([lookup.keys.reshape(-1) for lookup, _ in pairs])
+        gradients = np.concatenate([gradient.reshape(-1, self._dim) for _, gradient in pairs])
+        return keys.view(np.uint64), gradients
+
+    def _to_tensor(self, gradient: NDArray[np.float32]) -> Any:
+        """Return an array as a tensor of the framework."""
+        raise NotImplementedError
+
+    def _to_array(self, gradient: Any) -> NDArray[np.float32]:
+        """Return a tensor of the framework as an array."""
+        raise NotImplementedError
 
     def _prepare(self, keys: NDArray[np.int64]) -> KeyBatch | None:
         return self._client.prepare(keys) if keys.size else None

@@ -77,8 +77,12 @@ class Program(Protocol):
     def abandon(self) -> None:
         """Forget gradients and pushes of a batch that failed; the next one begins anew."""
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate from the next step on."""
+    def set_learning_rate(self, rate: float | Mapping[str, float]) -> None:
+        """Set the learning rate from the next step on: of all optimizers, or some by name.
+
+        Raises:
+            ConfigError: There is no optimizer of a name, or it has a scheduler of its own.
+        """
 
     def pass_begins(self, pass_number: int) -> None:
         """Set a scheduler of the optimizer, if it has one, to this pass (from 1)."""

@@ -34,7 +34,10 @@ SHAPES: Mapping[str, str] = {
     "loss": "def loss(labels, predictions): return a tensor of one number",
     "optimizer": (
         "def optimizer(parameters): return paddle.optimizer.Adam(1e-3, parameters=parameters), "
-        "or torch.optim.Adam(parameters, lr=1e-3)"
+        "or torch.optim.Adam(parameters, lr=1e-3); with (parameters, model) it may return several"
+    ),
+    "clip_gradients": (
+        "def clip_gradients(parameters): torch.nn.utils.clip_grad_norm_(parameters, 1.0)"
     ),
     "feed": (
         "def feed(records, mode, metadata): return features, labels (for mode 'prediction': "
@@ -65,7 +68,8 @@ class ModelDefinition:
         module: The file, loaded.
         make_model: Without arguments: those of the job are bound.
         loss: Of (labels, predictions), both tensors of the framework.
-        optimizer: Of the model's parameters.
+        optimizer: Of the model's parameters and the model.
+        clip_gradients: Of the model's parameters; or None.
         feed: Of (records, mode, metadata).
         metrics: By name: one of ``backstay.trainer.metrics.METRICS``, or a function.
         make_callbacks: Without arguments: those of the job are bound.
@@ -78,7 +82,8 @@ class ModelDefinition:
     module: ModuleType
     make_model: Callable[[], Any]
     loss: Callable[[Any, Any], Any]
-    optimizer: Callable[[Any], Any]
+    optimizer: Callable[..., Any]
+    clip_gradients: Callable[[Any], Any] | None
     feed: Callable[[Any, Mode, Any], Any]
     metrics: Mapping[str, str | Metric]
     make_callbacks: Callable[[], list[Callback]]
@@ -131,8 +136,7 @@ def load(
     model_params, callback_params = dict(model_params or {}), dict(callback_params or {})
     model = _function(file, module, "custom_model", [], model_params)
     loss = _function(file, module, "loss", ["labels", "predictions"])
-    optimizer = _function(file, module, "optimizer", ["parameters"])
-    _refuse_rate_first(file, optimizer)
+    optimizer = _optimizer(file, module)
     feed = _function(file, module, "feed", ["records", "mode", "metadata"])
     callbacks = _optional(file, module, "callbacks", [], callback_params)
     return ModelDefinition(
@@ -141,6 +145,7 @@ def load(
         make_model=lambda: model(**model_params),
         loss=loss,
         optimizer=optimizer,
+        clip_gradients=_optional(file, module, "clip_gradients", ["parameters"]),
         feed=feed,
         metrics=_metrics(file, module),
         make_callbacks=lambda: _callbacks(file, callbacks, callback_params),
@@ -254,6 +259,24 @@ def _check_arguments(
             f"model: {found}{signature} in {file} cannot be called as {found}({given}){source}: "
             f"{error}; it should look like: {SHAPES[name]}"
         ) from None
+
+
+def _optimizer(file: Path, module: ModuleType) -> Callable[..., Any]:
+    """Return the file's ``optimizer`` as a function of the parameters and the model."""
+    wants_model = _names_model(_find(module, "optimizer")[1])
+    arguments = ["parameters", "model"] if wants_model else ["parameters"]
+    function = _function(file, module, "optimizer", arguments)
+    _refuse_rate_first(file, function)
+    if wants_model:
+        return lambda parameters, model=None: function(parameters, model=model)
+    return lambda parameters, model=None: function(parameters)
+
+
+def _names_model(function: Any) -> bool:
+    try:
+        return "model" in list(inspect.signature(function).parameters)[1:]
+    except (TypeError, ValueError):
+        return False
 
 
 def _refuse_rate_first(file: Path, optimizer: Callable[..., Any]) -> None:

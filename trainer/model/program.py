@@ -6,10 +6,10 @@ The adapters add the few calls that differ. Imports numpy and the protocol; no f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,31 +18,15 @@ from backstay.errors import ConfigError
 from backstay.job_spec import ModeSpec
 from backstay.trainer.model.frameworks import arguments_of, checked_loss, plain_array
 from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.model.optimizers import Together, Updates, rates_of
 from backstay.trainer.model.prefetch import PrefetchPlan
 
-__all__ = ["BaseProgram", "Updates", "steps_in_flight"]
+__all__ = ["BaseProgram", "steps_in_flight"]
 
 
 def steps_in_flight(mode: ModeSpec) -> int:
     """Return how many steps the optimizer keeps under way; only async mode has any."""
     return mode.steps_in_flight if mode.kind == "async" else 0
-
-
-class Updates(Protocol):
-    """The adapters' ``DistributedOptimizer``, as far as a program uses it."""
-
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """The tables that ``step`` pushes to, in the order in which they were made."""
-
-    def step(self) -> None:
-        """Push all gradients since the last step, and load fresh dense values."""
-
-    def synchronize(self) -> None:
-        """Wait for the pushes, then load the dense values."""
-
-    def abandon(self) -> int:
-        """Forget gradients and pushes under way; return how many of these failed."""
 
 
 class BaseProgram(ABC):
@@ -51,7 +35,8 @@ class BaseProgram(ABC):
     Args:
         definition: The user's.
         model: What the definition's ``make_model`` returned.
-        updates: The optimizer on the servers; None: it is in this process.
+        optimizers: The framework's, of the user's choice, by name.
+        updates: What runs them on the servers; empty: they run in this process.
         prefetching: Whether rows may be fetched before the step before them is pushed.
     """
 
@@ -59,13 +44,15 @@ class BaseProgram(ABC):
         self,
         definition: ModelDefinition,
         model: Any,
-        updates: Updates | None,
+        optimizers: Mapping[str, Any],
+        updates: Sequence[Updates],
         *,
         prefetching: bool,
     ) -> None:
         self.model = model
         self._definition = definition
-        self._updates = updates
+        self._optimizers = dict(optimizers)
+        self._updates = Together(updates) if updates else None
         self._plan: PrefetchPlan | None = None
         layers = list(self._server_layers()) if prefetching else []
         if layers:
@@ -89,10 +76,11 @@ class BaseProgram(ABC):
             for hook in self._hooks:
                 hook.remove()
         self._backward(loss)
+        self._clip_gradients()
         if self._updates is None:
             self._step_here()
-        else:
-            self._updates.step()
+        elif self._updates.begin_step():
+            self._updates.end_step()
         return value, self._to_array(predictions) if self._is_tensor(predictions) else None
 
     def predict(self, features: Any) -> NDArray[Any]:
@@ -155,9 +143,22 @@ class BaseProgram(ABC):
     def _to_ids(self, value: Any) -> NDArray[Any]:
         return self._to_array(value) if self._is_tensor(value) else np.asarray(value)
 
-    @abstractmethod
-    def set_learning_rate(self, rate: float) -> None:
+    def set_learning_rate(self, rate: float | Mapping[str, float]) -> None:
         """See ``frameworks.Program``."""
+        for name, value in rates_of(self._optimizers, rate).items():
+            self._set_rate(self._optimizers[name], value)
+
+    @abstractmethod
+    def _set_rate(self, optimizer: Any, rate: float) -> None:
+        """Set the learning rate of one optimizer.
+
+        Raises:
+            ConfigError: It has a scheduler of its own.
+        """
+
+    @abstractmethod
+    def _clip_gradients(self) -> None:
+        """Call the user's ``clip_gradients``, if there is one."""
 
     @abstractmethod
     def save(self, folder: Path) -> list[Path]:

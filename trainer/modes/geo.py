@@ -16,26 +16,13 @@ from numpy.typing import NDArray
 from backstay import tables
 from backstay.errors import ConfigError
 from backstay.tables import TableSpec
-from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_rows, output
+from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_rows, output, sum_by_key
 from backstay.trainer.client import Client
 from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, settled
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
-__all__ = ["GeoClient", "LocalRows", "sum_by_key"]
-
-
-def sum_by_key(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:
-    """Return the different keys in order and the sum of each one's gradients.
-
-    Args:
-        keys: uint64 [n].
-        gradients: float32 [n, dim].
-    """
-    order = np.argsort(keys, kind="stable")
-    in_order = keys[order]
-    starts = np.flatnonzero(np.append(True, in_order[1:] != in_order[:-1]))
-    return in_order[starts], np.add.reduceat(gradients[order], starts, axis=0)
+__all__ = ["GeoClient", "LocalRows"]
 
 
 @dataclass

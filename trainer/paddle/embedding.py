@@ -11,7 +11,10 @@ import warnings
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import paddle
+from numpy.typing import NDArray
+from paddle.base.framework import EagerParamBase
 
 from backstay import tables
 from backstay.errors import ConfigError
@@ -19,10 +22,39 @@ from backstay.trainer.adapter.lookup import Lookup
 from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.adapter.session import connection
 from backstay.trainer.client import Client
-from backstay.trainer.paddle.lookup import as_keys, as_tensor, attach_gradient
+from backstay.trainer.paddle.lookup import as_gradient, as_keys, as_tensor, attach_gradient
 from backstay.trainer.paddle.translate import initializer_of
 
 __all__ = ["Embedding", "EmbeddingBag"]
+
+
+class RowsHandle(EagerParamBase):  # type: ignore[misc]
+    """Stands among the parameters of a model for the rows of a layer, and shows their gradient.
+
+    ``grad`` is the gradient of the rows that backward passes have reached since the last step, one
+    row an id, so that whatever clips the gradients of parameters clips these, too.
+    """
+
+    backstay_layer: ServerRows
+
+    @property
+    def grad(self) -> Any:
+        """The gradient, paddle.Tensor [different ids, dim]; None if there is none."""
+        return self.backstay_layer.gradient()
+
+    @grad.setter
+    def grad(self, gradient: Any) -> None:
+        self.backstay_layer.set_gradient(gradient)
+
+    # What paddle.nn.utils.clip_grad_norm_ changes in place.
+    grad_ = grad
+
+    def clear_gradient(self, set_to_zero: bool = True) -> None:
+        """Forget the gradient."""
+        del set_to_zero
+        self.backstay_layer.discard_gradients()
+
+    clear_grad = clear_gradient
 
 
 class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
@@ -67,7 +99,9 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         self.handle = self.create_parameter(
             [1], default_initializer=paddle.nn.initializer.Constant(0.0)
         )
+        self.handle.__class__ = RowsHandle
         self.handle.stop_gradient = not attributes.trainable
+        self.handle.need_clip = attributes.need_clip
         self.handle.optimize_attr["learning_rate"] = attributes.learning_rate
         self.handle.backstay_layer = self
         self._warned_of_saving = False
@@ -78,6 +112,12 @@ class _ServerLayer(ServerRows, paddle.nn.Layer):  # type: ignore[misc]
         if not self._warned_of_saving:
             self._warned_of_saving = True
             warnings.warn(self._saving_warning(), stacklevel=3)
+
+    def _to_tensor(self, gradient: NDArray[np.float32]) -> paddle.Tensor:
+        return as_tensor(gradient)
+
+    def _to_array(self, gradient: paddle.Tensor) -> NDArray[np.float32]:
+        return as_gradient(gradient)
 
     def _answer(self, lookup: Lookup) -> paddle.Tensor:
         output = lookup.output(self._fetch(lookup))

@@ -25,6 +25,7 @@ from backstay.trainer.adapter.push_cycle import (
 from backstay.trainer.adapter.session import connection, dense_prefix
 from backstay.trainer.client import Client
 from backstay.trainer.paddle.dense import PaddleParameter
+from backstay.trainer.paddle.embedding import RowsHandle
 from backstay.trainer.paddle.lookup import as_gradient
 from backstay.trainer.paddle.translate import base_learning_rate, optimizer_of
 
@@ -54,8 +55,9 @@ class DistributedOptimizer:
 
     Args:
         optimizer: paddle.optimizer SGD, Momentum, Adagrad, Adam, AdamW or RMSProp, with a number
-            or a scheduler as learning rate. Gradient clipping and weight decay other than
-            AdamW's are computed here, for dense parameters; with embeddings they are refused.
+            or a scheduler as learning rate. Its ``grad_clip`` clips the gradients of the dense
+            parameters and of the embeddings' rows here, before they are sent. Weight decay other
+            than AdamW's is computed here, for dense parameters; with embeddings it is refused.
         client: Default: that of the open session (``init``).
         steps_in_flight: 0 to 16.
 
@@ -77,7 +79,8 @@ class DistributedOptimizer:
         check_steps_in_flight(steps_in_flight)
         self._optimizer = optimizer
         self._base_rate = base_learning_rate(optimizer)
-        self._parameters, embeddings = _sorted_out(optimizer)
+        # In Paddle's order: sums over all of them round as Paddle's.
+        self._all, self._parameters, embeddings = _sorted_out(optimizer)
         _refuse_unsupported(optimizer, bool(embeddings))
         refuse_embeddings(embeddings, connected)
         for layer in embeddings:
@@ -107,7 +110,26 @@ class DistributedOptimizer:
             BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
                 failed.
         """
-        self._cycle.step(self._take_dense_gradients, [self.get_lr() / self._base_rate])
+        if self.begin_step():
+            self.end_step()
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def begin_step(self) -> bool:
+        """Send all gradients since the last step; ``end_step`` belongs to it if there was one.
+
+        For several optimizers of one model: their pushes are then under way together.
+
+        Raises:
+            BackstayError: A push was refused before it left.
+        """
+        clipped = None if self._optimizer._grad_clip is None else self._clip()
+        scales = [self.get_lr() / self._base_rate]
+        return self._cycle.begin_step(lambda: self._take_dense_gradients(clipped), scales)
+
+    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    def end_step(self) -> None:
+        """Wait for the pushes, as far as ``steps_in_flight`` asks for it; load dense values."""
+        self._cycle.end_step()
 
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Forget the gradients, those of the embeddings too."""
@@ -194,11 +216,24 @@ class DistributedOptimizer:
         """Set the learning rate of this trainer's pushes from now on."""
         self._optimizer.set_lr(value)
 
-    def _take_dense_gradients(self) -> dict[str, NDArray[np.float32]]:
-        pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
-        # Paddle's own functions, in Paddle's own order.
-        if self._optimizer._grad_clip is not None:
-            pairs = self._optimizer._grad_clip(pairs)
+    def _clip(self) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Clip all gradients by Paddle's own function; return those of the dense parameters."""
+        pairs = [(p, p.grad) for p in self._all if p.grad is not None]
+        dense = []
+        for parameter, gradient in self._optimizer._grad_clip(pairs):
+            if isinstance(parameter, RowsHandle):
+                parameter.grad = gradient
+            else:
+                dense.append((parameter, gradient))
+        return dense
+
+    def _take_dense_gradients(
+        self, clipped: list[tuple[paddle.Tensor, paddle.Tensor]] | None
+    ) -> dict[str, NDArray[np.float32]]:
+        pairs = clipped
+        if pairs is None:
+            pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
+        # Paddle's own function, and after clipping, as Paddle does it.
         pairs = self._optimizer.append_regularization_ops(pairs, self._optimizer.regularization)
         gradients = {parameter.name: as_gradient(gradient) for parameter, gradient in pairs}
         for parameter in self._parameters:
@@ -212,8 +247,10 @@ class DistributedOptimizer:
         return optimizer_of(self._optimizer, rate=rate, decay=decay)
 
 
-def _sorted_out(optimizer: paddle.optimizer.Optimizer) -> tuple[list[paddle.Tensor], list[Any]]:
-    """Return the dense parameters that train, and the embedding layers."""
+def _sorted_out(
+    optimizer: paddle.optimizer.Optimizer,
+) -> tuple[list[paddle.Tensor], list[paddle.Tensor], list[Any]]:
+    """Return all parameters that train, the dense ones of them, and the embedding layers."""
     given = optimizer._parameter_list
     if not given:
         raise ConfigError("the optimizer has no parameters: pass parameters=model.parameters()")
@@ -222,20 +259,13 @@ def _sorted_out(optimizer: paddle.optimizer.Optimizer) -> tuple[list[paddle.Tens
     training = [parameter for parameter in given if not parameter.stop_gradient]
     layers = [getattr(parameter, "backstay_layer", None) for parameter in training]
     dense = [p for p, layer in zip(training, layers, strict=True) if layer is None]
-    return dense, [layer for layer in layers if layer is not None]
+    return training, dense, [layer for layer in layers if layer is not None]
 
 
 def _refuse_unsupported(optimizer: paddle.optimizer.Optimizer, has_embeddings: bool) -> None:
     """Refuse what would silently hold for dense parameters only."""
-    if not has_embeddings:
-        return
-    if optimizer.regularization is not None:
+    if has_embeddings and optimizer.regularization is not None:
         raise ConfigError(
             "weight_decay on embeddings needs AdamW, which decays the rows that are pushed; or "
             "give the embeddings an optimizer without it, of their own"
-        )
-    if optimizer._grad_clip is not None:
-        raise ConfigError(
-            "grad_clip needs all gradients in one place; the embeddings' are not. Give the "
-            "embeddings an optimizer without it, and set non_finite=Clip(limit) on them"
         )

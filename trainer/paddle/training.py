@@ -20,6 +20,7 @@ from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import opened_client
 from backstay.trainer.client import Client
 from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.model.optimizers import check_each_has_one, made_optimizers
 from backstay.trainer.model.prefetch import PrefetchPlan
 from backstay.trainer.model.program import BaseProgram, steps_in_flight
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
@@ -48,40 +49,16 @@ class PaddleProgram(BaseProgram):
     Args:
         definition: The user's.
         model: Its model.
-        optimizer: Paddle's, of the user's choice.
-        updates: What runs that on the servers; None: it runs here.
+        optimizers: Paddle's, of the user's choice, by name.
+        updates: What runs them on the servers; empty: they run here.
         prefetching: See ``BaseProgram``.
     """
 
-    def __init__(
-        self,
-        definition: ModelDefinition,
-        model: Any,
-        optimizer: paddle.optimizer.Optimizer,
-        updates: DistributedOptimizer | None,
-        *,
-        prefetching: bool,
-    ) -> None:
-        self._optimizer = optimizer
-        super().__init__(definition, model, updates, prefetching=prefetching)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """See ``frameworks.Program``.
-
-        Raises:
-            ConfigError: The optimizer has a scheduler of Paddle's.
-        """
-        if self._scheduler() is not None:
-            raise ConfigError(
-                "the optimizer has a scheduler of Paddle's and the callbacks have a "
-                "LearningRateScheduler: leave one of them out"
-            )
-        self._optimizer.set_lr(rate)
-
     def pass_begins(self, pass_number: int) -> None:
-        """Set a scheduler of Paddle's to the pass: the same in a worker that joins late."""
-        scheduler = self._scheduler()
-        if scheduler is not None:
+        """Set schedulers of Paddle's to the pass: the same in a worker that joins late."""
+        schedulers = map(_scheduler_of, self._optimizers.values())
+        # Two optimizers may share one.
+        for scheduler in {id(one): one for one in schedulers if one is not None}.values():
             scheduler.step(pass_number - 1)
 
     def save(self, folder: Path) -> list[Path]:
@@ -95,9 +72,16 @@ class PaddleProgram(BaseProgram):
         paddle.save(values, str(path))
         return [path]
 
-    def _scheduler(self) -> paddle.optimizer.lr.LRScheduler | None:
-        rate = self._optimizer._learning_rate
-        return rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None
+    def _set_rate(self, optimizer: paddle.optimizer.Optimizer, rate: float) -> None:
+        if _scheduler_of(optimizer) is not None:
+            raise ConfigError(
+                "the optimizer has a scheduler of Paddle's and the callbacks have a "
+                "LearningRateScheduler: leave one of them out"
+            )
+        optimizer.set_lr(rate)
+
+    def _clip_gradients(self) -> None:
+        """Nothing: Paddle's optimizers have ``grad_clip``."""
 
     def _server_layers(self) -> Iterable[Any]:
         return filter(_on_servers, self.model.sublayers(include_self=True))
@@ -121,11 +105,13 @@ class PaddleProgram(BaseProgram):
         loss.backward()
 
     def _step_here(self) -> None:
-        self._optimizer.step()
-        self._optimizer.clear_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+        self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        self._optimizer.clear_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.clear_grad()
 
 
 def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> PaddleProgram:
@@ -146,17 +132,57 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
         client = client or opened_client()
         if client is not None:
             swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
-        optimizer = definition.optimizer(model.parameters())
-        if not isinstance(optimizer, paddle.optimizer.Optimizer):
-            raise ConfigError(
-                f"optimizer in {definition.path} returned a {type(optimizer).__name__}; it must "
-                "return one of paddle.optimizer"
-            )
-        updates = None
+        optimizers = _optimizers(definition, model)
+        updates = []
         if client is not None:
-            updates = DistributedOptimizer(optimizer, client, steps_in_flight=steps)
-    prefetching = updates is not None and steps > 0
-    return PaddleProgram(definition, model, optimizer, updates, prefetching=prefetching)
+            updates = [
+                DistributedOptimizer(optimizer, client, steps_in_flight=steps)
+                for optimizer in optimizers.values()
+            ]
+    if client is None:
+        _make_gradients_clippable(model, optimizers.values())
+    return PaddleProgram(
+        definition, model, optimizers, updates, prefetching=client is not None and steps > 0
+    )
+
+
+def _optimizers(definition: ModelDefinition, model: Any) -> dict[str, Any]:
+    if definition.clip_gradients is not None:
+        raise ConfigError(
+            f"clip_gradients in {definition.path} is for PyTorch: Paddle's optimizers clip "
+            "themselves; pass grad_clip=paddle.nn.ClipGradByGlobalNorm(...) to the optimizer"
+        )
+    kind = paddle.optimizer.Optimizer
+    optimizers = made_optimizers(definition, model.parameters(), model, kind, "paddle.optimizer")
+    check_each_has_one(
+        definition,
+        [(name, one) for name, one in model.named_parameters() if not one.stop_gradient],
+        {name: _parameters_of(optimizer) for name, optimizer in optimizers.items()},
+    )
+    return optimizers
+
+
+def _parameters_of(optimizer: paddle.optimizer.Optimizer) -> list[Any]:
+    given = optimizer._parameter_list or []
+    if given and isinstance(given[0], dict):
+        return [parameter for group in given for parameter in group["params"]]
+    return list(given)
+
+
+def _make_gradients_clippable(model: Any, optimizers: Iterable[Any]) -> None:
+    """Let plain embeddings have dense gradients: Paddle clips no sparse ones by value."""
+    by_value = paddle.nn.ClipGradByValue
+    if any(isinstance(optimizer._grad_clip, by_value) for optimizer in optimizers):
+        for layer in model.sublayers(include_self=True):
+            if isinstance(layer, paddle.nn.Embedding):
+                layer._sparse = False
+
+
+def _scheduler_of(
+    optimizer: paddle.optimizer.Optimizer,
+) -> paddle.optimizer.lr.LRScheduler | None:
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, paddle.optimizer.lr.LRScheduler) else None
 
 
 def _on_servers(layer: Any) -> bool:

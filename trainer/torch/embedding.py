@@ -21,12 +21,31 @@ from backstay.trainer.adapter.lookup import Lookup
 from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.adapter.session import connection, numbered
 from backstay.trainer.client import Client
-from backstay.trainer.torch.lookup import as_keys, as_tensor, attach_gradient
+from backstay.trainer.torch.lookup import as_gradient, as_keys, as_tensor, attach_gradient
 
 __all__ = ["DEFAULT_INITIALIZER", "Embedding", "EmbeddingBag"]
 
 # That of torch.nn.Embedding.
 DEFAULT_INITIALIZER = tables.Normal(0.0, 1.0)
+
+
+class RowsHandle(torch.nn.Parameter):  # type: ignore[misc]
+    """Stands among the parameters of a model for the rows of a layer, and shows their gradient.
+
+    ``grad`` is the gradient of the rows that backward passes have reached since the last step, one
+    row an id, so that whatever clips the gradients of parameters clips these, too.
+    """
+
+    backstay_layer: ServerRows
+
+    @property
+    def grad(self) -> Any:
+        """The gradient, torch.Tensor [different ids, dim]; None if there is none."""
+        return self.backstay_layer.gradient()
+
+    @grad.setter
+    def grad(self, gradient: Any) -> None:
+        self.backstay_layer.set_gradient(gradient)
 
 
 class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
@@ -63,7 +82,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         self._set_up(connected, spec, optimizer, padding_idx)
         # Stands among the model's parameters for the rows on the servers: this is how the
         # optimizer that is given model.parameters() finds this layer.
-        self.handle = torch.nn.Parameter(torch.zeros(1))
+        self.handle = RowsHandle(torch.zeros(1))
         self.handle.backstay_layer = self
         self._warned_of_saving = False
         self.register_state_dict_pre_hook(_warn_of_saving)
@@ -73,6 +92,12 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         if not (self.training and torch.is_grad_enabled() and self.handle.requires_grad):
             return as_tensor(output, self.handle.device)
         return attach_gradient(self.handle, output, partial(self._collect, lookup))
+
+    def _to_tensor(self, gradient: NDArray[np.float32]) -> torch.Tensor:
+        return as_tensor(gradient, self.handle.device)
+
+    def _to_array(self, gradient: torch.Tensor) -> NDArray[np.float32]:
+        return as_gradient(gradient)
 
     def __deepcopy__(self, _: Any) -> Any:
         raise ConfigError(self._why_no_copy())

@@ -140,14 +140,36 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._begin_step():
+            self.end_step()
+        return loss
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def begin_step(self) -> bool:
+        """Send all gradients since the last step; ``end_step`` belongs to it if there was one.
+
+        For several optimizers of one model: their pushes are then under way together.
+
+        Raises:
+            BackstayError: A push was refused before it left.
+            ConfigError: As of ``step``.
+        """
+        self._refuse_changes()
+        return self._begin_step()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def end_step(self) -> None:
+        """Wait for the pushes, as far as ``steps_in_flight`` asks for it; load dense values."""
+        self._cycle.end_step()
+
+    def _begin_step(self) -> bool:
         scales = [
             float(group["lr"]) / base
             for group, base in zip(self.param_groups, self._base_rates, strict=True)
         ]
-        self._cycle.step(self._take_dense_gradients, scales)
         # A scheduler of the optimizer inside warns if that never stepped.
         self._optimizer._opt_called = True
-        return loss
+        return self._cycle.begin_step(self._take_dense_gradients, scales)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of the embeddings too."""

@@ -5,8 +5,8 @@ May import torch, this package and the neutral part of programs. Knows no master
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import opened_client
 from backstay.trainer.client import Client
 from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.model.optimizers import check_each_has_one, made_optimizers
 from backstay.trainer.model.prefetch import PrefetchPlan
 from backstay.trainer.model.program import BaseProgram, steps_in_flight
 from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
@@ -34,27 +35,10 @@ class TorchProgram(BaseProgram):
     Args:
         definition: The user's.
         model: Its model.
-        optimizer: PyTorch's, of the user's choice.
-        updates: What runs that on the servers; None: it runs here.
+        optimizers: PyTorch's, of the user's choice, by name.
+        updates: What runs them on the servers; empty: they run here.
         prefetching: See ``BaseProgram``.
     """
-
-    def __init__(
-        self,
-        definition: ModelDefinition,
-        model: Any,
-        optimizer: torch.optim.Optimizer,
-        updates: DistributedOptimizer | None,
-        *,
-        prefetching: bool,
-    ) -> None:
-        self._optimizer = optimizer
-        super().__init__(definition, model, updates, prefetching=prefetching)
-
-    def set_learning_rate(self, rate: float) -> None:
-        """See ``frameworks.Program``; all parameter groups get it."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
 
     def save(self, folder: Path) -> list[Path]:
         """Write ``model.pt``: all that the model holds here, rows on servers excepted."""
@@ -66,6 +50,15 @@ class TorchProgram(BaseProgram):
         values = {name: value.detach() for name, value in own.items() if name not in handles}
         torch.save(values, path)
         return [path]
+
+    def _set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+    def _clip_gradients(self) -> None:
+        if self._definition.clip_gradients is not None:
+            with _dense_gradients(list(self.model.parameters())) as parameters:
+                self._definition.clip_gradients(parameters)
 
     def _server_layers(self) -> Iterable[Any]:
         return filter(_on_servers, self.model.modules())
@@ -91,11 +84,13 @@ class TorchProgram(BaseProgram):
         loss.backward()
 
     def _step_here(self) -> None:
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+        self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
 
 
 def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> TorchProgram:
@@ -113,18 +108,57 @@ def build(definition: ModelDefinition, client: Client | None, spec: JobSpec) -> 
     client = client or opened_client()
     if client is not None:
         swap_embeddings(model, over_bytes=spec.swap_embeddings_over_bytes)
-    # A list: some optimizers go over the parameters more than once.
-    optimizer = definition.optimizer(list(model.parameters()))
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"optimizer in {definition.path} returned a {type(optimizer).__name__}; it must return "
-            "one of torch.optim"
-        )
-    updates = None
+    optimizers = _optimizers(definition, model)
+    updates = []
     if client is not None:
-        updates = DistributedOptimizer(optimizer, client, steps_in_flight=steps)
-    prefetching = updates is not None and steps > 0
-    return TorchProgram(definition, model, optimizer, updates, prefetching=prefetching)
+        updates = [
+            DistributedOptimizer(optimizer, client, steps_in_flight=steps)
+            for optimizer in optimizers.values()
+        ]
+    return TorchProgram(
+        definition, model, optimizers, updates, prefetching=client is not None and steps > 0
+    )
+
+
+def _optimizers(definition: ModelDefinition, model: Any) -> dict[str, Any]:
+    # A list: some optimizers go over the parameters more than once.
+    parameters = list(model.parameters())
+    kind = torch.optim.Optimizer
+    optimizers = made_optimizers(definition, parameters, model, kind, "torch.optim")
+    check_each_has_one(
+        definition,
+        [(name, one) for name, one in model.named_parameters() if one.requires_grad],
+        {
+            name: [one for group in optimizer.param_groups for one in group["params"]]
+            for name, optimizer in optimizers.items()
+        },
+    )
+    return optimizers
+
+
+@contextmanager
+def _dense_gradients(parameters: list[Any]) -> Iterator[list[Any]]:
+    """Yield parameters of which no gradient is sparse, because PyTorch clips none that is.
+
+    In the place of one with a sparse gradient stands another whose gradient has one row for each
+    different id, as that of an embedding on the servers has.
+    """
+    shown, sparse = [], []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None or not gradient.is_sparse:
+            shown.append(parameter)
+            continue
+        gradient = gradient.coalesce()
+        rows = torch.nn.Parameter(torch.empty_like(gradient.values()))
+        rows.grad = gradient.values()
+        shown.append(rows)
+        sparse.append((parameter, gradient, rows))
+    yield shown
+    for parameter, gradient, rows in sparse:
+        parameter.grad = torch.sparse_coo_tensor(
+            gradient.indices(), rows.grad, gradient.shape, is_coalesced=True
+        )
 
 
 def _on_servers(layer: Any) -> bool:
