@@ -127,4 +127,12 @@ class JobProgress:
             raise InvalidRequest(f"{what}: figures holds more than whole numbers")
         damaged = fields["damaged"]
         strings_of(what, "damaged", list(damaged.values()))
-        return cls(fields["job_uid"], fields["course"], rounds, figures, fields["inexact"], damaged)
+        return cls(
+            fields["job_uid"],
+            fields["course"],
+            rounds,
+            figures,
+            fields["inexact"],
+            damaged,
+            fields["passes_begun"],
+        )

@@ -8,16 +8,24 @@ of some slots only fits no such progress, so it waits for jobs to end. Decides n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backstay.consensus.job_records import JobStateRecord
+from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
+from backstay.course.course import is_cut_short
 from backstay.errors import CheckpointRefused
 
-__all__ = ["JOBS_PROGRESS", "progress_of_jobs", "refuse_while_jobs_go_on", "with_forgotten"]
+__all__ = [
+    "JOBS_PROGRESS",
+    "jobs_cut_short",
+    "progress_of_jobs",
+    "refuse_while_jobs_go_on",
+    "with_cut_short",
+    "with_forgotten",
+]
 
 # The member of a checkpoint's progress; trainers' own progress has other names.
 JOBS_PROGRESS = "backstay_jobs"
@@ -99,15 +107,54 @@ def with_forgotten(
     total = sum(ended.values())
     if not total or (total <= ENDED_MAX and took_s <= TOOK_MAX_S):
         return dict(kept)
+    why = (
+        f"since a restore of a checkpoint: {total} tasks ended in the {took_s:.0f} s in which "
+        f"it was written, and slots remember {MAX_CLOSED_STREAMS} for an hour; raise "
+        "records_per_task"
+    )
+    return _with_inexact(kept, {name: why for name, count in ended.items() if count})
+
+
+def jobs_cut_short(kept: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the jobs of which slots may have closed streams of tasks that are still to be done.
+
+    The progress that is kept says that a pass goes on. It was cut short since: streams of tasks
+    that were never done are closed, and a slot that is saved after that skips what is missing of
+    them. The other slots do not.
+
+    Args:
+        kept: The progress, read before anything was written.
+        now: The same, read when all slots are written.
+    """
+    before = kept.get(JOBS_PROGRESS, {"jobs": {}})["jobs"]
+    after = now.get(JOBS_PROGRESS, {"jobs": {}})["jobs"]
+    return [name for name, entry in before.items() if _was_cut(entry, after.get(name))]
+
+
+def _was_cut(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> bool:
+    if is_cut_short(JobStateRecord.from_json(before["state"]).course):
+        return False
+    uids = [JobSpecRecord.from_json(one["spec"]).uid for one in (before, after) if one]
+    if after is None or uids[0] != uids[1]:
+        # It was cut short before it was removed or begun anew, for all that anybody knows.
+        return True
+    return is_cut_short(JobStateRecord.from_json(after["state"]).course)
+
+
+def with_cut_short(kept: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return progress that says that these jobs, cut short meanwhile, are not exact."""
+    if not names:
+        return dict(kept)
+    why = "since a restore of a checkpoint: the job was cut short while it was written"
+    return _with_inexact(kept, dict.fromkeys(names, why))
+
+
+def _with_inexact(kept: Mapping[str, Any], why: Mapping[str, str]) -> dict[str, Any]:
+    before = kept[JOBS_PROGRESS]
     jobs = dict(before["jobs"])
-    for name in jobs.keys() & {name for name, count in ended.items() if count}:
+    for name in jobs.keys() & why.keys():
         state = JobStateRecord.from_json(jobs[name]["state"])
-        why = (
-            f"since a restore of a checkpoint: {total} tasks ended in the {took_s:.0f} s in which "
-            f"it was written, and slots remember {MAX_CLOSED_STREAMS} for an hour; raise "
-            "records_per_task"
-        )
-        inexact = replace(state, inexact=state.inexact or why)
+        inexact = replace(state, inexact=state.inexact or why[name])
         jobs[name] = {**jobs[name], "state": inexact.to_json()}
     return {**kept, JOBS_PROGRESS: {**before, "jobs": jobs}}
 

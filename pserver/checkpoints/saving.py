@@ -33,6 +33,7 @@ from backstay.errors import (
     StoreError,
 )
 from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.checkpoints.jobs import with_cut_short
 from backstay.pserver.checkpoints.turn import Turns
 from backstay.pserver.checkpoints.upkeep import (
     newest_without,
@@ -56,6 +57,8 @@ RETRY_PAUSE_S = 0.2
 # died and its lease is not over.
 TURN_WAIT_S = 60.0
 NAMES_MAX = 8
+# A job is cut short once: more of these are many jobs, and the last try says that it is inexact.
+CUT_TRIES_MAX = 3
 
 T = TypeVar("T")
 
@@ -95,6 +98,10 @@ class _Gathered:
             whole=np.array(columns[3], dtype=np.bool_),
             rows=np.array(columns[4], dtype=np.uint64),
         )
+
+
+class _JobsCutShort(Exception):
+    """Slots have closed streams of tasks that the progress has still to do."""
 
 
 class Saver:
@@ -158,6 +165,30 @@ class Saver:
         if snapshot.routing is None:
             raise CheckpointUnavailable("this node knows no routing yet; repeat the call")
         storage = await in_disk_thread(CheckpointStorage, snapshot.settings.checkpoint_url)
+        for is_last in (*[False] * (CUT_TRIES_MAX - 1), True):
+            try:
+                return await self._save_once(
+                    storage, kind, tags=tags, progress=progress, tell=tell, is_last=is_last
+                )
+            except _JobsCutShort as cut:
+                log.info("the checkpoint is written anew: %s", cut)
+        raise AssertionError("the last try keeps what it has")
+
+    async def _save_once(
+        self,
+        storage: CheckpointStorage,
+        kind: SaveKind,
+        *,
+        tags: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        tell: Callable[[int, int, int], None],
+        is_last: bool,
+    ) -> Manifest:
+        """Write a checkpoint, in a turn of its own.
+
+        Raises:
+            _JobsCutShort: Jobs were cut short meanwhile, and this is not the last try.
+        """
         checkpoint_id, turn = await self._begin(storage)
         begun_s = asyncio.get_running_loop().time()
         # The wait may have been long: what was lost before it is none of this one's business.
@@ -165,13 +196,14 @@ class Saver:
         try:
             progress = {**progress, **await self.turns.jobs()}
             manifest = await self._save(
-                storage, checkpoint_id, kind, snapshot, tags, progress, tell
+                storage, checkpoint_id, kind, snapshot, tags, progress, tell, is_last=is_last
             )
             took_s = asyncio.get_running_loop().time() - begun_s
             self._figures.checkpoint_written(took_s, manifest.total_bytes)
             return manifest
-        except BaseException:
-            self._figures.checkpoint_failed()
+        except BaseException as error:
+            if not isinstance(error, _JobsCutShort):
+                self._figures.checkpoint_failed()
             # What is there is of no use, and takes room; a later checkpoint would remove it, too.
             await asyncio.shield(in_disk_thread(remove_half, storage, checkpoint_id))
             raise
@@ -228,6 +260,8 @@ class Saver:
         tags: Mapping[str, Any],
         progress: Mapping[str, Any],
         tell: Callable[[int, int, int], None],
+        *,
+        is_last: bool,
     ) -> Manifest:
         routing = snapshot.routing
         assert routing is not None
@@ -248,7 +282,10 @@ class Saver:
         slots = gathered.slots()
         _refuse_anew(slots, routing)
         took_s = asyncio.get_running_loop().time() - begun_s
-        progress = await self.turns.jobs_since(progress, took_s)
+        progress, cut = await self.turns.jobs_since(progress, took_s)
+        if cut and not is_last:
+            raise _JobsCutShort(f"jobs {', '.join(cut)} were cut short meanwhile")
+        progress = with_cut_short(progress, cut)
         manifest = Manifest(
             id=checkpoint_id,
             kind="full" if base is None else "incremental",

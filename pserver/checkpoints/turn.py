@@ -35,7 +35,7 @@ from backstay.errors import (
     StoreError,
     StoreUnavailable,
 )
-from backstay.pserver.checkpoints.jobs import progress_of_jobs, with_forgotten
+from backstay.pserver.checkpoints.jobs import jobs_cut_short, progress_of_jobs, with_forgotten
 from backstay.pserver.departures import now_text
 
 __all__ = ["Turns"]
@@ -205,17 +205,24 @@ class Turns:
         generation = routing.generation if routing is not None else 0
         return await progress_of_jobs(self._store, version, generation)
 
-    async def jobs_since(self, progress: Mapping[str, Any], took_s: float) -> dict[str, Any]:
+    async def jobs_since(
+        self, progress: Mapping[str, Any], took_s: float
+    ) -> tuple[dict[str, Any], list[str]]:
         """Return progress that was read before all slots were written, as it is to be kept.
 
         Args:
             progress: What ``jobs`` gave, and that of trainers.
             took_s: How long ago that was.
 
+        Returns:
+            The progress, and the jobs that were cut short since: slots and progress of these do
+            not fit.
+
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        return with_forgotten(progress, await self.jobs(), took_s)
+        now = await self.jobs()
+        return with_forgotten(progress, now, took_s), jobs_cut_short(progress, now)
 
     async def restoring(self) -> str:
         """Return the id of the checkpoint that is being restored, as the store has it; or none."""

@@ -5,6 +5,7 @@ After each: what is finished is whole, a later checkpoint tidies up, and no push
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -20,8 +21,15 @@ from backstay import rpc
 from backstay.checkpoint import remote
 from backstay.checkpoint.remote import RestoreState
 from backstay.checkpoint.storage import CheckpointStorage
-from backstay.config import SecurityConfig
+from backstay.config import ClientConfig, SecurityConfig
+from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
+from backstay.consensus.keys import JobKeys
+from backstay.consensus.remote_store import RemoteStore
+from backstay.consensus.store import Put, Txn
+from backstay.course.course import Course, CoursePlan, is_cut_short
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import BackstayError, CheckpointUnavailable
+from backstay.master.saving import PROGRESS, kept_job
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
@@ -339,3 +347,45 @@ def test_what_was_restored_is_what_lost_slots_come_back_from(tmp_path: Path) -> 
         cluster.restart(1)
         with Client(cluster.endpoints) as client:
             assert counted(client) == [1]
+
+
+def test_a_checkpoint_is_written_anew_when_a_pass_is_cut_short_meanwhile(tmp_path: Path) -> None:
+    with counting(tmp_path) as (cluster, _, load):
+        asked = cluster.endpoints[0]
+        keys = JobKeys("census")
+        write_job(asked, keys, steps=7)
+        configure(asked, SLOWLY)
+        saving = Saving(asked, load, kind="full")
+        wait_for_file(tmp_path, f"ckpt-*/{part_of(asked, 1)}*.tmp")
+        # From now on its streams may be closed: slots that are not written yet would keep that.
+        write_job(asked, keys, steps=8)
+        configure(asked, AT_FULL_SPEED)
+        saved = saving.result()
+        manifest = CheckpointStorage(tmp_path).read_manifest(saved.id)
+        kept = kept_job(manifest.progress[PROGRESS], keys.job)
+        assert kept is not None
+        assert is_cut_short(kept.state.course)
+        assert kept.state.inexact == ""
+        assert ended_ids(tmp_path) == [saved.id]
+        check_all(tmp_path)
+    check_counts(tmp_path, saved.id, saving.floor, saving.ceiling)
+
+
+def write_job(endpoint: str, keys: JobKeys, *, steps: int) -> None:
+    """Write the records of a job that ends its training after 8 steps."""
+    course = Course(CoursePlan(passes=2, max_steps=8))
+    course.count_steps(RoundId(RoundKind.TRAINING, 1), steps)
+    records = {
+        keys.name: JobNameRecord("ab12").to_json(),
+        keys.spec: JobSpecRecord("ab12", 1, "{}").to_json(),
+        keys.state: JobStateRecord("running", course=course.to_json()).to_json(),
+    }
+
+    async def write() -> None:
+        store = RemoteStore((endpoint,), ClientConfig(), deadline_ms=5000)
+        try:
+            await store.transaction(Txn((), tuple(Put(*item) for item in records.items())))
+        finally:
+            await store.close()
+
+    asyncio.run(write())

@@ -24,17 +24,7 @@ GARBAGE_THRESHOLD = 500_000
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many (1000)")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--trace", action="store_true", help="tell everything that happens")
-    parser.add_argument("--jobs", action="store_true", help="with a job whose masters die")
-    parser.add_argument("--restores", action="store_true", help="with checkpoints and restores")
-    parser.add_argument(
-        "--inexact", action="store_true", help="with --jobs --restores: of some slots, too"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    arguments = parser.parse_args()
+    arguments = _arguments()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     began = time.monotonic()
     outcomes: list[Outcome] = []
@@ -42,9 +32,11 @@ def main() -> int:
         "job": arguments.jobs,
         "checkpoints": arguments.restores,
         "inexact": arguments.inexact,
+        "cuts": arguments.cuts,
     }
-    given = {"jobs": arguments.jobs, "restores": arguments.restores, "inexact": arguments.inexact}
-    flags = "".join(f" --{name}" for name, is_given in given.items() if is_given)
+    flags = "".join(
+        f" --{name}" for name in ("jobs", "restores", "inexact", "cuts") if getattr(arguments, name)
+    )
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
         if alone:
@@ -87,6 +79,25 @@ def main() -> int:
     }
     print("SIM " + json.dumps(summary))
     return 1 if failures else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (1000)")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--trace", action="store_true", help="tell everything that happens")
+    parser.add_argument("--jobs", action="store_true", help="with a job whose masters die")
+    parser.add_argument("--restores", action="store_true", help="with checkpoints and restores")
+    parser.add_argument(
+        "--inexact", action="store_true", help="with --jobs --restores: of some slots, too"
+    )
+    parser.add_argument(
+        "--cuts",
+        action="store_true",
+        help="with --jobs --restores: checkpoints take time, and passes are cut short",
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args()
 
 
 def _prepare() -> None:

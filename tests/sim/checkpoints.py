@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
     from tests.sim.pserver import Pserver
 
-__all__ = ["NEWEST", "RESTORE", "Checkpoints"]
+__all__ = ["NEWEST", "RESTORE", "SAVE_EVERY", "URL", "Checkpoints", "SavedSlot"]
 
 RESTORE, NEWEST = "plans/restore", "checkpoint"
 URL = "/ckpt"

@@ -16,7 +16,7 @@ from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
 from tests.sim.job_worker import JobWorker
-from tests.sim.jobs import JobBook, JobCheckpoints
+from tests.sim.jobs import JobBook, JobCheckpoints, SlowJobCheckpoints
 from tests.sim.network import Network
 from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
@@ -103,8 +103,10 @@ class Cluster:
         tasks: bool = False,
         job: bool = False,
         inexact: bool = False,
+        cuts: bool = False,
     ) -> None:
         self.allows_inexact = inexact
+        self.cuts_passes = cuts
         self.queue = EventQueue(seed, trace=trace)
         self.options = Options.draw(self.queue.random)
         self.network = Network(self.queue, self.options.slow)
@@ -143,7 +145,8 @@ class Cluster:
             self.keys_of.setdefault(self.slot_of[key], []).append(key)
         self._seed = seed
         if checkpoints and self.job is not None:
-            self.checkpoints = JobCheckpoints(self, seed, self.job)
+            kind = SlowJobCheckpoints if cuts else JobCheckpoints
+            self.checkpoints = kind(self, seed, self.job)
         elif checkpoints:
             self.checkpoints = Checkpoints(self, seed)
         self.queue.after(CHECK_EVERY, self._check_now_and_then)
@@ -366,6 +369,8 @@ class Cluster:
         self._check_in_sync()
         self._check_digests()
         routing = self.routings[-1]
+        if self.job is not None:
+            self.job.note_cut()
         for slot in range(self.options.slots):
             keys = self.keys_of.get(slot, [])
             digests = set()
@@ -390,6 +395,7 @@ def simulate(
     tasks: bool = False,
     job: bool = False,
     inexact: bool = False,
+    cuts: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -400,9 +406,16 @@ def simulate(
         tasks: With tasks of a master with a perfect memory.
         job: With a job whose masters die.
         inexact: Restores under a job are of some slots, too.
+        cuts: Jobs cut passes short, and their checkpoints take time.
     """
     cluster = Cluster(
-        seed, trace=trace, checkpoints=checkpoints, tasks=tasks, job=job, inexact=inexact
+        seed,
+        trace=trace,
+        checkpoints=checkpoints,
+        tasks=tasks,
+        job=job,
+        inexact=inexact,
+        cuts=cuts,
     )
     failure = ""
     try:

@@ -368,6 +368,9 @@ class JobWorker(Trainer):
         if any(held.master < 0 for held in replicas):
             self.queue.after(BACKOFF * 4, partial(self._close, stream, engine, life))
             return
+        name = (self.book.stream_job, *stream)
+        if self.book.is_cut(*stream):
+            self.cluster.history.cut(name)
         # In an order that every run of the seed has.
         missing = dict.fromkeys(self._masters(range(self.cluster.options.slots)))
         is_over = False
@@ -391,7 +394,6 @@ class JobWorker(Trainer):
             else:
                 self._close(stream, engine, life)
 
-        name = (self.book.stream_job, *stream)
         for process in list(missing):
 
             def answer(code: int, process: Pserver = process) -> None:

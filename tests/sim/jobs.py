@@ -6,36 +6,43 @@ The judge knows what each batch pushes: when the job is done, each slot counts e
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
+from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from backstay.consensus.checkpoint_records import RestorePlan
+from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.store import Put, Txn
+from backstay.course.course import Course, is_cut_short
 from backstay.course.task_table import TaskTable
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
+from backstay.master.core.task_bits import TaskBits
 from backstay.master.job import Job
 from backstay.master.saving import kept_job
+from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, jobs_cut_short
 from backstay.trainer.readers import Shard
-from tests.sim.checkpoints import RESTORE, Checkpoints
-from tests.sim.events import MS
+from tests.sim.checkpoints import NEWEST, RESTORE, SAVE_EVERY, URL, Checkpoints, SavedSlot
+from tests.sim.events import MS, Micros
 from tests.sim.job_master import HOLD_TTL_MS, KEYS, UID, SimMaster
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
-__all__ = ["BATCHES", "TABLES", "JobBook", "JobCheckpoints"]
+__all__ = ["BATCHES", "TABLES", "JobBook", "JobCheckpoints", "SlowJobCheckpoints"]
 
 TASKS = 5
 BATCHES = 5
 TABLES = 2
 PASSES = 2
 RESCUES_MAX = 4
+# Of batches, 50 in all: within the first pass, the second one, or never.
+MAX_STEPS = (0, 11, 28, 28, 40)
+# How long a checkpoint that takes time does, in the mean, and how often it is begun anew.
+SAVE_TAKES = 400 * MS
 
 
-def job_spec(seed: int) -> JobSpec:
-    """Return the job of a seed."""
+def job_spec(seed: int, *, cuts: bool = False) -> JobSpec:
+    """Return the job of a seed; ``cuts``: it may end in the middle of a pass."""
     return JobSpec(
         name=KEYS.job,
         model="model.py",
@@ -49,6 +56,7 @@ def job_spec(seed: int) -> JobSpec:
         straggler_min_s=0.05,
         max_task_retries=10,
         checkpoint=CheckpointSpec(every="none"),
+        max_steps=Random(f"cut {seed}").choice(MAX_STEPS) if cuts else 0,
     )
 
 
@@ -58,7 +66,7 @@ class JobBook:
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self.random = Random(f"job {seed}")
-        self.spec = job_spec(seed)
+        self.spec = job_spec(seed, cuts=cluster.cuts_passes)
         self.failed = False
         self._rescues = 0
         self.epoch = 0
@@ -228,18 +236,47 @@ class JobBook:
             # It says so itself: some slots were restored, others not.
             self.cluster.queue.counts["inexact_copies"] += 1
             return
-        expected: Counter[int] = Counter()
+        least, most = self._expected
+        for key, count in zip(keys, counts, strict=True):
+            if not least[key] <= count <= most[key]:
+                slot = self.cluster.slot_of[key]
+                self.cluster.fail(
+                    f"job: {where} counts {count} for key {key} of slot {slot}, "
+                    f"not {least[key]} to {most[key]}"
+                )
+
+    @cached_property
+    def _expected(self) -> tuple[Counter[int], Counter[int]]:
+        """What each key counts at least and at most at the end of the job.
+
+        Batches of tasks that are not done, in a pass that was cut short, may count or not.
+        """
+        least: Counter[int] = Counter()
+        most: Counter[int] = Counter()
         for number in range(1, PASSES + 1):
             for task in range(TASKS):
                 for batch in range(BATCHES):
                     for pushed in self.keys_of(number, task, batch):
-                        expected.update(pushed)
-        for key, count in zip(keys, counts, strict=True):
-            if count != expected[key]:
-                slot = self.cluster.slot_of[key]
-                self.cluster.fail(
-                    f"job: {where} counts {count} for key {key} of slot {slot}, not {expected[key]}"
-                )
+                        most.update(pushed)
+                        if not self.is_cut(number, task):
+                            least.update(pushed)
+        return least, most
+
+    def is_cut(self, number: int, task: int) -> bool:
+        """Whether a task is not done and never will be: its pass was cut short."""
+        record = self._recorded().course
+        if not is_cut_short(record) or number <= Course.of(self.spec, record).passes_over:
+            return False
+        found = self.cluster.store.state.get(KEYS.done(f"training-{number}", 0))
+        chunks = {} if found is None else {0: found.value}
+        return task not in TaskBits.from_chunks(TASKS, chunks)
+
+    def note_cut(self) -> None:
+        """Have the judge of single pushes expect nothing of tasks that are not done."""
+        for number in range(1, PASSES + 1):
+            for task in range(TASKS):
+                if self.is_cut(number, task):
+                    self.cluster.history.cut((self.stream_job, number, task))
 
 
 class JobCheckpoints(Checkpoints):
@@ -269,3 +306,84 @@ class JobCheckpoints(Checkpoints):
             self._later(30 * MS, self._save)
         if len(self._saved) > before:
             self._book.saved.append(records)
+
+
+class SlowJobCheckpoints(JobCheckpoints):
+    """Checkpoints that take time: each slot is of a moment of its own, as in reality.
+
+    The node that writes one has the turn: no restore begins meanwhile.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, book: JobBook) -> None:
+        self._is_writing = False
+        super().__init__(cluster, seed, book)
+
+    def _finish(self, records: dict[str, Any]) -> None:
+        plan, generation = self._book.rows()
+        version = plan.version if plan is not None else 0
+        is_same = (version, generation) == (records["restore_version"], records["generation"])
+        if self._cluster.trainers[0].stopping:
+            return
+        if not is_same or (plan is not None and plan.state != "done"):
+            self._later(30 * MS, self._save)
+            return
+        self._is_writing = True
+        slots = list(range(self._cluster.options.slots))
+        self._random.shuffle(slots)
+        begun = self._cluster.routings[-1].version
+        give_up = self._cluster.queue.now + 3 * SAVE_TAKES
+        self._gather(records, slots, {}, begun, give_up)
+
+    def _gather(
+        self,
+        records: dict[str, Any],
+        slots: list[int],
+        found: dict[int, SavedSlot],
+        begun: int,
+        give_up: Micros,
+    ) -> None:
+        if not slots and self._cluster.store.is_up:
+            self._end(records, found, begun)
+            return
+        if self._cluster.queue.now > give_up:
+            self._cluster.queue.counts["checkpoints_given_up"] += 1
+            self._over()
+            return
+        again = partial(self._gather, records, slots, found, begun, give_up)
+        one = self._save_slot(slots[-1]) if slots else None
+        if one is None:
+            self._cluster.queue.after(10 * MS, again)
+            return
+        found[slots.pop()] = one
+        step = 2 * SAVE_TAKES // self._cluster.options.slots
+        self._cluster.queue.after(self._random.randrange(1, step), again)
+
+    def _end(self, records: dict[str, Any], found: dict[int, SavedSlot], begun: int) -> None:
+        counts = self._cluster.queue.counts
+        if any(saved.chain[-1].birth > begun for saved in found.values()):
+            counts["checkpoints_given_up"] += 1
+        elif jobs_cut_short({JOBS_PROGRESS: records}, {JOBS_PROGRESS: self._book.records()}):
+            # ``Saver`` begins it anew.
+            counts["checkpoints_cut"] += 1
+        else:
+            self._saved.append(dict(sorted(found.items())))
+            counts["checkpoints"] += 1
+            self._book.saved.append(records)
+            newest = CheckpointRecord(URL, self._name(len(self._saved)), "")
+            self._put(NEWEST, newest.to_json())
+        self._over()
+
+    def _over(self) -> None:
+        self._is_writing = False
+        if not self._cluster.trainers[0].stopping:
+            self._later(SAVE_EVERY, self._save)
+
+    def _restore(self) -> None:
+        if self._is_writing:
+            self._later(20 * MS, self._restore)
+            return
+        super()._restore()
+
+    def restore_all(self) -> bool:
+        """Ask for a restore of all slots, unless a checkpoint is being written."""
+        return not self._is_writing and super().restore_all()

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.sim import jobs
 from tests.sim.cluster import UNLIMITED, Outcome, simulate
 from tests.sim.pserver import Pserver
 
 # The first of them by `make test`, the others by `make test-slow`.
 SEEDS = [range(40), pytest.param(range(40, 200), marks=pytest.mark.slow)]
 RESTORED_SEEDS = [range(20), pytest.param(range(20, 100), marks=pytest.mark.slow)]
+CUT_SEEDS = [range(12), pytest.param(range(12, 100), marks=pytest.mark.slow)]
 # A worker was told to be first at a task that was then given out again; a master that was none any
 # more was asked about a task that a later one had given.
 REGRESSIONS = [998, 2126]
@@ -43,6 +45,9 @@ RESTORED_REGRESSIONS = [
     31272,
     52426,
 ]
+
+# Slots that were saved late had the closed streams of tasks that the progress had still to do.
+CUT_REGRESSIONS = [1057, 1065, 1090, 1099]
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +88,23 @@ def test_batches_of_jobs_count_once_when_the_cluster_is_restored_at_any_moment(
     assert min(counts["went_back"], counts["state_lost"]) > len(numbers)
     # Some cannot go on: slots were lost with every copy, or the checkpoint is of no use to them.
     assert counts["jobs_failed"] < len(seeds) / 2
+
+
+@pytest.mark.parametrize("numbers", CUT_SEEDS)
+def test_a_checkpoint_over_a_pass_that_is_cut_short_loses_no_batch(numbers: range) -> None:
+    outcomes, counts = _run([*CUT_REGRESSIONS, *numbers], checkpoints=True, cuts=True)
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    assert counts["checkpoints_cut"] > len(numbers) / 10
+    assert counts["went_back"] > len(numbers) / 2
+
+
+def test_checkpoints_that_are_kept_though_a_pass_was_cut_short_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs, "jobs_cut_short", lambda *_progress: [])
+    assert any(
+        simulate(seed, job=True, checkpoints=True, cuts=True).failure for seed in CUT_REGRESSIONS
+    )
 
 
 def test_servers_that_take_what_was_sent_before_a_restore_are_found(

@@ -1,4 +1,4 @@
-"""More tasks end while a checkpoint is written than slots remember: its progress says so."""
+"""What ends while a checkpoint is written: more tasks than slots remember, a pass cut short."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import pytest
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.course.course import Course, CoursePlan
+from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import (
     ENDED_MAX,
     JOBS_PROGRESS,
     MAX_CLOSED_STREAMS,
     TOOK_MAX_S,
+    jobs_cut_short,
     progress_of_jobs,
+    with_cut_short,
     with_forgotten,
 )
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
@@ -74,6 +78,47 @@ def test_all_jobs_share_what_slots_remember() -> None:
     assert inexact(kept, "a") != ""
     assert inexact(kept, "c") == ""
     assert "b" not in kept[JOBS_PROGRESS]["jobs"]
+
+
+def course(*, steps: int) -> str:
+    one = Course(CoursePlan(passes=2, max_steps=8))
+    one.count_steps(RoundId(RoundKind.TRAINING, 1), steps)
+    return one.to_json()
+
+
+def at(record: str, *, uid: str = "ab12") -> dict[str, Any]:
+    one = progress(a=3)
+    one[JOBS_PROGRESS]["jobs"]["a"] |= {
+        "spec": JobSpecRecord(uid, 1, "{}").to_json(),
+        "state": JobStateRecord("running", course=record).to_json(),
+    }
+    return one
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cut"),
+    [
+        (at(course(steps=7)), at(course(steps=8)), ["a"]),
+        (at(""), at(course(steps=8)), ["a"]),
+        # It may have been cut short before somebody removed it, or began it anew.
+        (at(course(steps=7)), {}, ["a"]),
+        (at(course(steps=7)), at(course(steps=1), uid="cd34"), ["a"]),
+        (at(course(steps=7)), at(course(steps=7)), []),
+        # What is closed then was closed before, or is of tasks that are done.
+        (at(course(steps=8)), at(course(steps=8)), []),
+        (at(course(steps=8)), {}, []),
+        ({}, at(course(steps=8)), []),
+    ],
+)
+def test_a_job_that_is_cut_short_while_a_checkpoint_is_written(
+    before: dict[str, Any], after: dict[str, Any], cut: list[str]
+) -> None:
+    assert jobs_cut_short(before, after) == cut
+    kept = with_cut_short(before, cut)
+    if cut:
+        assert "cut short" in inexact(kept, "a")
+    else:
+        assert kept == before
 
 
 def test_no_jobs_and_jobs_that_are_gone_are_no_trouble() -> None:

@@ -21,7 +21,7 @@ from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_spec import EarlyStop, JobSpec
 
-__all__ = ["Course", "CoursePlan", "Outcome"]
+__all__ = ["Course", "CoursePlan", "Outcome", "is_cut_short"]
 
 Outcome = Literal["finished", "finished_with_parked", "stopped"]
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -415,6 +415,23 @@ class Course:
             self._ended = None
             self._train_end_due = self._plan.train_end
         self._advance()
+
+
+def is_cut_short(record: str) -> bool:
+    """Return whether a job's training ended before its plan was done (most steps, early stop).
+
+    A pass that was open then is never taken up again, and streams of its tasks are closed.
+
+    Args:
+        record: What ``Course.to_json`` wrote; empty: the job has not begun.
+
+    Raises:
+        InvalidRequest: It is no such text.
+    """
+    if not record:
+        return False
+    fields = parse_fields("course", record, _FIELDS)
+    return fields["ended"] == "stopped" or (fields["training_over"] and bool(fields["reason"]))
 
 
 def _is_better(rule: EarlyStop, value: float, best: float | None) -> bool:

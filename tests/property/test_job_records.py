@@ -1,0 +1,117 @@
+"""Records of jobs and of checkpoints survive their JSON form, every field of them.
+
+Each field is drawn, so one that ``from_json`` forgets is found; a new field without a strategy
+here fails the test, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backstay.consensus.checkpoint_records import (
+    RESTORE_STATES,
+    CheckpointRecord,
+    RestorePlan,
+    SaveRecord,
+)
+from backstay.consensus.job_records import (
+    RUN_STATES,
+    JobNameRecord,
+    JobSpecRecord,
+    JobStateRecord,
+    JournalRecord,
+    MasterRecord,
+)
+from backstay.course.rounds import RoundId, RoundKind
+from backstay.master.core.holds import Failure, HeldTask, ParkedTask, WorkerRecord
+from backstay.master.core.progress import JobProgress, RoundProgress
+from backstay.master.core.task_bits import TaskBits
+
+TEXTS = st.text(max_size=12)
+NUMBERS = st.integers(0, 2**63 - 1)
+FIGURES = st.dictionaries(TEXTS, NUMBERS, max_size=3)
+TASKS = 20
+
+
+def tuples(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(of, max_size=3).map(tuple)
+
+
+def bits(tasks: set[int]) -> Mapping[int, str]:
+    done = TaskBits(TASKS)
+    for task in sorted(tasks):
+        done.add(task)
+    return dict(done.chunks())
+
+
+FAILURES = st.builds(Failure, error=TEXTS, worker=TEXTS, records=tuples(NUMBERS))
+PARKED = st.builds(ParkedTask, task=NUMBERS, failures=NUMBERS, failure=FAILURES, settled=NUMBERS)
+ROUND_PROGRESS = st.builds(
+    RoundProgress,
+    size=st.just(TASKS),
+    table_digest=TEXTS,
+    done=st.sets(st.integers(0, TASKS - 1)).map(bits),
+    parked=tuples(PARKED),
+)
+ROUND_IDS = st.builds(RoundId, st.sampled_from(RoundKind), st.integers(1, 10**6))
+# A field of each record -> what it may hold.
+RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
+    JobNameRecord: {"uid": TEXTS},
+    JobSpecRecord: {"uid": TEXTS, "created_ms": NUMBERS, "spec": TEXTS},
+    MasterRecord: {"address": TEXTS, "instance": NUMBERS, "host": TEXTS, "pid": NUMBERS},
+    JournalRecord: {"instance": NUMBERS, "number": NUMBERS},
+    JobStateRecord: {
+        "state": st.sampled_from(RUN_STATES),
+        **dict.fromkeys(("reason", "course", "workers", "inexact", "checkpoint"), TEXTS),
+        **dict.fromkeys(("starts", "restore_version", "generation"), NUMBERS),
+        **dict.fromkeys(("passes_begun", "hold_ttl_ms"), NUMBERS),
+        "tables": tuples(TEXTS),
+        "data": st.dictionaries(TEXTS, TEXTS, max_size=3),
+        "figures": FIGURES,
+        "evaluations": tuples(st.dictionaries(TEXTS, NUMBERS | TEXTS, max_size=3)),
+    },
+    CheckpointRecord: {"url": TEXTS, "id": TEXTS, "created": TEXTS},
+    SaveRecord: {"id": TEXTS, "node": TEXTS, "instance": NUMBERS, "started": TEXTS},
+    RestorePlan: {
+        "url": TEXTS,
+        "checkpoint": TEXTS,
+        "slots": tuples(NUMBERS),
+        "state": st.sampled_from(RESTORE_STATES),
+        "version": NUMBERS,
+        "generation": NUMBERS,
+    },
+    ParkedTask: {"task": NUMBERS, "failures": NUMBERS, "failure": FAILURES, "settled": NUMBERS},
+    WorkerRecord: {
+        "held": tuples(st.builds(HeldTask, NUMBERS, NUMBERS, NUMBERS)),
+        "to_close": tuples(st.tuples(NUMBERS, NUMBERS)),
+    },
+    JobProgress: {
+        "job_uid": TEXTS,
+        "course": TEXTS,
+        "rounds": st.dictionaries(ROUND_IDS, ROUND_PROGRESS, max_size=3),
+        "figures": FIGURES,
+        "inexact": TEXTS,
+        "damaged": st.dictionaries(TEXTS, TEXTS, max_size=3),
+        "passes_begun": NUMBERS,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_every_field_is_drawn(kind: type[Any]) -> None:
+    assert RECORDS[kind].keys() == {field.name for field in fields(kind)}
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_json_leads_back(kind: type[Any], data: st.DataObject) -> None:
+    record = data.draw(st.builds(kind, **RECORDS[kind]))
+    again = kind.from_json(record.to_json())
+    assert again == record
+    assert again.to_json() == record.to_json()
