@@ -32,10 +32,10 @@ __all__ = [
     "stream_job_of",
 ]
 
-RunState = Literal["running", "done", "stopped", "failed"]
+RunState = Literal["running", "done", "stopped", "failed", "unsaved"]
 RUN_STATES: tuple[RunState, ...] = get_args(RunState)
 # Those of a job that is over.
-OVER_STATES: tuple[RunState, ...] = ("done", "stopped", "failed")
+OVER_STATES: tuple[RunState, ...] = ("done", "stopped", "failed", "unsaved")
 
 
 def stream_job_of(uid: str) -> int:
@@ -168,7 +168,8 @@ class JobStateRecord:
     """``state``: where the job stands, but for the tasks.
 
     Attributes:
-        state: ``running``, ``done``, ``stopped`` or ``failed``.
+        state: ``running``, ``done``, ``stopped``, ``failed``, or ``unsaved``: all tasks are done,
+            and the last checkpoint could not be written.
         reason: Why, if it does not run.
         starts: How often a master took the job over.
         course: Which rounds it is at, as ``backstay.course`` writes it; empty: not begun.
@@ -183,7 +184,8 @@ class JobStateRecord:
         passes_begun: Training passes of which a task was given out, or may have been.
         hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
         figures: Sums, most of them for people: ``examples``, ``steps``, ``bad_records``, ... By
-            ``tasks``, those that have ended, it is told whether a checkpoint is exact.
+            ``tasks``, those that have ended, it is told whether a checkpoint is exact; by
+            ``saved_steps``, those of the newest checkpoint of the job, whether one is missing.
         evaluations: The last evaluations: objects with ``round``, ``steps``, ``records`` and
             ``metrics``.
     """

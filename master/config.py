@@ -31,6 +31,7 @@ class MasterConfig:
         replaces: Instance of a master that is surely gone, and need not be waited for.
         fresh: Begin the job anew, whatever is recorded of it.
         linger_ms: How long, at most, workers are waited for when the job is over.
+        servers_end: Whether the servers end with this job: it is saved before it is stopped.
         insecure: Listen on an address other than loopback with neither token nor TLS.
     """
 
@@ -42,6 +43,7 @@ class MasterConfig:
     replaces: int = 0
     fresh: bool = False
     linger_ms: int = 10_000
+    servers_end: bool = False
     insecure: bool = False
 
     def __post_init__(self) -> None:

@@ -52,7 +52,6 @@ RETRY_PAUSE_FIRST_S = 0.1
 RETRY_PAUSE_MAX_S = 1.0
 # Between two looks at holds that may have run out, at most.
 LOOK_S = 0.25
-LAST_CHECKPOINT_S = 600.0
 LAST_WRITE_S = 10.0
 
 ResultT = TypeVar("ResultT")
@@ -195,7 +194,8 @@ class MasterHost:
         )
         job = Job(opened, self._keys, self._journal, self._clock)
         job.stage_state()
-        saving = Saving(job, self._spec.name, checkpoints)
+        saving = Saving(job, self._spec.name, checkpoints, servers_end=self._config.servers_end)
+        self._service.try_save_now = saving.try_now
         await _until_answered(saving.look)
         job.advance()
         # Before the first worker is told how long they last.
@@ -218,15 +218,17 @@ class MasterHost:
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
             asyncio.create_task(saving.look_on(), name="restores"),
         ]
+        ending = asyncio.create_task(saving.end_course(), name="the end of the course")
         over = asyncio.create_task(self._over(job, saving))
         try:
-            await asyncio.wait({over, *background}, return_when=asyncio.FIRST_COMPLETED)
-            for task in background:
-                if task.done():
+            watched = {over, ending, *background}
+            while not over.done():
+                done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
                     task.result()
-            return await over
+            return over.result()
         finally:
-            await end_tasks(over, *background)
+            await end_tasks(over, ending, *background)
 
     async def _advance(self, job: Job) -> None:
         """Open and end rounds as the course says; never returns."""
@@ -252,8 +254,11 @@ class MasterHost:
         """Wait until the job is over and its workers know; returns its state."""
         while not job.is_over:
             await job.changed.wait()
-        if job.state.state == "done":
-            await saving.finish(LAST_CHECKPOINT_S)
+        if job.saves_still:
+            if not self._forget:
+                await saving.save_stopped()
+            job.saves_still = False
+            job.notify()
         deadline_s = self._clock() + self._config.linger_ms / 1000
         ttl_s = job.hold_ttl_ms / 1000
         while self._clock() < deadline_s and _is_waited_for(job, ttl_s):

@@ -80,6 +80,15 @@ class Job:
         self.tasks_since_checkpoint = 0
         self.checkpoint_due = False
         self.trouble: dict[str, str] = {}
+        # Whether the job ends with its course; else whoever looks after its checkpoints ends it.
+        self.ends_itself = True
+        # Whether it saves before it stops.
+        self.saves_when_stopped = False
+        # Why the last checkpoint is not written, though nothing else is left to do.
+        self.unsaved = ""
+        # Whether it is over but for a checkpoint that is being written.
+        self.saves_still = False
+        self.checkpoints_failed = 0
         self.stalls = Stalls(self.spec, self.known, lambda: self.rounds.values())
         self._changed = asyncio.Event()
         self._count_all_steps()
@@ -106,10 +115,43 @@ class Job:
         if self.is_over:
             return
         log.info("the job is %s%s", state, f": {reason}" if reason else "")
+        self.saves_still = state == "stopped" and self.saves_when_stopped and self.has_unsaved_steps
         self.state = replace(self.state, state=state, reason=reason)
         self.workers.finish()
         self.stage_state()
         self.notify()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the course is at its end and the job is not over: it is to be saved and ended."""
+        return self.course.outcome is not None and not self.is_over
+
+    @property
+    def has_unsaved_steps(self) -> bool:
+        """Whether steps were made since the newest checkpoint of a job that saves its model."""
+        saves = self.spec.training is not None and self.spec.checkpoint.is_wanted
+        return saves and self.course.steps != self.figures["saved_steps"]
+
+    def finish(self) -> None:
+        """End a job whose course is at its end."""
+        outcome = self.course.outcome
+        if outcome is None or self.is_over:
+            return
+        self.unsaved = ""
+        if outcome == "finished_with_parked":
+            self.end("failed", self._parked_text())
+        else:
+            self.end("done", self.course.reason)
+
+    def end_unsaved(self, why: str) -> None:
+        """End a job that is all done without its last checkpoint."""
+        parked = f"; {self._parked_text()}" if self.course.parked else ""
+        self.end("unsaved", f"the last checkpoint was not written: {why}{parked}")
+
+    def _parked_text(self) -> str:
+        failed = f"{sum(self.course.parked.values())} tasks failed for good"
+        how = "`backstay jobs show` tells why, and the same command tries them again"
+        return f"{failed}; {how}"
 
     # Workers.
 
@@ -369,8 +411,9 @@ class Job:
         due, self.checkpoint_due = self.checkpoint_due, False
         return due
 
-    def note_checkpoint(self, checkpoint: str) -> None:
-        """Take note of the newest one."""
+    def note_checkpoint(self, checkpoint: str, steps: int) -> None:
+        """Take note of the newest one, and of how many steps there were when it was begun."""
+        self.figures["saved_steps"] = steps
         self.state = replace(self.state, checkpoint=checkpoint)
         self.stage_state()
 
@@ -462,15 +505,8 @@ class Job:
         return opened if opened.ledger.is_over else None
 
     def _end_with_course(self) -> None:
-        outcome = self.course.outcome
-        if outcome is None or self.is_over:
-            return
-        if outcome == "finished_with_parked":
-            failed = f"{sum(self.course.parked.values())} tasks failed for good"
-            how = "`backstay jobs show` tells why, and the same command tries them again"
-            self.end("failed", f"{failed}; {how}")
-        else:
-            self.end("done", self.course.reason)
+        if self.ends_itself:
+            self.finish()
 
     def _count_steps(self, opened: OpenRound) -> None:
         before = self.course.open_rounds

@@ -228,11 +228,15 @@ class JobClient:
             return recorded_parked(keys, records)
         return tuple(answer.tasks)
 
-    def retry_parked(self, numbers: Sequence[int] = ()) -> int:
-        """Give parked tasks their tries again; none named: all of them."""
+    def retry_parked(self, numbers: Sequence[int] = ()) -> tuple[int, bool]:
+        """Give parked tasks their tries again; none named: all of them.
+
+        Returns:
+            How many, and whether a last checkpoint that could not be written is tried again, too.
+        """
         request = job_pb2.RetryParkedRequest(numbers=numbers)
         answer = self._calls.call(lambda stub, timeout: stub.RetryParked(request, timeout=timeout))
-        return answer.tasks
+        return answer.tasks, answer.saves
 
     def launch(
         self,

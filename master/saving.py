@@ -23,17 +23,26 @@ from backstay.errors import (
     CheckpointNotFound,
     CheckpointRefused,
     InvalidRequest,
+    NoCheckpointFolder,
 )
 from backstay.master.core.holds import ParkedTask
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
 
 __all__ = ["KeptJob", "Saving", "kept_job", "restored_job", "rows_of"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
+# Between two tries of the last checkpoint; doubled each time, up to the last.
+TRY_PAUSE_FIRST_S = 1.0
+TRY_PAUSE_MAX_S = 30.0
+# For so long it is tried where the servers stay when the job has ended.
+LAST_SAVE_S = 120.0
+# A save that says nothing for so long is not waited for; the servers give one up before that.
+SAVE_LIMIT_S = 3600.0
 # Below it a checkpoint keeps the records of jobs.
 PROGRESS = "backstay_jobs"
 
@@ -66,20 +75,28 @@ def restored_job(checkpoints: Checkpoints, job: str) -> KeptJob | None:
 class Saving:
     """Saves a job, and takes it back; belongs to one event loop."""
 
-    def __init__(self, job: Job, name: str, checkpoints: Checkpoints) -> None:
-        """Prepare.
+    def __init__(
+        self, job: Job, name: str, checkpoints: Checkpoints, *, servers_end: bool = False
+    ) -> None:
+        """Prepare; from now on the job does not end with its course, but in ``end_course``.
 
         Args:
             job: The job.
             name: Its name.
             checkpoints: Of the cluster.
+            servers_end: Whether the servers end with the job: what is not saved then is gone.
         """
         self._job = job
         self._name = name
         self._checkpoints = checkpoints
-        self._is_saving = False
-        # Set when a checkpoint is written, or has failed.
-        self._saved = asyncio.Event()
+        self._servers_end = servers_end
+        self._saving = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._try_now = asyncio.Event()
+        # The cluster has no folder for them.
+        self._keeps_none = False
+        job.ends_itself = False
+        job.saves_when_stopped = servers_end and job.spec.checkpoint.stop_wait_s > 0
 
     async def save_when_due(self) -> None:
         """Save each time that the job says so; never returns."""
@@ -88,25 +105,77 @@ class Saving:
             if not self._job.take_checkpoint_due():
                 await changed.wait()
                 continue
-            self._is_saving = True
-            try:
-                await self._save()
-            finally:
-                self._is_saving = False
-                self._saved.set()
+            await self._save()
 
-    async def finish(self, limit_s: float) -> None:
-        """Wait until nothing is left to save."""
+    async def end_course(self) -> None:
+        """End the job when its course is at its end and what it has made is safe; returns then.
 
-        async def idle() -> None:
-            while self._job.checkpoint_due or self._is_saving:
-                self._saved.clear()
-                await self._saved.wait()
+        Its rows are looked at once more before: what was lost in its last second is not done. One
+        whose last checkpoint cannot be written waits, and is ``unsaved`` in the end.
+        """
+        job = self._job
+        tries = _Tries(self._limit_s())
+        while not job.is_over:
+            changed = job.changed
+            if not job.is_finished:
+                # Or not any more: a restore took it back.
+                job.unsaved, tries = "", _Tries(self._limit_s())
+                await changed.wait()
+            elif await self._rows_changed():
+                continue
+            elif self._keeps_none or not job.has_unsaved_steps:
+                job.finish()
+            elif why := await self._save():
+                job.unsaved = why
+                if tries.are_over():
+                    job.end_unsaved(why)
+                    return
+                job.notify()
+                log.error("the job waits for its last checkpoint: %s", why)
+                await self._pause(tries.next_pause_s())
 
+    async def save_stopped(self) -> None:
+        """Save a job that was stopped, within ``checkpoint.stop_wait_s``."""
+        limit_s = self._job.spec.checkpoint.stop_wait_s
         try:
-            await asyncio.wait_for(idle(), limit_s)
+            await asyncio.wait_for(self._save(), limit_s)
         except asyncio.TimeoutError:
-            log.error("the last checkpoint took longer than %.0f s and is not waited for", limit_s)
+            log.error("the last checkpoint took longer than %d s and is not waited for", limit_s)
+
+    def try_now(self) -> bool:
+        """Try a last checkpoint at once that could not be written; whether there is one."""
+        self._try_now.set()
+        return bool(self._job.unsaved)
+
+    def _limit_s(self) -> float:
+        return self._job.spec.checkpoint.unsaved_wait_s if self._servers_end else LAST_SAVE_S
+
+    async def _pause(self, pause_s: float) -> None:
+        self._try_now.clear()
+        waits = asyncio.create_task(self._wait_for_try()), asyncio.create_task(self._over())
+        try:
+            await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks(*waits)
+
+    async def _wait_for_try(self) -> None:
+        await self._try_now.wait()
+
+    async def _over(self) -> None:
+        while not self._job.is_over:
+            await self._job.changed.wait()
+
+    async def _rows_changed(self) -> bool:
+        """Look whether rows have changed; also True if nobody could tell, after a while."""
+        try:
+            changed = await self.look()
+        except BackstayError as error:
+            trouble = f"no node tells whether it was restored: {error}"
+            self._job.note_trouble("restore", trouble)
+            await asyncio.sleep(LOOK_S)
+            return True
+        self._job.note_trouble("restore", "")
+        return changed
 
     async def look(self) -> bool:
         """Look once whether the cluster was restored, and take the job back if it was.
@@ -117,6 +186,10 @@ class Saving:
         Raises:
             BackstayError: No node answers, or the store does not.
         """
+        async with self._looking:
+            return await self._look()
+
+    async def _look(self) -> bool:
         job = self._job
         restore = await asyncio.to_thread(self._checkpoints.restore_state)
         change = change_of(_noted(job), restore)
@@ -159,15 +232,8 @@ class Saving:
         """Look every second; never returns."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._job.is_over:
-                continue
-            try:
-                await self.look()
-            except BackstayError as error:
-                trouble = f"no node tells whether it was restored: {error}"
-                self._job.note_trouble("restore", trouble)
-            else:
-                self._job.note_trouble("restore", "")
+            if not self._job.is_over:
+                await self._rows_changed()
 
     def _note_inexact(self, why: str) -> None:
         job = self._job
@@ -175,28 +241,39 @@ class Saving:
         log.error("records may count never or twice from now on: %s", why)
         job.note_inexact(f"since {now}, pass {job.course.passes_over + 1}: {why}")
 
-    async def _save(self) -> None:
-        """Save once; a checkpoint that fails is one less, not the end of the job."""
+    async def _save(self) -> str:
+        """Save once; returns why not, empty if it is written, or if the cluster keeps none."""
+        async with self._saving:
+            return await self._save_once()
+
+    async def _save_once(self) -> str:
         job = self._job
+        steps = job.course.steps
         tags: dict[str, str | int | float] = {
             "job": self._name,
-            "steps": job.course.steps,
+            "steps": steps,
             "passes": job.course.passes_over,
         }
         try:
             now = await asyncio.to_thread(self._checkpoints.restore_state)
             if change_of(_noted(job), now) != "none":
                 # What is in memory is not what the model is; ``look`` puts that right.
-                return
-            info = await asyncio.to_thread(lambda: self._checkpoints.save(tags=tags))
-        except BackstayError as error:
+                return "rows of the cluster have changed"
+            saving = asyncio.to_thread(lambda: self._checkpoints.save(tags=tags))
+            info = await asyncio.wait_for(saving, SAVE_LIMIT_S)
+        except (BackstayError, asyncio.TimeoutError) as error:
+            why = str(error) or f"the servers have not answered for {SAVE_LIMIT_S:.0f} s"
             level = logging.WARNING if isinstance(error, CheckpointRefused) else logging.ERROR
-            log.log(level, "no checkpoint was written: %s", error)
-            job.note_trouble("checkpoint", f"no checkpoint was written: {error}")
-            return
+            log.log(level, "no checkpoint was written: %s", why)
+            job.note_trouble("checkpoint", f"no checkpoint was written: {why}")
+            job.checkpoints_failed += 1
+            self._keeps_none = isinstance(error, NoCheckpointFolder)
+            return "" if self._keeps_none else why
         job.note_trouble("checkpoint", "")
+        self._keeps_none = False
         log.info("checkpoint %s is written", info.id)
-        job.note_checkpoint(info.id)
+        job.note_checkpoint(info.id, steps)
+        return ""
 
     def _restored(self) -> JobProgress | None:
         """Return this job's progress in what the cluster was restored from last. Blocks.
@@ -213,6 +290,24 @@ class Saving:
             # It had not begun, or it is a job of the same name that was begun anew since.
             return None
         return saved.progress(self._job.tables)
+
+
+class _Tries:
+    """When the last checkpoint is tried again, and for how long."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._pause_s = TRY_PAUSE_FIRST_S / 2
+        self._first_s: float | None = None
+
+    def are_over(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        self._first_s = self._first_s or now_s
+        return now_s - self._first_s >= self._limit_s
+
+    def next_pause_s(self) -> float:
+        self._pause_s = min(2 * self._pause_s, TRY_PAUSE_MAX_S)
+        return self._pause_s
 
 
 def _noted(job: Job) -> RowsIdentity:

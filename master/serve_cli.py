@@ -2,7 +2,7 @@
 
 The only module of the master that reads arguments and prints. Exit codes: 0 the job is done or was
 stopped, 1 this process cannot go on, 2 a setting, the job or its data is wrong, 3 it cannot listen,
-4 another process is the master now, 5 the job failed.
+4 another process is the master now, 5 the job failed, or its last checkpoint could not be written.
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ log = logging.getLogger(__name__)
     help="How long workers are waited for, at most, when the job is over.",
 )
 @click.option(
+    "--servers-end",
+    is_flag=True,
+    help="The servers end with this job: save it before it is stopped.",
+)
+@click.option(
     "--first-contact-timeout-ms",
     type=int,
     help="How long servers may take to answer a first time; 0: as long as it takes.",
@@ -93,6 +98,7 @@ def main(
     fresh: bool,
     lease_ttl_ms: int,
     linger_ms: int,
+    servers_end: bool,
     first_contact_timeout_ms: int | None,
     insecure: bool,
     log_level: str,
@@ -118,6 +124,7 @@ def main(
             replaces=replaces,
             fresh=fresh,
             linger_ms=linger_ms,
+            servers_end=servers_end,
             insecure=insecure,
         )
         set_up_logging(log_level, log_format, f"master of {spec.name}")
@@ -133,7 +140,7 @@ def main(
         _fail(error, EXIT_REPLACED)
     except BackstayError as error:
         _fail(error, EXIT_FAILED)
-    sys.exit(EXIT_JOB_FAILED if state == "failed" else 0)
+    sys.exit(EXIT_JOB_FAILED if state in ("failed", "unsaved") else 0)
 
 
 async def _run(

@@ -64,6 +64,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self.launch_desk: LaunchDesk | None = None
         # Takes keep_state when somebody stops the job.
         self.on_stop: Callable[[bool], None] | None = None
+        # Tries a last checkpoint at once that could not be written.
+        self.try_save_now: Callable[[], bool] = lambda: False
 
     # Workers.
 
@@ -246,10 +248,13 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     ) -> job_pb2.StopResponse:
         """End the job."""
         job = self._open()
-        job.end("stopped", request.reason or "stopped by a command")
-        await job.journal.durable(DURABLE_S)
         if self.on_stop is not None:
             self.on_stop(request.keep_state)
+        if job.unsaved:
+            job.end_unsaved(job.unsaved)
+        else:
+            job.end("stopped", request.reason or "stopped by a command")
+        await job.journal.durable(DURABLE_S)
         return job_pb2.StopResponse()
 
     async def ListParked(  # noqa: N802
@@ -270,7 +275,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             )
         count = job.retry_parked(request.numbers)
         await job.journal.durable(DURABLE_S)
-        return job_pb2.RetryParkedResponse(tasks=count)
+        return job_pb2.RetryParkedResponse(tasks=count, saves=self.try_save_now())
 
     async def Launch(  # noqa: N802
         self, request: job_pb2.LaunchRequest, context: aio.ServicerContext[Any, Any]

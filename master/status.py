@@ -46,8 +46,10 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
     status = job_pb2.JobStatus(
         job=job.spec.name,
         uid=job.identity.uid,
-        state=job.state.state,
-        reason=job.state.reason,
+        state="unsaved" if job.unsaved else job.state.state,
+        reason=f"the last checkpoint is not written yet: {job.unsaved}"
+        if job.unsaved and not job.is_over
+        else job.state.reason,
         passes=job.spec.epochs if job.spec.training is not None else 0,
         examples=job.figures["examples"],
         steps=job.course.steps,
@@ -64,6 +66,8 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         now_ms=now_ms,
         master_starts=job.state.starts,
         inexact=job.state.inexact,
+        saving=job.saves_still or (bool(job.unsaved) and not job.is_over),
+        checkpoints_failed=job.checkpoints_failed,
     )
     _add_round(status, job)
     _add_workers(status, job)

@@ -30,6 +30,7 @@ from backstay.errors import (
     CheckpointNotFound,
     CheckpointRefused,
     CheckpointUnavailable,
+    NoCheckpointFolder,
     StoreError,
 )
 from backstay.pserver.checkpoints.disk import in_disk_thread
@@ -158,7 +159,7 @@ class Saver:
         """
         snapshot = self._view.snapshot()
         if not snapshot.settings.checkpoint_url:
-            raise CheckpointRefused(
+            raise NoCheckpointFolder(
                 "no folder for checkpoints is set: pserverctl config set "
                 "checkpoint_url=/shared/folder (or a URL)"
             )

@@ -37,6 +37,7 @@
     ├── CheckpointError        a checkpoint, or the storage it is kept on
     │   ├── CheckpointNotFound there is no checkpoint of that id
     │   ├── CheckpointRefused  it cannot be written, restored or deleted as things are
+    │   │   └── NoCheckpointFolder  no folder for checkpoints is set
     │   ├── CheckpointDamaged  a file of it is missing, changed or contradicts another one
     │   └── CheckpointUnavailable  its storage cannot be reached, read or written
     ├── DataError              training data, or the place it is kept at
@@ -89,6 +90,7 @@ __all__ = [
     "ListenError",
     "MemoryLimitReached",
     "NeverReached",
+    "NoCheckpointFolder",
     "NonFiniteGradient",
     "NonFiniteLoss",
     "NotJobMaster",
@@ -295,6 +297,10 @@ class CheckpointNotFound(CheckpointError, LookupError):
 
 class CheckpointRefused(CheckpointError):
     """It cannot be written, restored or deleted as things are; the message says what to do."""
+
+
+class NoCheckpointFolder(CheckpointRefused):
+    """The cluster's setting ``checkpoint_url`` is empty: it keeps no checkpoints."""
 
 
 class CheckpointDamaged(CheckpointError):

@@ -125,6 +125,26 @@ class CheckpointSpec:
         "Servers of others have their own setting, `checkpoint_url`.",
     )
 
+    stop_wait_s: int = entry(
+        120,
+        "A job that is stopped (Ctrl-C, SIGTERM, `backstay jobs stop`) saves first if servers of "
+        "its own end with it; so long that may take. 0: it does not save then.",
+        minimum=0,
+        maximum=86_400,
+    )
+    unsaved_wait_s: int = entry(
+        86_400,
+        "A job that is all done is kept, with servers of its own, until its last checkpoint is "
+        "written; so long that is tried before it ends as `unsaved`.",
+        minimum=0,
+        maximum=2**31 - 1,
+    )
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the job saves at all, and so also its end."""
+        return self.every != "none" or self.every_tasks > 0
+
     def __post_init__(self) -> None:
         """Check the values."""
         check_entries(self)

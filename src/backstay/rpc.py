@@ -80,6 +80,7 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.WatchLost: grpc.StatusCode.OUT_OF_RANGE,
     errors.CheckpointNotFound: grpc.StatusCode.NOT_FOUND,
     errors.CheckpointRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NoCheckpointFolder: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CheckpointDamaged: grpc.StatusCode.DATA_LOSS,
     errors.CheckpointUnavailable: grpc.StatusCode.UNAVAILABLE,
     errors.StateLost: grpc.StatusCode.DATA_LOSS,

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
+from tests.integration.test_checkpoint_disks import namespace, why_no_mounts
 from tests.processes import is_gone
 
 pytest.importorskip("torch")
@@ -130,10 +134,12 @@ def wait_until(condition: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    folder: Path, *words: str, program: Sequence[str] = BACKSTAY
+) -> Iterator[subprocess.Popen[str]]:
     with (folder / "stderr").open("a") as log:
         process = subprocess.Popen(
-            [*BACKSTAY, *words], cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True
+            [*program, *words], cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True
         )
         with process:
             try:
@@ -360,3 +366,121 @@ def run_to_its_end(folder: Path, *words: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [*BACKSTAY, *words], cwd=folder, capture_output=True, text=True, timeout=WAIT_S
     )
+
+
+STOPS = [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+
+
+@pytest.mark.parametrize(("number", "reason"), STOPS, ids=["ctrl-c", "sigterm"])
+def test_a_job_that_is_stopped_in_a_pass_is_saved_first(
+    folder: Path, number: signal.Signals, reason: str
+) -> None:
+    close(folder, "training")
+    command = ("train", "job.yaml", "--servers", "1", "--json")
+    with started(folder, *command) as process:
+        wait_until(lambda: shown(folder).get("tasks", {}).get("done") == "5")
+        process.send_signal(number)
+        stopped = result_of(folder, process)
+    assert (stopped["state"], stopped["reason"], process.returncode) == ("stopped", reason, 130)
+    assert stopped["checkpoint"]
+    assert stopped["examples"] == 200
+    open_gate(folder, "training")
+    result = run(folder, *command)
+    assert (result["state"], result["records_counted_once"]) == ("done", True)
+    # What was done before is not done again.
+    assert result["examples"] == 2 * RECORDS
+    assert f"goes on from checkpoint {stopped['checkpoint']}" in (folder / "stderr").read_text()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(folder: Path) -> None:
+    close(folder, "training")
+    with started(folder, "train", "job.yaml", "--servers", "1") as process:
+        wait_until(lambda: shown(folder).get("tasks", {}).get("done") == "5")
+        configure(folder, "checkpoint_bytes_per_s=100")
+        below = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: shown(folder).get("saving"))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 130
+    wait_until(lambda: all(is_gone(pid) for pid in below))
+
+
+def configure(folder: Path, change: str) -> None:
+    """Change a setting of the job's own servers."""
+    words = ["--endpoint", endpoint_of(folder), "config", "set", change]
+    done = CliRunner().invoke(pserverctl, words)
+    assert done.exit_code == 0, done.output
+
+
+def fill_up(disk: Path) -> None:
+    """Let nothing be written to a folder any more, whoever writes."""
+    shutil.rmtree(disk)
+    disk.touch()
+
+
+def try_again(folder: Path) -> None:
+    """Have the last checkpoint tried at once, unless it was just tried anyway."""
+    done = jobs(folder, "retry", "tiny")
+    said = "the last checkpoint is tried again" in done.stdout
+    assert said or "job 'tiny' is done" in done.stderr, done
+
+
+def test_a_job_whose_last_checkpoint_cannot_be_written_waits_for_it(folder: Path) -> None:
+    close(folder, "training")
+    disk = folder / "disk"
+    command = ("train", "job.yaml", "--servers", "1", "--json", "--epochs", "1")
+    with started(folder, *command, "--set", f"checkpoint.url={disk}") as process:
+        wait_until(lambda: shown(folder).get("tasks", {}).get("done") == "5")
+        fill_up(disk)
+        open_gate(folder, "training")
+        wait_until(lambda: shown(folder).get("state") == "unsaved")
+        told = jobs(folder, "show", "tiny").stdout
+        assert "tiny: unsaved (the last checkpoint is not written yet: " in told
+        said = (folder / "stderr").read_text()
+        assert "warning: no checkpoint was written: " in said
+        assert "The servers are kept" in said
+        disk.unlink()
+        disk.mkdir()
+        try_again(folder)
+        result = result_of(folder, process)
+    assert (result["state"], result["exit_code"]) == ("done", 0)
+    assert result["checkpoint"] in {path.name for path in disk.iterdir()}
+    assert result["checkpoints_failed"] >= 1
+    assert result["records_counted_once"]
+
+
+def test_a_job_that_is_given_up_without_its_last_checkpoint_is_not_done(folder: Path) -> None:
+    close(folder, "training")
+    disk = folder / "disk"
+    command = ("train", "job.yaml", "--servers", "1", "--json", "--epochs", "1")
+    with started(folder, *command, "--set", f"checkpoint.url={disk}") as process:
+        wait_until(lambda: shown(folder).get("tasks", {}).get("done") == "5")
+        fill_up(disk)
+        open_gate(folder, "training")
+        wait_until(lambda: shown(folder).get("state") == "unsaved")
+        assert jobs(folder, "stop", "tiny").returncode == 0
+        result = result_of(folder, process)
+    assert (result["state"], result["exit_code"], result["checkpoint"]) == ("unsaved", 5, None)
+    assert "the last checkpoint was not written" in result["reason"]
+    left = [*BACKSTAY, "jobs", "show", "tiny", "--json"]
+    last = json.loads(subprocess.run(left, cwd=folder, capture_output=True, timeout=WAIT_S).stdout)
+    assert last["state"] == "unsaved"
+
+
+def test_a_disk_that_is_full_at_the_end_loses_no_model(folder: Path) -> None:
+    disk, other = folder / "disk", folder / "other"
+    disk.mkdir()
+    if reason := why_no_mounts(disk):
+        pytest.skip(reason)
+    mount = f"mount -t tmpfs -o size=8k backstay-test {disk}"
+    train = f"{' '.join(BACKSTAY)} train job.yaml --servers 1 --json --set checkpoint.url={disk}"
+    program = [*namespace(), "sh", "-c", f"{mount} && exec {train}"]
+    with started(folder, program=program) as process:
+        wait_until(lambda: shown(folder).get("state") == "unsaved")
+        assert "No space left on device" in shown(folder)["reason"]
+        other.mkdir()
+        configure(folder, f"checkpoint_url={other}")
+        try_again(folder)
+        result = result_of(folder, process)
+    assert (result["state"], result["exit_code"]) == ("done", 0)
+    assert result["checkpoint"] in {path.name for path in other.iterdir()}

@@ -201,7 +201,7 @@ def test_what_is_given_back_is_gone_on_with_where_it_stood(
     assert (parked.number, list(parked.records)) == (task.number, [1])
     assert "no number" in parked.error
     assert client.status().parked == 1
-    assert client.retry_parked() == 1
+    assert client.retry_parked() == (1, False)
     assert client.parked() == ()
     client.close()
     link.leave()

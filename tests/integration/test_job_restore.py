@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from backstay import rpc
+from backstay.checkpoint import remote
 from backstay.cli.audit import audit_job
+from backstay.config import SecurityConfig
 from backstay.job_spec import CheckpointSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
-from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, wait_for_master
+from backstay.trainer.worker.job_tasks import Task
+from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, TASKS, Eventually, wait_for_master
 from tests.integration.counting_worker import ALL_TASKS, CountingWorker, counted_job, restore
 
 EVERY_TEN = CheckpointSpec(every="none", every_tasks=10)
@@ -123,6 +127,52 @@ def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
             assert client.status().inexact == ""
             audit = audit_job(JOB, cluster.endpoints, CLIENT)
             assert audit.records_counted_once, audit
+
+
+@pytest.mark.parametrize("every", ["none", "pass"])
+def test_rows_that_are_lost_just_before_the_end_fail_the_job(
+    tmp_path: Path,
+    plain_environment: dict[str, str],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    every: str,
+) -> None:
+    settings = {
+        "slot_count": 16,
+        "replicas": 1,
+        "return_grace_ms": 0,
+        "lease_ttl_ms": 1500,
+        "checkpoint_url": str(tmp_path / "checkpoints"),
+    }
+    spec = CheckpointSpec(every=every)
+    with (
+        LocalCluster(servers=3, settings=settings) as cluster,
+        counted_job(cluster, tmp_path, plain_environment, eventually, spec) as job,
+    ):
+        link, worker = job.worker._link, job.worker
+        complete = link.complete
+
+        def complete_late(task: Task, *, batches: int, examples: int) -> bool:
+            if worker.finished == TASKS - 1 and task.kind == "training":
+                # All its pushes are acknowledged; the master hears of the task after the loss.
+                cluster.kill(2)
+                eventually(lambda: generation(cluster) > 0)
+            return complete(task, batches=batches, examples=examples)
+
+        monkeypatch.setattr(link, "complete", complete_late)
+        worker.allow(ALL_TASKS)
+        assert job.masters.processes[-1].wait(LIMIT_S) == 5
+        status = job.client.status()
+        assert (status.state, status.checkpoint) == ("failed", "")
+        assert "slots lost all their copies" in status.reason
+        assert status.inexact
+
+
+def generation(cluster: LocalCluster) -> int:
+    """Of the rows: it grows when slots lose all their copies."""
+    endpoint = cluster.endpoints[0]
+    with rpc.open_channel(endpoint, SecurityConfig()) as channel, rpc.mapped_errors(endpoint):
+        return remote.restore_state(channel, timeout_s=5).generation
 
 
 def test_a_job_keeps_partial_restores_out_or_says_that_it_is_not_exact(

@@ -14,6 +14,7 @@ __all__ = [
     "EXIT_NO_ANSWER",
     "EXIT_PARKED",
     "EXIT_STOPPED",
+    "EXIT_UNSAVED",
     "EXIT_WRONG_ARGUMENTS",
     "JOBS_EXIT_CODES",
 ]
@@ -23,6 +24,7 @@ EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
 EXIT_PARKED = 3
 EXIT_NO_ANSWER = 3
 EXIT_NEVER_REACHED = 4
+EXIT_UNSAVED = 5
 EXIT_STOPPED = 130
 # Of train, evaluate and predict.
 EXIT_CODES = {
@@ -31,6 +33,7 @@ EXIT_CODES = {
     EXIT_WRONG_ARGUMENTS: "a field of the job, an argument or a setting is wrong",
     EXIT_PARKED: "finished, but for tasks that failed too often (`backstay jobs show` names them)",
     EXIT_NEVER_REACHED: "no server answered within `first_contact_timeout_ms`; nothing was begun",
+    EXIT_UNSAVED: "all tasks are done, but the last checkpoint could not be written",
     EXIT_STOPPED: "stopped by Ctrl-C or `backstay jobs stop`; the same command goes on",
 }
 JOBS_EXIT_CODES = {

@@ -343,12 +343,18 @@ def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> N
 @click.argument("job")
 @click.pass_obj
 def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None:
-    """Give the tasks of JOB that failed too often their tries again, in the round under way."""
+    """Give the tasks of JOB that failed too often their tries again, in the round under way.
+
+    A last checkpoint that could not be written is tried at once.
+    """
     with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
-        count = master.retry_parked(tasks)
+        count, saves = master.retry_parked(tasks)
     if as_json:
-        print_json({"job": job, "tasks": count})
-    else:
+        print_json({"job": job, "tasks": count, "saves": saves})
+        return
+    if saves:
+        click.echo(f"{job}: the last checkpoint is tried again")
+    if count or not saves:
         click.echo(f"{job}: {count} tasks are tried again")
 
 

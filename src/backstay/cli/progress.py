@@ -66,6 +66,8 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
         lines.append(metrics)
     if status.inexact:
         lines.append(_inexact_text(status))
+    if status.checkpoints_failed:
+        lines.append(f"{status.checkpoints_failed:,} checkpoints could not be written")
     if status.bad_records:
         lines.append(f"{status.bad_records:,} damaged records were skipped")
     if status.parked:

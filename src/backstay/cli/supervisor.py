@@ -22,7 +22,7 @@ from typing import Any
 from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_mapping
 from backstay.cli.earlier_runs import forget, goes_on, sole_run
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED
+from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED, EXIT_UNSAVED
 from backstay.cli.hooks import run_hooks
 from backstay.cli.last_status import StatusFile
 from backstay.cli.master_process import MasterProcess
@@ -46,6 +46,8 @@ from backstay.trainer.worker.audit import RecordsAudit
 __all__ = ["Outcome", "Supervisor"]
 
 LOOK_PAUSE_S = 0.25
+# Of a status: what records without a master do not tell.
+LIVE_FIGURES = ("now_ms", "examples_per_s", "passes", "kind", "round", "checkpoints_failed")
 PARKED_SHOWN_MAX = 3
 # A call to the master that runs here; longer, and the display would stand still.
 CALL_LIMIT_MS = 2000
@@ -69,7 +71,7 @@ class Outcome:
 
     Attributes:
         status: What the master told last; None: it never answered.
-        state: ``done``, ``stopped`` or ``failed``.
+        state: ``done``, ``stopped``, ``failed`` or ``unsaved``.
         reason: Why, if it is not done.
         duration_s: From the first server's start to now.
         audit: What the counters of records say, if the job has ``audit``.
@@ -90,6 +92,8 @@ class Outcome:
             # What an audit finds missing or doubled is a failure, whatever the master says.
             right = self.audit is None or self.audit.records_counted_once
             return 0 if right else EXIT_FAILED
+        if self.state == "unsaved":
+            return EXIT_UNSAVED
         if self.is_finished and self.status is not None and self.status.parked:
             return EXIT_PARKED
         return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
@@ -112,6 +116,7 @@ class Outcome:
             ],
             "master_starts": status.master_starts,
             "checkpoint": status.checkpoint or None,
+            "checkpoints_failed": status.checkpoints_failed,
             "inexact": status.inexact or None,
             "duration_s": round(self.duration_s, 3),
             "log_dir": spec.log_dir,
@@ -248,7 +253,7 @@ class Supervisor:
         with ExitStack() as stack:
             # Left in the opposite order: first the workers go, then the master.
             metrics = stack.enter_context(MetricsLog(self._log_dir, tensorboard=spec.tensorboard))
-            master = stack.enter_context(self._master(spec_path, env))
+            master = stack.enter_context(self._master(spec_path, env, servers_end=servers.are_own))
             client = self._client(servers, CALL_LIMIT_MS)
             stack.callback(client.close)
             launch_client = self._client(servers, CALL_LIMIT_MS)
@@ -292,9 +297,10 @@ class Supervisor:
         config: ClientConfig = replace(servers.config, deadline_ms=limit_ms)
         return JobClient(servers.endpoints, self._spec.name, config=config)
 
-    def _master(self, spec_path: Path, env: dict[str, str]) -> MasterProcess:
+    def _master(self, spec_path: Path, env: dict[str, str], *, servers_end: bool) -> MasterProcess:
         def command(instance: int, replaces: int) -> list[str]:
             words = [sys.executable, "-m", "backstay.master.serve_cli", str(spec_path)]
+            words += ["--servers-end"] if servers_end else []
             words += ["--instance", str(instance), "--replaces", str(replaces), *PATIENCE]
             # Also the progress that a restored cluster has; a master started again goes on.
             return [*words, "--fresh"] if self._fresh and not replaces else words
@@ -325,14 +331,14 @@ class Supervisor:
     ) -> tuple[str, str]:
         """Look on until the job is over; return its state and the reason."""
         give_up_s: float | None = None
-        told = False
+        saves = _SavesSaid(self._spec, servers, self._show.say)
         while True:
             trouble = ""
             try:
                 status = client.status()
-                if stops.asked and not told:
+                # Again, if a new master has not heard of it.
+                if stops.asked and (status.state not in OVER_STATES or status.state == "unsaved"):
                     client.stop(stops.reason, keep_state=True)
-                    told = True
             except BackstayError as error:
                 trouble = str(error)
             else:
@@ -341,14 +347,17 @@ class Supervisor:
                     raise _master_error(master)
                 if status.master_instance or master.exit_code is not None:
                     self._take(status, metrics)
-                    if status.state in OVER_STATES:
+                    saves.look(status)
+                    if status.state in OVER_STATES and not status.saving:
                         return status.state, status.reason
             if self._status is not None:
                 self._show.update(self._status, servers.count(), trouble)
             now_s = time.monotonic()
             if give_up_s is None and stops.asked:
-                self._show.say(f"{stops.reason}: the workers give back their tasks")
+                self._show.say(self._stop_text(stops, servers))
                 give_up_s = now_s + STOP_GRACE_S
+                if servers.are_own:
+                    give_up_s += self._spec.checkpoint.stop_wait_s
             if master.exit_code is not None:
                 give_up_s = min(give_up_s or now_s + LAST_LOOK_S, now_s + LAST_LOOK_S)
             if give_up_s is not None and now_s >= give_up_s:
@@ -361,12 +370,22 @@ class Supervisor:
             return "stopped", stops.reason
         raise _master_error(master)
 
+    def _stop_text(self, stops: StopSignals, servers: JobServers) -> str:
+        text = f"{stops.reason}: the workers give back their tasks"
+        checkpoint = self._spec.checkpoint
+        if servers.are_own and checkpoint.is_wanted and checkpoint.stop_wait_s:
+            text += (
+                f", and a checkpoint is written, in {checkpoint.stop_wait_s} s at most; Ctrl-C "
+                "again ends all of it at once"
+            )
+        return text
+
     def _take(self, status: job_pb2.JobStatus, metrics: MetricsLog) -> None:
         """Keep and log a status; records without a master lack what was seen before."""
         if self._status is None:
             metrics.seen(status)
         elif not status.master_instance:
-            for name in ("now_ms", "examples_per_s", "passes", "kind", "round"):
+            for name in LIVE_FIGURES:
                 setattr(status, name, getattr(self._status, name))
             if self._status.HasField("loss"):
                 status.loss = self._status.loss
@@ -401,6 +420,39 @@ def _master_error(master: MasterProcess) -> BackstayError:
     return JobError(
         f"the job's master has ended with exit code {master.exit_code}; its log ends with:\n{words}"
     )
+
+
+class _SavesSaid:
+    """Says each time that a checkpoint could not be written, and once what can be done."""
+
+    def __init__(self, spec: JobSpec, servers: JobServers, say: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._servers = servers
+        self._say = say
+        self._failed = 0
+        self._is_told = False
+
+    def look(self, status: job_pb2.JobStatus) -> None:
+        if status.checkpoints_failed > self._failed:
+            why = status.trouble or status.reason or "its master's log says why"
+            self._say(f"warning: {why}")
+        # A new master begins to count anew.
+        self._failed = status.checkpoints_failed
+        if status.state == "unsaved" and status.saving and not self._is_told:
+            self._is_told = True
+            name, endpoints = self._spec.name, ",".join(self._servers.endpoints)
+            kept = (
+                "The servers are kept, and it is tried again"
+                if self._servers.are_own
+                else "The rows stay on the servers; it is tried again"
+            )
+            self._say(
+                f"{name}: all tasks are done, but the last checkpoint is not written. {kept}. Make "
+                f"room, or name another folder (pserverctl --endpoint {endpoints} config set "
+                "checkpoint_url=...). Then it is written within 30 s, or at once by `backstay jobs "
+                f"--endpoint {endpoints} retry {name}`. `backstay jobs stop` or Ctrl-C ends "
+                "the job without it"
+            )
 
 
 class _Port:

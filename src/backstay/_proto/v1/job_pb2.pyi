@@ -1013,10 +1013,14 @@ class JobStatus(_message.Message):
     NOW_MS_FIELD_NUMBER: _builtins.int
     MASTER_STARTS_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
+    SAVING_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FAILED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
-    """running, done, stopped, failed"""
+    """running, done, stopped, failed, unsaved (all tasks are done, and the last checkpoint could not
+    be written)
+    """
     reason: _builtins.str
     kind: Global___TaskKind.ValueType
     """The round under way."""
@@ -1052,6 +1056,12 @@ class JobStatus(_message.Message):
     """Since when, and why, records may count never or twice: slots were lost, or only some were
     restored. Empty: each counts once. A restore of all slots makes it so again.
     """
+    saving: _builtins.bool
+    """The state is how the job will end, and its last checkpoint is being written before that, or is
+    tried again and again.
+    """
+    checkpoints_failed: _builtins.int
+    """Checkpoints that could not be written since this master began."""
     @_builtins.property
     def tasks(self) -> Global___TaskCounts: ...
     @_builtins.property
@@ -1092,10 +1102,12 @@ class JobStatus(_message.Message):
         now_ms: _builtins.int = ...,
         master_starts: _builtins.int = ...,
         inexact: _builtins.str = ...,
+        saving: _builtins.bool = ...,
+        checkpoints_failed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints_failed", b"checkpoints_failed", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1291,15 +1303,19 @@ class RetryParkedResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKS_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     tasks: _builtins.int
+    saves: _builtins.bool
+    """The last checkpoint, which could not be written, is tried at once."""
     def __init__(
         self,
         *,
         tasks: _builtins.int = ...,
+        saves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["saves", b"saves", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,215 @@
+"""A job ends when what it has made is safe: its rows are looked at, its last checkpoint is written.
+
+The master, its journal and its records are real; the cluster's checkpoints are a stand-in, so that
+rows are lost, and disks are full, at a known moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from backstay.checkpoint.remote import CheckpointInfo, RestoreState
+from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.errors import BackstayError, CheckpointUnavailable, NoCheckpointFolder
+from backstay.job_spec import CheckpointSpec
+from backstay.master import saving as module
+from backstay.master.job import Job
+from backstay.master.saving import Saving
+from backstay.tasks import end_tasks
+from backstay.trainer.checkpoints import Checkpoints
+from tests.unit.job_records_of import counting_spec, do_one, master_of
+from tests.unit.memory_nodes import run
+
+FULL = CheckpointUnavailable("/disk: No space left on device")
+
+
+class Rows:
+    """Checkpoints of a cluster whose rows can be lost, on a disk that may be full."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.saved = 0
+        self.refusals: list[BackstayError] = []
+        self.before_save: Callable[[], None] = lambda: None
+
+    def restore_state(self) -> RestoreState:
+        return RestoreState("", "", "", 0, "", 0, self.generation, 0)
+
+    def save(self, *, tags: dict[str, Any]) -> CheckpointInfo:
+        self.before_save()
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.saved += 1
+        return cast(CheckpointInfo, type("Info", (), {"id": f"ckpt-{self.saved:06d}-abcdef"}))
+
+
+class End:
+    """A job whose tasks are done one by one, and what looks after its end."""
+
+    def __init__(self, job: Job, rows: Rows, *, servers_end: bool) -> None:
+        self.job, self.rows = job, rows
+        self.saving = Saving(job, job.spec.name, cast(Checkpoints, rows), servers_end=servers_end)
+        self.task = asyncio.create_task(self.saving.end_course())
+
+    async def do_all(self) -> None:
+        while not self.job.is_finished:
+            await do_one(self.job, batches=4)
+            self.job.advance()
+
+    async def ended(self) -> str:
+        await asyncio.wait_for(self.task, 10.0)
+        return self.job.state.state
+
+    async def waits(self) -> None:
+        while not self.job.unsaved:
+            await self.job.changed.wait()
+
+
+def scenario(
+    folder: Path,
+    play: Callable[[End], Awaitable[None]],
+    *,
+    servers_end: bool = True,
+    **fields: Any,
+) -> None:
+    spec = counting_spec(folder, records=8, **{"checkpoint": CheckpointSpec(), **fields})
+
+    async def body(backend: MemoryBackend) -> None:
+        async with AsyncExitStack() as stack:
+            _, job = await stack.enter_async_context(master_of(MemoryStore(backend), spec, 1))
+            end = End(job, Rows(), servers_end=servers_end)
+            stack.push_async_callback(end_tasks, end.task)
+            await play(end)
+
+    run(body)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 0.001)
+    monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 0.001)
+
+
+def test_a_job_is_done_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        await end.do_all()
+        assert not end.job.is_over
+        assert await end.ended() == "done"
+        assert (end.rows.saved, end.job.state.checkpoint) == (1, "ckpt-000001-abcdef")
+
+    scenario(tmp_path, play)
+
+
+def test_a_job_that_is_cut_short_is_saved_at_its_end(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        await end.do_all()
+        assert end.job.course.reason.startswith("max_steps")
+        assert await end.ended() == "done"
+        assert end.rows.saved == 1
+
+    scenario(tmp_path, play, max_steps=4)
+
+
+@pytest.mark.parametrize("checkpoint", [CheckpointSpec(), CheckpointSpec(every="none")])
+def test_rows_that_are_lost_just_before_the_end_fail_the_job(
+    tmp_path: Path, checkpoint: CheckpointSpec
+) -> None:
+    async def play(end: End) -> None:
+        end.rows.generation = 1
+        await end.do_all()
+        assert await end.ended() == "failed"
+        assert "slots lost all their copies" in end.job.state.reason
+        assert end.job.state.inexact
+        assert end.rows.saved == 0
+
+    scenario(tmp_path, play, checkpoint=checkpoint)
+
+
+def test_rows_that_are_lost_while_the_last_checkpoint_is_written_fail_the_job(
+    tmp_path: Path,
+) -> None:
+    async def play(end: End) -> None:
+        def lose() -> None:
+            end.rows.generation = 1
+
+        end.rows.before_save = lose
+        await end.do_all()
+        assert await end.ended() == "failed"
+
+    scenario(tmp_path, play)
+
+
+def test_a_full_disk_is_tried_again_until_there_is_room(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        end.rows.refusals = [FULL] * 3
+        await end.do_all()
+        assert await end.ended() == "done"
+        assert (end.rows.saved, end.job.checkpoints_failed) == (1, 3)
+        assert end.job.trouble["checkpoint"] == ""
+
+    scenario(tmp_path, play)
+
+
+def test_somebody_tries_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 1000.0)
+    monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 1000.0)
+
+    async def play(end: End) -> None:
+        assert not end.saving.try_now()
+        end.rows.refusals = [FULL]
+        await end.do_all()
+        await end.waits()
+        # The pause begins after that.
+        while end.job.state.state == "running":
+            assert end.saving.try_now()
+            await asyncio.sleep(0.001)
+        assert await end.ended() == "done"
+
+    scenario(tmp_path, play)
+
+
+@pytest.mark.parametrize("servers_end", [True, False])
+def test_a_job_that_cannot_be_saved_is_unsaved_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers_end: bool
+) -> None:
+    monkeypatch.setattr(module, "LAST_SAVE_S", 0.0)
+    checkpoint = CheckpointSpec(unsaved_wait_s=0)
+
+    async def play(end: End) -> None:
+        end.rows.refusals = [FULL] * 100
+        await end.do_all()
+        assert await end.ended() == "unsaved"
+        assert "No space left on device" in end.job.state.reason
+
+    scenario(tmp_path, play, servers_end=servers_end, checkpoint=checkpoint)
+
+
+def test_a_cluster_that_keeps_no_checkpoints_has_jobs_that_end(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        end.rows.refusals = [NoCheckpointFolder("no folder for checkpoints is set")] * 100
+        await end.do_all()
+        assert await end.ended() == "done"
+        assert "no folder" in end.job.trouble["checkpoint"]
+
+    scenario(tmp_path, play, servers_end=False)
+
+
+@pytest.mark.parametrize("servers_end", [True, False])
+def test_a_stopped_job_is_saved_if_its_servers_end_with_it(
+    tmp_path: Path, servers_end: bool
+) -> None:
+    async def play(end: End) -> None:
+        await do_one(end.job, batches=4)
+        end.job.end("stopped", "Ctrl-C")
+        assert end.job.saves_still == servers_end
+        await end.saving.save_stopped()
+        assert await end.ended() == "stopped"
+        assert end.job.state.checkpoint
+
+    scenario(tmp_path, play, servers_end=servers_end)
