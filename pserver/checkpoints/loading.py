@@ -27,6 +27,11 @@ __all__ = ["LoadStep", "SlotLoader", "load_steps"]
 # More than cores, up to four: some wait for the storage while others hash and put rows in.
 LOADERS = min(4, (os.cpu_count() or 1) + 1)
 RETRY_PAUSE_S = 1.0
+# A load in which no file came for so long is told as trouble, so that another one may replace it.
+STALL_S = 20.0
+LOOK_S = 0.5
+# Loads that hang and are not waited for any more; each keeps threads until its storage answers.
+LEFT_MAX = 4
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +79,14 @@ def load_steps(chain: Sequence[Manifest], slots: Sequence[int]) -> Iterator[list
         ]
 
 
+class _Load:
+    """One load: how far it is, and whether anybody waits for it."""
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.is_left = False
+
+
 class SlotLoader:
     """Loads what the newest routing table asks for, again and again until it is done."""
 
@@ -95,6 +108,8 @@ class SlotLoader:
         self._tell_trouble = tell_trouble
         self._routing: RoutingTable | None = None
         self._news = asyncio.Event()
+        # Loads that hang in a storage, and that a newer routing table does not want.
+        self._left: set[asyncio.Future[None]] = set()
 
     def follow(self, routing: RoutingTable) -> None:
         """Go by a newer routing table; the data plane goes by it already."""
@@ -112,7 +127,8 @@ class SlotLoader:
                 self._tell_trouble("")
                 continue
             try:
-                await in_disk_thread(self._load, routing, wanted)
+                if not await self._load_or_leave(routing, wanted):
+                    continue
                 self._tell_trouble("")
                 log.info("%d slots are loaded from a checkpoint", len(wanted))
             except RequestRefused as error:
@@ -125,6 +141,50 @@ class SlotLoader:
                 log.error("slots cannot be loaded from a checkpoint: %s", error)
                 self._tell_trouble(str(error))
                 await self._pause()
+
+    async def _load_or_leave(self, routing: RoutingTable, wanted: dict[int, int]) -> bool:
+        """Load in a thread; leave it alone if its storage hangs and another load is wanted.
+
+        What a load that was left still brings is refused: its slots have other births by then.
+
+        Returns:
+            Whether it is done.
+        """
+        now_s = asyncio.get_running_loop().time
+        load = _Load()
+        work = asyncio.ensure_future(in_disk_thread(self._load, routing, wanted, load))
+        files, since_s = 0, now_s()
+        try:
+            while not work.done():
+                await asyncio.wait({work}, timeout=LOOK_S)
+                if load.files != files:
+                    files, since_s = load.files, now_s()
+                    self._tell_trouble("")
+                if work.done() or now_s() - since_s < STALL_S:
+                    continue
+                self._tell_trouble(
+                    f"{routing.restoring.url} has brought no file of checkpoint "
+                    f"{routing.restoring.checkpoint} for {STALL_S:.0f} s; another restore may take "
+                    "the place of this one"
+                )
+                newest = self._routing
+                if newest is not None and self._wanted(newest) != wanted:
+                    if len(self._left) < LEFT_MAX:
+                        return False
+                    self._tell_trouble(f"{LEFT_MAX} loads hang in their storage: restart this node")
+        finally:
+            if not work.done():
+                load.is_left = True
+                self._left.add(work)
+                work.add_done_callback(self._forget)
+                self._news.set()
+        work.result()
+        return True
+
+    def _forget(self, work: asyncio.Future[None]) -> None:
+        self._left.discard(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.info("a load that was not waited for has ended: %s", error)
 
     async def _pause(self) -> None:
         await asyncio.sleep(RETRY_PAUSE_S)
@@ -143,7 +203,7 @@ class SlotLoader:
             if slot in restoring and birth == int(routing.birth_of_slot[slot])
         }
 
-    def _load(self, routing: RoutingTable, births: Mapping[int, int]) -> None:
+    def _load(self, routing: RoutingTable, births: Mapping[int, int], load: _Load) -> None:
         url, checkpoint, _ = routing.restoring
         storage = CheckpointStorage(url)
         chain = storage.chain(checkpoint)
@@ -161,13 +221,21 @@ class SlotLoader:
                 # The first failure is raised here; the rest of the step is finished first.
                 list(
                     threads.map(
-                        lambda step: self._load_part(storage, step, births, Path(folder)), steps
+                        lambda step: self._load_part(storage, step, births, Path(folder), load),
+                        steps,
                     )
                 )
 
     def _load_part(
-        self, storage: CheckpointStorage, step: LoadStep, births: Mapping[int, int], folder: Path
+        self,
+        storage: CheckpointStorage,
+        step: LoadStep,
+        births: Mapping[int, int],
+        folder: Path,
+        load: _Load,
     ) -> None:
+        if load.is_left:
+            return
         part = step.manifest.parts[step.part]
         path = storage.fetch(step.manifest.id, part.file, folder)
         slots = [
@@ -181,5 +249,6 @@ class SlotLoader:
             "slots": slots,
         }
         self._server.load_part(json.dumps(request))
+        load.files += 1
         if not storage.is_local:
             path.unlink()

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +392,48 @@ def write_job(endpoint: str, keys: JobKeys, *, steps: int) -> None:
             await store.close()
 
     asyncio.run(write())
+
+
+@contextmanager
+def silent_storage(folder: Path, silent: str) -> Iterator[str]:
+    """Serve a folder over HTTP; who asks for files of that name waits. Yields the URL."""
+    answers = threading.Event()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if silent in self.path:
+                answers.wait()
+            super().do_GET()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Nobody reads it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        answers.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_restore_whose_storage_hangs_gives_way_to_another(tmp_path: Path) -> None:
+    saved = write_one(tmp_path)
+    stuck = next((tmp_path / saved).glob("part-*"))
+    with (
+        silent_storage(tmp_path, stuck.name) as url,
+        LocalCluster(
+            2, settings={**settings(tmp_path, restore=saved), "checkpoint_url": url}
+        ) as cluster,
+    ):
+        endpoint = cluster.endpoints[0]
+        wait_until(
+            lambda: f"{url} has brought no file" in restore_state(endpoint).trouble,
+            "the restore says that it hangs",
+        )
+        words = ["checkpoint", "restore", saved, "--url", str(tmp_path), "--yes"]
+        done = ctl(endpoint, *words)
+        assert (done["id"], done["state"]) == (saved, "done")
+        configure(endpoint, f"checkpoint_url={tmp_path}")
+        check_restored(cluster, [0, 1])
