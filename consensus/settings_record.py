@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-from backstay.consensus.json_fields import dump, fields_of
+from backstay.consensus.json_fields import dump, fields_of, strings_of
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.settings import check, load, setting
 
-__all__ = ["ClusterSettings", "SettingText"]
+__all__ = ["ClusterSettings", "SettingText", "SettingsRecord"]
 
 SETTINGS_FORMAT = 1
 ON_SLOT_LOSS = ("empty", "restore")
@@ -160,12 +160,49 @@ class ClusterSettings:
         return shown
 
     def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return dump({"format": SETTINGS_FORMAT, "settings": values})
+        """Return the record of these settings, of which none has another source."""
+        return SettingsRecord(self).to_json()
 
     @classmethod
     def from_json(cls, text: str) -> ClusterSettings:
+        """Return the settings of a record, as ``SettingsRecord.from_json`` reads it."""
+        return SettingsRecord.from_json(text).settings
+
+
+@dataclass(frozen=True)
+class SettingsRecord:
+    """``settings``: the settings, and where those come from that nobody has set by itself.
+
+    Attributes:
+        settings: The settings in force.
+        sources: By name ``profile NAME``, for what a profile decided when the cluster was
+            created; ``replicas``, which cannot change, may be among them.
+    """
+
+    settings: ClusterSettings
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def source_of(self, name: str) -> str:
+        """Return where the value of a setting comes from: a profile, ``set`` or ``default``."""
+        known = {item.name: item.default for item in fields(ClusterSettings)}
+        is_default = name in known and getattr(self.settings, name) == known[name]
+        return self.sources.get(name) or ("default" if is_default else "set")
+
+    def changed(self, texts: Mapping[str, str]) -> SettingsRecord:
+        """Return the record with some other settings, given as texts; see ``ClusterSettings``."""
+        left = {name: source for name, source in self.sources.items() if name not in texts}
+        return SettingsRecord(self.settings.changed(texts), left)
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        values = {item.name: getattr(self.settings, item.name) for item in fields(self.settings)}
+        document: dict[str, object] = {"format": SETTINGS_FORMAT, "settings": values}
+        if self.sources:
+            document["sources"] = dict(sorted(self.sources.items()))
+        return dump(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> SettingsRecord:
         """Return the record that ``to_json`` gave.
 
         A setting that is not in it has its default: the record may be older than the setting.
@@ -178,14 +215,20 @@ class ClusterSettings:
             document = json.loads(text)
         except ValueError as error:
             raise InvalidRequest(f"{what}: not JSON: {error}") from error
-        outer = fields_of(what, document, {"format": int, "settings": dict})
+        expected = {"format": int, "settings": dict}
+        if isinstance(document, dict) and "sources" in document:
+            expected["sources"] = dict
+        outer = fields_of(what, document, expected)
         if outer["format"] != SETTINGS_FORMAT:
             raise InvalidRequest(f"{what}: this version reads format {SETTINGS_FORMAT} only")
-        known = {item.name for item in fields(cls)}
+        known = {item.name for item in fields(ClusterSettings)}
         for name in outer["settings"]:
             if name not in known:
                 raise InvalidRequest(f"{what}: this version knows no setting {name!r}")
         try:
-            return cls(**outer["settings"])
+            settings = ClusterSettings(**outer["settings"])
         except ConfigError as error:
             raise InvalidRequest(f"{what}: {error}") from error
+        sources = outer.get("sources", {})
+        strings_of(what, "sources", list(sources.values()))
+        return cls(settings, sources)

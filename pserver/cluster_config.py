@@ -7,11 +7,12 @@ something else under its name.
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 
 from backstay.config import ServerConfig
 from backstay.consensus.keys import Keys
 from backstay.consensus.records import ClusterConfig
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
 from backstay.consensus.store import CoordinationStore, Get, Put, Txn, absent
 from backstay.errors import ConfigError, InvalidRequest
 
@@ -44,8 +45,8 @@ async def join_or_create(
             cluster_uid=secrets.token_hex(UID_BYTES),
         )
         settings: tuple[Put, ...] = ()
-        if wanted.checkpoint_url:
-            first = ClusterSettings(checkpoint_url=wanted.checkpoint_url)
+        first = _first_settings(wanted)
+        if first != SettingsRecord(ClusterSettings()):
             settings = (Put(keys.settings, first.to_json()),)
         result = await store.transaction(
             Txn(
@@ -74,6 +75,20 @@ async def join_or_create(
         ) from error
     check_fits(config, wanted)
     return config
+
+
+def _first_settings(wanted: ServerConfig) -> SettingsRecord:
+    """Return the settings that a cluster which this node creates begins with."""
+    settings = ClusterSettings(
+        checkpoint_url=wanted.checkpoint_url or "",
+        checkpoint_every_s=wanted.checkpoint_every_s_wanted,
+    )
+    # What a new cluster begins with is asked once, and is no setting of the cluster.
+    decided = wanted.from_profile.keys() - {"restore"}
+    if wanted.restores_lost_slots:
+        settings = replace(settings, on_slot_loss="restore")
+        decided |= {"on_slot_loss"}
+    return SettingsRecord(settings, dict.fromkeys(decided, f"profile {wanted.profile}"))
 
 
 def check_fits(config: ClusterConfig, wanted: ServerConfig) -> None:

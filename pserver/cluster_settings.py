@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backstay.consensus.keys import Keys
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records import ClusterConfig
+from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
 from backstay.consensus.store import CoordinationStore, Get, KeyValue, Put, Txn, mod_revision_is
 from backstay.errors import ConfigError, SettingsChanged
 from backstay.logs import fields
@@ -22,10 +23,15 @@ log = logging.getLogger(__name__)
 
 
 class SettingsAt(NamedTuple):
-    """The settings, and the store's revision of the record; 0 if there is none."""
+    """The record of the settings, and its revision in the store; 0 if there is none."""
 
-    settings: ClusterSettings
+    record: SettingsRecord
     revision: int
+
+    @property
+    def settings(self) -> ClusterSettings:
+        """The settings in force."""
+        return self.record.settings
 
 
 class SettingsKeeper:
@@ -35,6 +41,7 @@ class SettingsKeeper:
         """Prepare; nothing is read yet."""
         self._store = store
         self._key = keys.settings
+        self._config_key = keys.config
 
     async def read(self) -> SettingsAt:
         """Return the settings as the store has them now.
@@ -44,6 +51,16 @@ class SettingsKeeper:
             InvalidRequest: The record is of another version.
         """
         return _settings_at(await self._store.get(self._key))
+
+    async def fixed(self) -> ClusterConfig | None:
+        """Return what was fixed when the cluster was created.
+
+        Raises:
+            StoreError: The store does not answer.
+            InvalidRequest: The record is of another version.
+        """
+        found = await self._store.get(self._config_key)
+        return ClusterConfig.from_json(found.value) if found is not None else None
 
     async def change(self, texts: Mapping[str, str], expected_revision: int) -> SettingsAt:
         """Change some settings, all in one step.
@@ -60,10 +77,10 @@ class SettingsKeeper:
         if not texts:
             raise ConfigError("settings: none is given, there is nothing to change")
         before = await self.read()
-        after = before.settings.changed(texts)
+        after = before.record.changed(texts)
         if before.revision != expected_revision:
             # Ours, if an answer got lost on the way and the call was repeated.
-            if after == before.settings:
+            if after == before.record:
                 return before
             raise _changed_since(expected_revision, before)
         result = await self._store.transaction(
@@ -75,7 +92,7 @@ class SettingsKeeper:
         )
         if not result.succeeded:
             present = _settings_at(result.results[0])
-            if present.settings == after:
+            if present.record == after:
                 return present
             raise _changed_since(expected_revision, present)
         shown = ", ".join(f"{name}={value}" for name, value in sorted(texts.items()))
@@ -85,8 +102,8 @@ class SettingsKeeper:
 
 def _settings_at(item: KeyValue | None) -> SettingsAt:
     if item is None:
-        return SettingsAt(ClusterSettings(), 0)
-    return SettingsAt(ClusterSettings.from_json(item.value), item.mod_revision)
+        return SettingsAt(SettingsRecord(ClusterSettings()), 0)
+    return SettingsAt(SettingsRecord.from_json(item.value), item.mod_revision)
 
 
 def _changed_since(expected: int, present: SettingsAt) -> SettingsChanged:

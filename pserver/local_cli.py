@@ -20,6 +20,7 @@ from rich.console import Console
 
 from backstay._version import __version__
 from backstay.errors import ConfigError, ServerEndedError, ServerStartError
+from backstay.profiles import PROFILES
 from backstay.pserver.local_cluster import SERVERS_MAX, LocalCluster
 from backstay.pserver.provisioning import PlanFollower
 
@@ -70,7 +71,15 @@ def main() -> None:
     "--replicas",
     type=int,
     default=None,
-    help="Copies of each slot. Default: 2, or 1 with one server.",
+    help="Copies of each slot. Default: what --profile says, else 2, or 1 with one server.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(list(PROFILES)),
+    default=None,
+    help="How long jobs run: no copies and no checkpoints (test), checkpoints (short), or copies "
+    "and checkpoints (long). Checkpoints are in --log-dir, unless BACKSTAY_CHECKPOINT_URL is set. "
+    "[BACKSTAY_PROFILE]",
 )
 @click.option(
     "--log-dir",
@@ -83,6 +92,7 @@ def local(
     servers: int,
     slot_count: int | None,
     replicas: int | None,
+    profile: str | None,
     log_dir: Path | None,
     command: tuple[str, ...],
 ) -> None:
@@ -90,7 +100,7 @@ def local(
 
     Without COMMAND, print the addresses and run until Ctrl-C.
     """
-    given = {"slot_count": slot_count, "replicas": replicas}
+    given = {"slot_count": slot_count, "replicas": replicas, "profile": profile}
     settings = {name: value for name, value in given.items() if value is not None}
     try:
         cluster = LocalCluster(servers, directory=log_dir, settings=settings)

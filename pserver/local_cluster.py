@@ -32,7 +32,9 @@ from backstay.config import (
 )
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
+from backstay.profiles import PROFILES, Profile
 from backstay.pserver.free_ports import free_ports
+from backstay.settings import ENVIRONMENT_PREFIX
 from backstay.supervision import Ready
 
 __all__ = ["LocalCluster", "LocalServer"]
@@ -47,6 +49,7 @@ LOG_TAIL_BYTES = 16_384
 KILL_WAIT_S = 5.0
 READY_LINE_BYTES_MAX = 4096
 EXIT_CANNOT_LISTEN = 3
+PROFILE_VARIABLE = ENVIRONMENT_PREFIX + "PROFILE"
 
 
 class _PortTaken(ServerStartError):
@@ -116,18 +119,23 @@ class LocalCluster:
             servers: How many, 1 to 64.
             directory: Where settings and logs go; default: a temporary one, removed at the end.
             settings: Values for fields of ``ServerConfig``, the same for every server. What is
-                not given here comes from the environment, as for any server; ``replicas`` is 2
-                unless given, or 1 with one server.
+                not given here comes from the environment, as for any server; ``replicas`` is what
+                ``profile`` says, else 2, or 1 with one server. A profile that writes checkpoints
+                writes them to ``directory`` unless there is a ``checkpoint_url``.
             startup_timeout_s: How long all of them together may take to be ready.
 
         Raises:
-            ConfigError: ``servers`` is out of range, or a setting is one that differs by server.
+            ConfigError: ``servers`` is out of range, a setting is one that differs by server, or
+                the profile needs more servers or a folder.
         """
         if not 1 <= servers <= SERVERS_MAX:
             raise ConfigError(f"servers: {servers} is out of range; allowed is 1 to {SERVERS_MAX}")
         self._settings: dict[str, object] = {"cluster": "local", **(settings or {})}
-        if servers > 1:
+        profile = _profile_of(self._settings)
+        if profile is None and servers > 1:
             self._settings.setdefault("replicas", 2)
+        if profile is not None:
+            self._settings |= _profile_settings(profile, self._settings, servers, directory)
         own = {"node_id", "listen_control", "listen_data", "advertise_host", "initial_nodes"}
         own |= {"metrics", "store_members", "store_data_dir"}
         fixed = own & self._settings.keys()
@@ -432,6 +440,42 @@ class LocalCluster:
     def _kill_all(self) -> None:
         _kill(self.servers)
         self.servers.clear()
+
+
+def _profile_of(settings: Mapping[str, object]) -> Profile | None:
+    """Return the profile that the servers will have; a wrong name is for them to refuse."""
+    name = settings.get("profile") or os.environ.get(PROFILE_VARIABLE)
+    return PROFILES.get(str(name))
+
+
+def _profile_settings(
+    profile: Profile,
+    settings: Mapping[str, object],
+    servers: int,
+    directory: str | Path | None,
+) -> dict[str, object]:
+    """Return what a profile needs here that nobody has given: a folder for checkpoints.
+
+    Raises:
+        ConfigError: There is none, or there are too few servers for its copies.
+    """
+
+    def given(name: str) -> object:
+        return settings.get(name) or os.environ.get(ENVIRONMENT_PREFIX + name.upper())
+
+    if not given("replicas") and profile.replicas > servers:
+        raise ConfigError(
+            f"profile: {profile.name!r} keeps {profile.replicas} copies of each slot, each on a "
+            f"server of its own; start at least {profile.replicas} servers"
+        )
+    if not profile.has_checkpoints or given("checkpoint_url"):
+        return {}
+    if directory is None:
+        raise ConfigError(
+            f"profile: {profile.name!r} writes checkpoints, and there is no place for them: name a "
+            "folder that stays (--log-dir) or set checkpoint_url (BACKSTAY_CHECKPOINT_URL)"
+        )
+    return {"checkpoint_url": str(Path(directory).absolute() / "checkpoints")}
 
 
 def _kill(servers: Iterable[LocalServer]) -> None:

@@ -156,7 +156,7 @@ class FirstRestore:
         self._config = config
         self._store = store
         self._keys = keys
-        self.is_settled = config.restore == "no"
+        self.is_settled = config.restore_wanted == "no"
 
     async def request(self, condition: Compare) -> bool:
         """Write the tables and the plan, or find that there is nothing to begin with.
@@ -203,7 +203,7 @@ class FirstRestore:
         return True
 
     def _choose(self) -> Chosen | None:
-        wanted = self._config.restore
+        wanted = self._config.restore_wanted
         storage = CheckpointStorage(self._config.checkpoint_url or "")
         if wanted == "latest" and not storage.ids():
             return None

@@ -1,4 +1,4 @@
-"""``pserverctl config get|set``: the cluster's settings that may change while it runs."""
+"""``pserverctl config show|get|set``: the cluster's settings that may change while it runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from backstay.settings import suggestion
 __all__ = ["config"]
 
 EXAMPLES = examples(
+    "pserverctl config show",
     "pserverctl config get",
     "pserverctl config get checkpoint_url",
     "pserverctl config set checkpoint_url=s3://bucket/ads checkpoint_every_s=600",
 )
+SHOW_EXAMPLES = examples("pserverctl config show", "pserverctl config show --json")
 GET_EXAMPLES = examples(
     "pserverctl config get",
     "pserverctl config get checkpoint_url",
@@ -64,6 +66,7 @@ def get(given: Given, name: str | None, explain: bool, as_json: bool) -> None:
 
     def question(inspection: ClusterInspection) -> dict[str, Any]:
         report = _read(inspection)
+        del report["fixed"]
         if name is not None:
             report["settings"] = [_named(report["settings"], name)]
         return report
@@ -78,6 +81,23 @@ def get(given: Given, name: str | None, explain: bool, as_json: bool) -> None:
             click.echo(_explained(one))
     else:
         _show(report)
+
+
+@config.command("show", epilog=SHOW_EXAMPLES)
+@json_option()
+@click.pass_obj
+def show(given: Given, as_json: bool) -> None:
+    """Show every value, those that cannot change too, and where each comes from."""
+    report = ask(given, _read, as_json=as_json)
+    if as_json:
+        print_json(report)
+        return
+    table = grid("setting", "value", "source")
+    for one in report["fixed"] + report["settings"]:
+        value = escape(str(one["value"])) or "(empty)"
+        table.add_row(one["name"], value, escape(one["source"]))
+    print_whole(Console(), table)
+    click.echo(f"revision {report['revision']}")
 
 
 @config.command("set", epilog=SET_EXAMPLES)
@@ -98,7 +118,7 @@ def set_(given: Given, assignments: tuple[str, ...], revision: int | None, as_js
     def question(inspection: ClusterInspection) -> dict[str, Any]:
         values = parse_assignments(assignments)
         expected = _read(inspection)["revision"] if revision is None else revision
-        return _report(
+        report = _report(
             inspection.first_answer(
                 lambda channel: settings_pb2_grpc.SettingsServiceStub(channel).SetSettings(
                     settings_pb2.SetSettingsRequest(values=values, expected_revision=expected),
@@ -106,6 +126,8 @@ def set_(given: Given, assignments: tuple[str, ...], revision: int | None, as_js
                 )
             )
         )
+        del report["fixed"]
+        return report
 
     report = ask(given, question, as_json=as_json)
     if as_json:
@@ -154,8 +176,13 @@ def _report(
     def typed(one: settings_pb2.Setting, text: str) -> str | int:
         return int(text) if one.is_number else text
 
+    fixed = answer.fixed if isinstance(answer, settings_pb2.GetSettingsResponse) else ()
     return {
         "revision": answer.revision,
+        "fixed": [
+            {"name": one.name, "value": typed(one, one.value), "source": one.source}
+            for one in fixed
+        ],
         "settings": [
             {
                 "name": one.name,
@@ -163,6 +190,7 @@ def _report(
                 "default": typed(one, one.default_value),
                 "allowed": one.allowed or None,
                 "help": one.help,
+                "source": one.source,
             }
             for one in answer.settings
         ],

@@ -7,7 +7,8 @@ from typing import Any
 from grpc import aio
 
 from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records import ClusterConfig
+from backstay.consensus.settings_record import SettingsRecord
 from backstay.errors import ServerUnavailable
 from backstay.pserver.cluster_settings import SettingsKeeper
 
@@ -27,9 +28,12 @@ class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> settings_pb2.GetSettingsResponse:
         """Return all settings."""
-        found = await self._joined().read()
+        keeper = self._joined()
+        found, config = await keeper.read(), await keeper.fixed()
         return settings_pb2.GetSettingsResponse(
-            revision=found.revision, settings=_messages(found.settings)
+            revision=found.revision,
+            settings=_messages(found.record),
+            fixed=[] if config is None else _fixed(config, found.record),
         )
 
     async def SetSettings(  # noqa: N802
@@ -40,7 +44,7 @@ class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
         """Change some settings, and return all."""
         found = await self._joined().change(dict(request.values), request.expected_revision)
         return settings_pb2.SetSettingsResponse(
-            revision=found.revision, settings=_messages(found.settings)
+            revision=found.revision, settings=_messages(found.record)
         )
 
     def _joined(self) -> SettingsKeeper:
@@ -49,7 +53,20 @@ class SettingsService(settings_pb2_grpc.SettingsServiceServicer):
         return self.keeper
 
 
-def _messages(settings: ClusterSettings) -> list[settings_pb2.Setting]:
+def _fixed(config: ClusterConfig, record: SettingsRecord) -> list[settings_pb2.Setting]:
+    """Return what was fixed when the cluster was created."""
+    return [
+        settings_pb2.Setting(
+            name=name,
+            value=str(getattr(config, name)),
+            is_number=name != "cluster",
+            source=record.sources.get(name, "fixed"),
+        )
+        for name in ("cluster", "slot_count", "replicas", "initial_nodes")
+    ]
+
+
+def _messages(record: SettingsRecord) -> list[settings_pb2.Setting]:
     return [
         settings_pb2.Setting(
             name=one.name,
@@ -58,6 +75,7 @@ def _messages(settings: ClusterSettings) -> list[settings_pb2.Setting]:
             allowed=one.allowed,
             help=one.help,
             is_number=one.is_number,
+            source=record.source_of(one.name),
         )
-        for one in settings.texts()
+        for one in record.settings.texts()
     ]

@@ -5,8 +5,8 @@ configuration that exists is a valid one. ``load`` fills it from, in this order,
 arguments, a TOML file, the environment (``BACKSTAY_<FIELD>``) and the defaults.
 
 Those of the coordination store are in ``backstay.store_config``. This module imports that one,
-``backstay.settings``, ``backstay.addresses``, ``backstay.errors`` only, and reads nothing when it
-is imported.
+``backstay.settings``, ``backstay.profiles``, ``backstay.addresses``, ``backstay.errors`` only, and
+reads nothing when it is imported.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import ClassVar, TypeVar
 
 from backstay.addresses import is_loopback, split_address
 from backstay.errors import ConfigError
+from backstay.profiles import PROFILES
 from backstay.settings import (
     ENVIRONMENT_PREFIX,
     Loaded,
@@ -198,10 +199,15 @@ class ServerConfig(StoreConfig, SecurityConfig):
         minimum=1,
         maximum=SLOT_COUNT_MAX,
     )
+    profile: str | None = setting(
+        None,
+        "How long jobs run, for a cluster that this node creates: test, short or long. It decides "
+        "replicas, checkpoint_every_s and restore where they are not set.",
+    )
     replicas: int | None = setting(
         None,
-        "Copies of each slot. Default: as many as the cluster has; a new one gets 2, or 1 if "
-        "initial_nodes is 1.",
+        "Copies of each slot. Default: as many as the cluster has; a new one has what profile "
+        "says, else 2, or 1 if initial_nodes is 1.",
         minimum=1,
         maximum=REPLICAS_MAX,
     )
@@ -253,10 +259,18 @@ class ServerConfig(StoreConfig, SecurityConfig):
         "Where checkpoints go in a cluster that this node creates: a folder that every node has "
         "under this absolute path, or a URL. Later: `pserverctl config set checkpoint_url=...`.",
     )
-    restore: str = setting(
-        "no",
+    checkpoint_every_s: int | None = setting(
+        None,
+        "Seconds from one checkpoint to the next in a cluster that this node creates; 0: none by "
+        "time. Default: what profile says, else 0. Later: `pserverctl config set`.",
+        minimum=0,
+        maximum=31_536_000,
+    )
+    restore: str | None = setting(
+        None,
         "What a new cluster begins with: no (empty), latest (the newest checkpoint of "
-        "checkpoint_url if there is one) or the id of a checkpoint.",
+        "checkpoint_url if there is one) or the id of a checkpoint. Default: what profile says, "
+        "else no.",
     )
     restore_fallback: bool = setting(
         False,
@@ -327,7 +341,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
         for name in ("advertise_host", "host"):
             if getattr(self, name) is not None:
                 split_address(name, f"{getattr(self, name)}:0")
-        if not re.fullmatch(r"no|latest|ckpt-\d{6,12}-[0-9a-f]{6}", self.restore):
+        if self.restore and not re.fullmatch(r"no|latest|ckpt-\d{6,12}-[0-9a-f]{6}", self.restore):
             raise ConfigError(
                 f"restore: {self.restore!r} is neither no, latest nor the id of a checkpoint, "
                 "such as ckpt-000007-3fa9c1"
@@ -336,8 +350,13 @@ class ServerConfig(StoreConfig, SecurityConfig):
             raise ConfigError(
                 f"checkpoint_url: {self.checkpoint_url!r} is neither an absolute path nor a URL"
             )
-        if self.restore != "no" and not self.checkpoint_url:
-            raise ConfigError(f"restore: {self.restore!r} needs checkpoint_url, which is not set")
+        for name, value in (
+            ("restore", self.restore if self.restore != "no" else None),
+            ("checkpoint_every_s", self.checkpoint_every_s),
+        ):
+            if value and not self.checkpoint_url:
+                raise ConfigError(f"{name}: {value!r} needs checkpoint_url, which is not set")
+        self._check_profile()
         self.check_store(self.node_id)
         self._check_cluster()
         self._check_exposure()
@@ -360,6 +379,21 @@ class ServerConfig(StoreConfig, SecurityConfig):
         if not alone and self.tls_cert_file is not None and self.tls_ca_file is None:
             raise ConfigError("tls_ca_file: must be set so that this node can trust the others")
 
+    def _check_profile(self) -> None:
+        if self.profile is None:
+            return
+        if self.profile not in PROFILES:
+            raise ConfigError(
+                f"profile: {self.profile!r} is not one of {', '.join(PROFILES)}"
+                f"{suggestion(self.profile, PROFILES)}"
+            )
+        if self.from_profile.get("checkpoint_every_s") and not self.checkpoint_url:
+            raise ConfigError(
+                f"profile: {self.profile!r} writes checkpoints, and there is no place for them: "
+                "set checkpoint_url (--checkpoint-url) to a folder that every node has under this "
+                "absolute path, or to a URL such as s3://bucket/path"
+            )
+
     def _check_exposure(self) -> None:
         """Refuse to be open to the network by accident."""
         if self.token is not None or self.tls_cert_file is not None or self.insecure:
@@ -374,10 +408,38 @@ class ServerConfig(StoreConfig, SecurityConfig):
                 )
 
     @property
+    def from_profile(self) -> Mapping[str, object]:
+        """What the profile decides, by the names of settings: those that nobody has set."""
+        if self.profile is None:
+            return {}
+        decided = PROFILES[self.profile].server_settings(self.initial_nodes_wanted)
+        return {name: value for name, value in decided.items() if getattr(self, name) is None}
+
+    @property
+    def checkpoint_every_s_wanted(self) -> int:
+        """Seconds between checkpoints of a cluster that this node creates; 0: none by time."""
+        decided = self.from_profile.get("checkpoint_every_s", self.checkpoint_every_s or 0)
+        return int(str(decided))
+
+    @property
+    def restores_lost_slots(self) -> bool:
+        """Whether slots that lost all copies come back from the newest checkpoint."""
+        return bool(self.profile and PROFILES[self.profile].has_checkpoints and self.checkpoint_url)
+
+    @property
+    def restore_wanted(self) -> str:
+        """What a cluster that this node creates begins with."""
+        if not self.checkpoint_url:
+            return "no"
+        return str(self.from_profile.get("restore", self.restore or "no"))
+
+    @property
     def replicas_wanted(self) -> int:
         """Copies of each slot in a cluster that this node creates."""
         if self.replicas is not None:
             return self.replicas
+        if "replicas" in self.from_profile:
+            return int(str(self.from_profile["replicas"]))
         return 1 if self.initial_nodes_wanted == 1 else 2
 
     @property

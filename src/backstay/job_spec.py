@@ -3,8 +3,8 @@
 A ``JobSpec`` that exists is a valid one. It goes from the job file to the job's record and to each
 worker as JSON. ``docs/reference/job-file.md`` lists every field.
 
-Imports ``backstay.nested_settings``, ``backstay.settings`` and ``backstay.errors`` only; reads
-nothing and does no I/O.
+Imports ``backstay.nested_settings``, ``backstay.settings``, ``backstay.profiles`` and
+``backstay.errors`` only; reads nothing and does no I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from backstay.errors import ConfigError
-from backstay.nested_settings import check_entries, entry, from_mapping, to_mapping
+from backstay.nested_settings import check_entries, entry, from_mapping, nested_kind, to_mapping
+from backstay.profiles import PROFILES
 from backstay.settings import check_name
 
 __all__ = [
@@ -35,6 +36,8 @@ SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
 WORKERS_MAX = 10_000
 SERVERS_MAX = 64
+# Servers of its own that a job has if nothing says how many.
+LOCAL_SERVERS = 3
 # A record of the coordination store; a job file that needs more has its data in the wrong place.
 SPEC_BYTES_MAX = 256 * 1024
 
@@ -224,6 +227,12 @@ class JobSpec:
     """
 
     name: str = entry(..., "Name of the job; two jobs of one name are one job.", fixed=True)
+    profile: str = entry(
+        "none",
+        "How long the job runs: it decides servers.replicas and checkpoint.every where they are "
+        "not set.",
+        choices=("none", *PROFILES),
+    )
     model: str = entry(..., "Path of the Python file that defines the model.", fixed=True)
     model_params: Mapping[str, Any] = entry(
         dict, "Arguments of the file's `custom_model`.", fixed=True
@@ -367,7 +376,7 @@ class JobSpec:
             ConfigError: A field is unknown, missing or wrong; the message begins with its dotted
                 name, for example ``training.kind``.
         """
-        return from_mapping(cls, document)
+        return from_mapping(cls, _with_profile(document))
 
     def to_mapping(self) -> dict[str, Any]:
         """Return it as plain values; ``from_mapping`` makes it again."""
@@ -397,3 +406,22 @@ class JobSpec:
             for item in fields(self)
             if item.metadata["fixed"] and getattr(self, item.name) != getattr(other, item.name)
         )
+
+
+def _with_profile(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document with what its profile decides, where it does not say it itself."""
+    profile = PROFILES.get(str(document.get("profile", "")))
+    if profile is None:
+        return document
+    filled = dict(document)
+    servers = document.get("servers")
+    local = servers.get("local") if isinstance(servers, Mapping) else None
+    count = local if type(local) is int and local > 0 else LOCAL_SERVERS
+    for (outer, inner), value in profile.job_settings(count).items():
+        part = filled.get(outer, {})
+        if not isinstance(part, Mapping):
+            short = getattr(nested_kind(JobSpec, outer), "SHORT", None)
+            part = {short: part} if short else None
+        if part is not None:
+            filled[outer] = {inner: value, **part}
+    return filled

@@ -121,12 +121,16 @@ class Loaded(Generic[ConfigT]):
     def describe(self) -> str:
         """Return one line per field: its value and its source; secrets are not shown."""
         lines = []
+        from_profile: Mapping[str, object] = getattr(self.config, "from_profile", {})
         for item in fields(self.config):
-            value = getattr(self.config, item.name)
+            value, source = getattr(self.config, item.name), self.sources[item.name]
+            if item.name in from_profile:
+                value = from_profile[item.name]
+                source = f"profile {getattr(self.config, 'profile', '')}"
             if isinstance(value, tuple):
                 value = ",".join(map(str, value))
             shown = value if item.repr or value is None else "(not shown)"
-            lines.append(f"{item.name} = {shown}  [{self.sources[item.name]}]")
+            lines.append(f"{item.name} = {shown}  [{source}]")
         return "\n".join(lines)
 
 

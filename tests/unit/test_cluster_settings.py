@@ -8,7 +8,7 @@ import pytest
 
 from backstay.consensus import ClusterMirror
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
 from backstay.consensus.store import RangeResult
 from backstay.errors import ConfigError, InvalidRequest, SettingsChanged, StoreUnavailable
 from backstay.pserver.cluster_settings import SettingsAt, SettingsKeeper
@@ -103,7 +103,7 @@ def test_arguments_of_config_set() -> None:
 def test_of_two_who_saw_the_same_one_is_refused_and_told() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         keeper = SettingsKeeper(MemoryStore(backend), KEYS)
-        assert await keeper.read() == (ClusterSettings(), 0)
+        assert await keeper.read() == (SettingsRecord(ClusterSettings()), 0)
         first = await keeper.change({"moves_at_once": "8"}, 0)
         assert first.settings == ClusterSettings(moves_at_once=8)
         assert first.revision > 0
@@ -127,7 +127,7 @@ def test_nothing_is_written_if_one_value_is_wrong() -> None:
             await keeper.change({"moves_at_once": "8", "checkpoint_keep_last": "-1"}, 0)
         with pytest.raises(ConfigError, match="nothing to change"):
             await keeper.change({}, 0)
-        assert await keeper.read() == (ClusterSettings(), 0)
+        assert await keeper.read() == (SettingsRecord(ClusterSettings()), 0)
 
     run(scenario)
 

@@ -107,7 +107,7 @@ def completed(words: list[str], begun: str) -> list[str]:
 def test_commands_options_and_names_of_settings_are_completed() -> None:
     assert completed([], "s") == ["slots", "status"]
     assert completed(["slots"], "--s") == ["--slot"]
-    assert completed(["config"], "") == ["get", "set"]
+    assert completed(["config"], "") == ["get", "set", "show"]
     assert completed(["config", "get"], "on_") == ["on_slot_loss"]
     assert completed(["config", "set", "moves_at_once=8"], "checkpoint_u") == ["checkpoint_url="]
     assert completed(["config", "set"], "moves_at_once=") == []

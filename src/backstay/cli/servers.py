@@ -21,7 +21,7 @@ from backstay.checkpoint.storage import CheckpointStorage
 from backstay.cli.progress import Servers
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, ConfigError, JobError
-from backstay.job_spec import JobSpec
+from backstay.job_spec import LOCAL_SERVERS, JobSpec
 from backstay.pserver.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.pserver.provisioning import PlanFollower
@@ -29,7 +29,6 @@ from backstay.trainer.directory import reach
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 
-LOCAL_SERVERS = 3
 RESTARTS_MAX = 20
 LOOK_PAUSE_S = 0.25
 # A whole cluster is asked, so not often.
@@ -118,7 +117,8 @@ def job_servers(
     url = spec.checkpoint.url or str(log_dir / "checkpoints")
     settings: dict[str, Any] = {"replicas": min(spec.servers.replicas, chosen.local)}
     restore = _restore(spec, url, fresh=fresh)
-    settings |= {"checkpoint_url": url, "restore": restore}
+    # Saves of the job hold model and progress together; those by time would hold no progress.
+    settings |= {"checkpoint_url": url, "restore": restore, "checkpoint_every_s": 0}
     settings |= spec.servers.settings
     # Records of servers that ran before name addresses that are gone.
     directory = log_dir / "servers" / time.strftime("%Y%m%d-%H%M%S")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61\x63kstay/v1/settings.proto\x12\x0b\x62\x61\x63kstay.v1\"o\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x15\n\rdefault_value\x18\x03 \x01(\t\x12\x0f\n\x07\x61llowed\x18\x04 \x01(\t\x12\x0c\n\x04help\x18\x05 \x01(\t\x12\x11\n\tis_number\x18\x06 \x01(\x08\"\x14\n\x12GetSettingsRequest\"O\n\x13GetSettingsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12&\n\x08settings\x18\x02 \x03(\x0b\x32\x14.backstay.v1.Setting\"\x9b\x01\n\x12SetSettingsRequest\x12;\n\x06values\x18\x01 \x03(\x0b\x32+.backstay.v1.SetSettingsRequest.ValuesEntry\x12\x19\n\x11\x65xpected_revision\x18\x02 \x01(\x04\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"O\n\x13SetSettingsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12&\n\x08settings\x18\x02 \x03(\x0b\x32\x14.backstay.v1.Setting2\xb5\x01\n\x0fSettingsService\x12P\n\x0bGetSettings\x12\x1f.backstay.v1.GetSettingsRequest\x1a .backstay.v1.GetSettingsResponse\x12P\n\x0bSetSettings\x12\x1f.backstay.v1.SetSettingsRequest\x1a .backstay.v1.SetSettingsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61\x63kstay/v1/settings.proto\x12\x0b\x62\x61\x63kstay.v1\"\x7f\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x15\n\rdefault_value\x18\x03 \x01(\t\x12\x0f\n\x07\x61llowed\x18\x04 \x01(\t\x12\x0c\n\x04help\x18\x05 \x01(\t\x12\x11\n\tis_number\x18\x06 \x01(\x08\x12\x0e\n\x06source\x18\x07 \x01(\t\"\x14\n\x12GetSettingsRequest\"t\n\x13GetSettingsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12&\n\x08settings\x18\x02 \x03(\x0b\x32\x14.backstay.v1.Setting\x12#\n\x05\x66ixed\x18\x03 \x03(\x0b\x32\x14.backstay.v1.Setting\"\x9b\x01\n\x12SetSettingsRequest\x12;\n\x06values\x18\x01 \x03(\x0b\x32+.backstay.v1.SetSettingsRequest.ValuesEntry\x12\x19\n\x11\x65xpected_revision\x18\x02 \x01(\x04\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"O\n\x13SetSettingsResponse\x12\x10\n\x08revision\x18\x01 \x01(\x04\x12&\n\x08settings\x18\x02 \x03(\x0b\x32\x14.backstay.v1.Setting2\xb5\x01\n\x0fSettingsService\x12P\n\x0bGetSettings\x12\x1f.backstay.v1.GetSettingsRequest\x1a .backstay.v1.GetSettingsResponse\x12P\n\x0bSetSettings\x12\x1f.backstay.v1.SetSettingsRequest\x1a .backstay.v1.SetSettingsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,17 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETSETTINGSREQUEST_VALUESENTRY']._loaded_options = None
   _globals['_SETSETTINGSREQUEST_VALUESENTRY']._serialized_options = b'8\001'
   _globals['_SETTING']._serialized_start=43
-  _globals['_SETTING']._serialized_end=154
-  _globals['_GETSETTINGSREQUEST']._serialized_start=156
-  _globals['_GETSETTINGSREQUEST']._serialized_end=176
-  _globals['_GETSETTINGSRESPONSE']._serialized_start=178
-  _globals['_GETSETTINGSRESPONSE']._serialized_end=257
-  _globals['_SETSETTINGSREQUEST']._serialized_start=260
-  _globals['_SETSETTINGSREQUEST']._serialized_end=415
-  _globals['_SETSETTINGSREQUEST_VALUESENTRY']._serialized_start=370
-  _globals['_SETSETTINGSREQUEST_VALUESENTRY']._serialized_end=415
-  _globals['_SETSETTINGSRESPONSE']._serialized_start=417
-  _globals['_SETSETTINGSRESPONSE']._serialized_end=496
-  _globals['_SETTINGSSERVICE']._serialized_start=499
-  _globals['_SETTINGSSERVICE']._serialized_end=680
+  _globals['_SETTING']._serialized_end=170
+  _globals['_GETSETTINGSREQUEST']._serialized_start=172
+  _globals['_GETSETTINGSREQUEST']._serialized_end=192
+  _globals['_GETSETTINGSRESPONSE']._serialized_start=194
+  _globals['_GETSETTINGSRESPONSE']._serialized_end=310
+  _globals['_SETSETTINGSREQUEST']._serialized_start=313
+  _globals['_SETSETTINGSREQUEST']._serialized_end=468
+  _globals['_SETSETTINGSREQUEST_VALUESENTRY']._serialized_start=423
+  _globals['_SETSETTINGSREQUEST_VALUESENTRY']._serialized_end=468
+  _globals['_SETSETTINGSRESPONSE']._serialized_start=470
+  _globals['_SETSETTINGSRESPONSE']._serialized_end=549
+  _globals['_SETTINGSSERVICE']._serialized_start=552
+  _globals['_SETTINGSSERVICE']._serialized_end=733
 # @@protoc_insertion_point(module_scope)

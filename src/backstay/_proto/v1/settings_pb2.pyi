@@ -32,6 +32,7 @@ class Setting(_message.Message):
     ALLOWED_FIELD_NUMBER: _builtins.int
     HELP_FIELD_NUMBER: _builtins.int
     IS_NUMBER_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     value: _builtins.str
     """As text, whatever its type."""
@@ -42,6 +43,10 @@ class Setting(_message.Message):
     """What it does, in a sentence or two."""
     is_number: _builtins.bool
     """Whether the value is a whole number."""
+    source: _builtins.str
+    """Where the value comes from: "default", "set", "profile NAME", or "fixed" for what was given
+    when the cluster was created and cannot change.
+    """
     def __init__(
         self,
         *,
@@ -51,10 +56,11 @@ class Setting(_message.Message):
         allowed: _builtins.str = ...,
         help: _builtins.str = ...,
         is_number: _builtins.bool = ...,
+        source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "default_value", b"default_value", "help", b"help", "is_number", b"is_number", "name", b"name", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "default_value", b"default_value", "help", b"help", "is_number", b"is_number", "name", b"name", "source", b"source", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -81,19 +87,25 @@ class GetSettingsResponse(_message.Message):
 
     REVISION_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    FIXED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """Grows with each change; 0 as long as nobody has set anything."""
     @_builtins.property
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]: ...
+    @_builtins.property
+    def fixed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
+        """What was fixed when the cluster was created."""
+
     def __init__(
         self,
         *,
         revision: _builtins.int = ...,
         settings: _abc.Iterable[Global___Setting] | None = ...,
+        fixed: _abc.Iterable[Global___Setting] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fixed", b"fixed", "revision", b"revision", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
