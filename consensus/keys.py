@@ -57,6 +57,11 @@ class Keys:
         return "pservers/"
 
     @property
+    def trainers(self) -> str:
+        """The prefix of the trainers that are alive."""
+        return "trainers/"
+
+    @property
     def reports(self) -> str:
         """The prefix of what masters report."""
         return "reports/"
@@ -109,6 +114,10 @@ class Keys:
     def member(self, node_id: str) -> str:
         """Return the key of a node's registration."""
         return f"pservers/{node_id}"
+
+    def trainer(self, trainer_id: str) -> str:
+        """Return the key of a trainer."""
+        return f"trainers/{trainer_id}"
 
     def incarnation(self, node_id: str) -> str:
         """Return the key that counts how often a node has registered."""

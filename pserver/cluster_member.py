@@ -53,6 +53,7 @@ from backstay.pserver.services.checkpoint import CheckpointParts
 from backstay.pserver.slot_sizes import SlotSizes
 from backstay.pserver.table_creation import TableCreation, TableKeeper
 from backstay.pserver.table_registry import TableRegistry
+from backstay.pserver.trainer_registrations import TrainerRegistrations
 from backstay.tables import TableSpec
 from backstay.tasks import end_tasks
 
@@ -134,6 +135,9 @@ class ClusterMember:
             sizes=SlotSizes(self._calls),
             decide=decide,
             figures=figures,
+        )
+        self.trainers = TrainerRegistrations(
+            store, keys, ttl_ms=config.trainer_ttl_ms, on_count=self._count_trainers
         )
         self._open_services(config, store, keys, registry)
         self.is_registered = False
@@ -242,10 +246,11 @@ class ClusterMember:
         await self._registration.leave("it was stopped")
 
     async def _work(self, lease: int) -> None:
-        """What goes with a lease: reporting, and being a candidate for controller."""
+        """What goes with a lease: reporting, the controller's office, and records of trainers."""
         tasks = [
             asyncio.ensure_future(keep_on(lambda: self._reporter.run(lease), "reporting")),
             asyncio.ensure_future(keep_on(lambda: self._controller.run(lease), "the controller")),
+            asyncio.ensure_future(keep_on(lambda: self.trainers.run(lease), "the trainers")),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -295,6 +300,9 @@ class ClusterMember:
                 await self._read_all()
                 is_ready = True
                 await on_ready()
+
+    def _count_trainers(self, count: int) -> None:
+        self._figures.trainers = count
 
     def _extend_lease(self, remaining_ms: int) -> None:
         self._plane.extend_lease(remaining_ms)

@@ -18,6 +18,8 @@ from backstay._proto.v1 import (
     cluster_pb2_grpc,
     tables_pb2,
     tables_pb2_grpc,
+    trainers_pb2,
+    trainers_pb2_grpc,
 )
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import health_from_message, routing_from_message
@@ -71,6 +73,24 @@ def _last_failover(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     controls = (node["control"] for node in nodes if node["control"] is not None)
     known = [control["last_failover"] for control in controls if control["last_failover"]]
     return max(known, key=lambda one: one["routing_version"], default=None)
+
+
+def _trainer(listed: trainers_pb2.ListedTrainer) -> dict[str, Any]:
+    trainer = listed.trainer
+    pushed = listed.HasField("last_push_age_s")
+    return {
+        "id": trainer.id,
+        "host": trainer.host,
+        "address": listed.address,
+        "pid": trainer.pid,
+        "job": trainer.job or None,
+        "worker": trainer.worker or None,
+        "start_time": trainer.start_time,
+        "up_s": listed.up_s,
+        "last_push_age_s": listed.last_push_age_s if pushed else None,
+        "pushes": trainer.pushes,
+        "node": listed.node_id,
+    }
 
 
 class ClusterInspection(ClusterChannels):
@@ -168,6 +188,19 @@ class ClusterInspection(ClusterChannels):
                 for event in answer.events
             ]
         }
+
+    def trainers(self) -> dict[str, Any]:
+        """Return the trainers that are alive, ordered by job and worker.
+
+        Raises:
+            ServerUnavailable: None of the endpoints answers, or none reaches the store.
+        """
+        answer = self.first_answer(
+            lambda channel: trainers_pb2_grpc.TrainersServiceStub(channel).ListTrainers(
+                trainers_pb2.ListTrainersRequest(), timeout=self.timeout_s
+            )
+        )
+        return {"trainers": [_trainer(one) for one in answer.trainers]}
 
     def tables(self) -> dict[str, Any]:
         """Return the tables, with rows and bytes summed over the nodes that answer."""

@@ -26,6 +26,7 @@ from backstay._proto.v1 import (
     settings_pb2_grpc,
     store_pb2_grpc,
     tables_pb2_grpc,
+    trainers_pb2_grpc,
 )
 from backstay.addresses import split_address
 from backstay.config import ServerConfig
@@ -50,6 +51,7 @@ from backstay.pserver.services.resize import ResizeService
 from backstay.pserver.services.settings import SettingsService
 from backstay.pserver.services.store import StoreService
 from backstay.pserver.services.tables import TablesService
+from backstay.pserver.services.trainers import TrainersService
 from backstay.pserver.stores import OpenedStore, open_for_node
 from backstay.pserver.table_creation import TableKeeper
 from backstay.pserver.table_registry import TableRegistry
@@ -68,6 +70,7 @@ SERVICE_NAMES = [
     "backstay.v1.SettingsService",
     "backstay.v1.ResizeService",
     "backstay.v1.StoreService",
+    "backstay.v1.TrainersService",
 ]
 # Control calls are short; what is still under way after this is cut off.
 CONTROL_GRACE_S = 1.0
@@ -313,6 +316,13 @@ class Node:
         )
         resize_pb2_grpc.add_ResizeServiceServicer_to_server(
             ResizeService(lambda: self._member.plans if self._member is not None else None), server
+        )
+        trainers_pb2_grpc.add_TrainersServiceServicer_to_server(
+            TrainersService(
+                self._identity.node_id,
+                lambda: self._member.trainers if self._member is not None else None,
+            ),
+            server,
         )
         node_pb2_grpc.add_NodeServiceServicer_to_server(
             NodeService(

@@ -26,6 +26,7 @@ from backstay.trainer.checkpoints import Checkpoints
 from backstay.trainer.data_plane import make_data_plane
 from backstay.trainer.directory import ClusterInfo, Directory
 from backstay.trainer.pending import Pending
+from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream, TaskStreams, check_name
 from backstay.trainer.watch import ClusterWatch, ProgressHook
@@ -34,10 +35,10 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_watchers() -> None:
+def _end_open_clients() -> None:
     """End the threads of clients that were not closed: they may not outlive the interpreter."""
     for client in list(_open_clients):
-        client._end_watcher()
+        client._end_threads()
 
 
 PushKind = Literal["update", "assign", "assign_if_absent"]
@@ -86,6 +87,7 @@ class Client:
         *,
         config: ClientConfig | None = None,
         progress: ProgressHook | None = None,
+        trainer: TrainerName | None = NO_JOB,
     ) -> None:
         """Connect.
 
@@ -95,6 +97,8 @@ class Client:
                 environment (``BACKSTAY_*``).
             progress: Called with a line of text when a call has waited for a second, then every
                 five, and when it goes on; from a thread of the client. The log says the same.
+            trainer: What this trainer works for, as ``pserverctl trainers`` shows it; None: it is
+                no trainer, and does not register.
 
         Raises:
             NeverReached: None of the endpoints answered within ``first_contact_timeout_ms``.
@@ -123,6 +127,13 @@ class Client:
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
         self._tasks = TaskStreams(self._native, self._config.deadline_ms)
+        self._registration: TrainerRegistration | None = None
+        if trainer is not None:
+            native = self._native
+            self._registration = TrainerRegistration(
+                self._directory, lambda: native.stats()["pushes_acknowledged"], trainer
+            )
+            self._registration.start()
         self._closed = False
         _open_clients.add(self)
 
@@ -410,7 +421,7 @@ class Client:
         try:
             self._native.close(self._config.deadline_ms)
         finally:
-            self._end_watcher()
+            self._end_threads()
             self._directory.close()
 
     def __enter__(self) -> Client:
@@ -426,7 +437,9 @@ class Client:
 
     # -- helpers --------------------------------------------------------------------------
 
-    def _end_watcher(self) -> None:
+    def _end_threads(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
         self._watch.close()
 
     def _check_open(self) -> None:

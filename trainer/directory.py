@@ -15,7 +15,14 @@ from typing import Protocol, TypeVar, cast
 import grpc
 
 from backstay import rpc
-from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
+from backstay._proto.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    tables_pb2,
+    tables_pb2_grpc,
+    trainers_pb2,
+    trainers_pb2_grpc,
+)
 from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
@@ -197,6 +204,23 @@ class Directory:
                 self._channel(node.control_address)
             ).GetNodeStats(cluster_pb2.GetNodeStatsRequest(), timeout=deadline_ms / 1000)
         return response.node.instance
+
+    def register_trainer(
+        self, endpoint: str, request: trainers_pb2.RegisterTrainerRequest, *, timeout_s: float
+    ) -> int:
+        """Tell one node, once, that a trainer is alive; returns its time to live in ms."""
+        with rpc.mapped_errors(endpoint):
+            response = trainers_pb2_grpc.TrainersServiceStub(
+                self._channel(endpoint)
+            ).RegisterTrainer(request, timeout=timeout_s)
+        return response.ttl_ms
+
+    def deregister_trainer(self, endpoint: str, trainer_id: str, *, timeout_s: float) -> None:
+        """Tell one node, once, that a trainer ends."""
+        with rpc.mapped_errors(endpoint):
+            trainers_pb2_grpc.TrainersServiceStub(self._channel(endpoint)).DeregisterTrainer(
+                trainers_pb2.DeregisterTrainerRequest(id=trainer_id), timeout=timeout_s
+            )
 
     def create_table(self, spec: TableSpec) -> TableSpec:
         """Create a table on all servers and return it as it is there."""

@@ -21,6 +21,7 @@ from backstay.pserver.ctl.slots import slots
 from backstay.pserver.ctl.status import status
 from backstay.pserver.ctl.tables import tables
 from backstay.pserver.ctl.top import top
+from backstay.pserver.ctl.trainers import trainers
 from backstay.pserver.ctl.verify import verify
 
 __all__ = ["main"]
@@ -53,7 +54,7 @@ def main(context: click.Context, endpoint: str | None, config_file: Path | None)
 
 
 for command in (
-    *(status, top, slots, tables, events, verify),
+    *(status, top, slots, tables, trainers, events, verify),
     *RESIZE_COMMANDS,
     *(checkpoint, config, completion),
 ):

@@ -183,6 +183,9 @@ def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Met
         "For how long this node's lease is surely alive, its safety margin taken off.",
         max(0.0, figures.lease_until_s - time.monotonic()),
     )
+    yield _gauge(
+        "trainers", "Trainers whose records this node keeps: it hears from them.", figures.trainers
+    )
     yield _gauges(
         "report_entries",
         "What the data plane reports: nodes that are silent or without room, copies that have "

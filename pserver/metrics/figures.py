@@ -141,6 +141,7 @@ class ControlFigures:
         self.lease_until_s = 0.0
         self.failovers = Durations()
         self.last_failover: Failover | None = None
+        self.trainers = 0
         self.in_sync = InSyncChanges()
         self.checkpoints = Checkpoints()
         self.report_sizes: Mapping[str, int] = {

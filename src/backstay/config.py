@@ -231,6 +231,12 @@ class ServerConfig(StoreConfig, SecurityConfig):
         minimum=0,
         maximum=86_400_000,
     )
+    trainer_ttl_ms: int = setting(
+        10_000,
+        "Time after which a trainer that this node no longer hears from counts as gone.",
+        minimum=1000,
+        maximum=600_000,
+    )
     promise_ms: int = setting(
         400,
         "Time for which a backup promises its master not to be promoted. At most a third of "

@@ -19,6 +19,7 @@ from backstay.addresses import parse_endpoints
 from backstay.config import ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import ConfigError
 from backstay.trainer.client import Client
+from backstay.trainer.registration import TrainerName
 
 __all__ = [
     "Session",
@@ -175,6 +176,7 @@ def init(
     trainers_num: int | None = None,
     job: str = "",
     config: ClientConfig | None = None,
+    trainer: TrainerName | None = None,
 ) -> Session:
     """Connect this trainer; layers and optimizers made afterwards use the session by themselves.
 
@@ -185,6 +187,7 @@ def init(
         trainers_num: Default: ``PADDLE_TRAINERS_NUM``, else ``WORLD_SIZE``, else 1.
         job: Comes before the names of all tables, as "job/name".
         config: Timeouts, token and TLS. Default: from the ``BACKSTAY_*`` names.
+        trainer: What ``pserverctl trainers`` shows it to work for. Default: ``job``.
 
     Raises:
         ConfigError: A value is missing or wrong, ``TRAINING_ROLE`` is ``PSERVER``, or a session
@@ -195,7 +198,8 @@ def init(
     environment = TrainerEnvironment.read(
         os.environ, endpoints=endpoints, trainer_id=trainer_id, trainers_num=trainers_num
     )
-    return open_session(Session(Client(environment.endpoints, config=config), environment, job))
+    client = Client(environment.endpoints, config=config, trainer=trainer or TrainerName(job))
+    return open_session(Session(client, environment, job))
 
 
 def open_session(session: Session) -> Session:

@@ -17,6 +17,7 @@ from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.trainer.registration import TrainerName
 from backstay.trainer.table import Table
 from backstay.trainer.worker.audit import RecordCounter
 from backstay.trainer.worker.pace import Pace
@@ -70,6 +71,7 @@ def open_engine(
     config: ClientConfig | None,
     pace: Pace,
     stream_job: int,
+    worker_id: str = "",
 ) -> Engine:
     """Connect, make the program, and create its tables or find those of other workers.
 
@@ -82,7 +84,12 @@ def open_engine(
     """
     framework = adapter(definition.framework(spec.framework))
     session = init(
-        endpoints, trainer_id=0, trainers_num=1, job=spec.model_from or spec.name, config=config
+        endpoints,
+        trainer_id=0,
+        trainers_num=1,
+        job=spec.model_from or spec.name,
+        config=config,
+        trainer=TrainerName(spec.name, worker_id),
     )
     with contextlib.ExitStack() as undo:
         undo.callback(session.close)

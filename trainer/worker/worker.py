@@ -442,6 +442,7 @@ class Worker:
                 self._config,
                 self._pace,
                 self._terms.stream_job,
+                self._id,
             )
             self._engine = engine
             self._link.declare_tables([table.name for table in engine.tables])

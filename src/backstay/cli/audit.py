@@ -43,7 +43,7 @@ def audit_job(job: str, endpoints: Sequence[str], config: ClientConfig) -> Recor
         recorded = recorded_counts(keys, read_keys(directory, keys.root))
     finally:
         directory.close()
-    with Client(endpoints, config=config) as client:
+    with Client(endpoints, config=config, trainer=None) as client:
         found = audit_records(
             client, job, recorded.stream_job, recorded.tasks, passes=recorded.passes
         )
