@@ -102,6 +102,11 @@ class Keys:
         return "plans/resize"
 
     @property
+    def repairs(self) -> str:
+        """The prefix of the newest repairs."""
+        return "plans/repair/"
+
+    @property
     def shards(self) -> str:
         """The prefix of the readable view of the routing table."""
         return "pshards/"
@@ -138,6 +143,10 @@ class Keys:
     def shard(self, slot: int, replica: int) -> str:
         """Return the key of one replica in the readable view."""
         return f"pshards/{slot}/{replica}"
+
+    def repair(self, repair_id: int) -> str:
+        """Return the key of a repair; the order of the keys is the order of the repairs."""
+        return f"plans/repair/{repair_id:019d}"
 
     def event(self, routing_version: int, number: int) -> str:
         """Return the key of an event; the order of the keys is the order of the events."""

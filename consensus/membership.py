@@ -29,6 +29,7 @@ from backstay.consensus.records import (
     RoutingTable,
     TableRecord,
 )
+from backstay.consensus.repair_records import RepairRecord
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import InvalidRequest
@@ -107,6 +108,7 @@ class ClusterSnapshot:
         restore_revision: The store's revision of the last write of that record.
         plan: The resize, drain or rebalance that was asked for last; None before the first.
         plan_revision: The store's revision of the last write of that record.
+        repairs: The newest repairs by id, for people.
         unreadable: Keys whose record this version cannot read, each with the reason.
         trouble: Why the store does not answer; empty while it does.
     """
@@ -129,6 +131,7 @@ class ClusterSnapshot:
     restore_revision: int = 0
     plan: ResizePlan | None = None
     plan_revision: int = 0
+    repairs: Mapping[int, RepairRecord] = field(default_factory=lambda: MappingProxyType({}))
     unreadable: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     trouble: str = ""
 
@@ -238,7 +241,9 @@ class _Changes:
         try:
             self._read(item)
         except InvalidRequest as error:
-            unreadable[item.key] = str(error)
+            # Repairs are for people: one that cannot be read must not stop decisions.
+            if not item.key.startswith(self._keys.repairs):
+                unreadable[item.key] = str(error)
         else:
             unreadable.pop(item.key, None)
 
@@ -266,7 +271,11 @@ class _Changes:
         elif key.startswith(keys.tables):
             self._map("tables").pop(key.removeprefix(keys.tables), None)
         else:
-            for prefix, name in ((keys.reports, "reports"), (keys.deaths, "deaths")):
+            for prefix, name in (
+                (keys.reports, "reports"),
+                (keys.deaths, "deaths"),
+                (keys.repairs, "repairs"),
+            ):
                 number = key.removeprefix(prefix)
                 if key.startswith(prefix) and number.isdigit():
                     self._map(name).pop(int(number), None)
@@ -301,6 +310,9 @@ class _Changes:
         elif key == keys.plan:
             self._values["plan"] = ResizePlan.from_json(item.value)
             self._values["plan_revision"] = item.mod_revision
+        elif key.startswith(keys.repairs):
+            repair = RepairRecord.from_json(item.value)
+            self._map("repairs")[repair.repair_id] = repair
         elif key.startswith(keys.members):
             member = MemberRecord.from_json(item.value)
             if key != keys.member(member.node_id):

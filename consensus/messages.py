@@ -26,6 +26,7 @@ from backstay.consensus.records import (
     RoutingTable,
     SlotReplicas,
 )
+from backstay.consensus.repair_records import RepairRecord
 from backstay.errors import InvalidRequest, ProtocolError
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "node_to_message",
     "plan_from_message",
     "plan_to_message",
+    "repair_to_message",
     "routing_from_message",
     "routing_to_message",
 ]
@@ -191,6 +193,24 @@ def health_from_message(message: cluster_pb2.GetClusterResponse) -> ClusterHealt
         )
     )
     return ClusterHealthRecord(status, message.health_reason, alive)
+
+
+def repair_to_message(repair: RepairRecord) -> resize_pb2.Repair:
+    """Return the message of a repair."""
+    return resize_pb2.Repair(
+        id=repair.repair_id,
+        state=repair.state,
+        lost=[resize_pb2.LostNode(**one._asdict()) for one in repair.lost],
+        slots_lost=repair.slots_lost,
+        copies_total=repair.copies_total,
+        copies_left=repair.copies_left,
+        bytes_total=repair.bytes_total,
+        bytes_left=repair.bytes_left,
+        begun=repair.begun,
+        ended=repair.ended,
+        begun_by=repair.begun_by,
+        ended_by=repair.ended_by,
+    )
 
 
 def plan_to_message(plan: ResizePlan) -> resize_pb2.Plan:

@@ -45,8 +45,10 @@ from backstay.pserver.controller import (
     ClusterRecords,
     Decision,
     PlanWait,
+    follow_repair,
     living,
 )
+from backstay.pserver.departures import now_s
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.shard_view import ShardView
@@ -67,6 +69,7 @@ EVENTS_MAX = 1000
 # Written with the routing; further ones of the same decision follow in transactions of their own.
 EVENTS_PER_WRITE = 40
 DEATHS_MAX = 64
+REPAIRS_MAX = 20
 # Until a checkpoint that a cluster is to begin with is looked for again.
 CHECKPOINT_PAUSE_S = 2.0
 # The least pause between two looks at processes whose time to come back is over.
@@ -222,10 +225,7 @@ class ControllerHost:
         if not records.members:
             return
         # As they are in the snapshot: the mirror goes on while the thread decides.
-        keys = [self._keys.report(instance) for instance in records.reports]
-        keys += [self._keys.member(node.node_id) for node in routing.nodes] if routing else []
-        keys.append(self._keys.checkpoint)
-        revision_of = {key: self._mirror.revision_of(key) for key in keys}
+        revision_of = self._revisions_of(records)
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision, routing_value = await asyncio.to_thread(self._decide_and_pack, records)
         operations: list[Operation] = []
@@ -250,6 +250,7 @@ class ControllerHost:
             operations.append(Put(self._keys.status, decision.health.to_json()))
         operations += self._event_writes(decision.events[:EVENTS_PER_WRITE], 0)
         newest = decision.routing or routing
+        operations += self._repair_writes(snapshot, routing, decision)
         operations += self._forget_deaths(snapshot, newest)
         lost = self._figures.lost()
         if operations:
@@ -291,6 +292,14 @@ class ControllerHost:
             bytes_of_slot=self._sizes.known(snapshot),
             moves_at_once=snapshot.settings.moves_at_once,
         )
+
+    def _revisions_of(self, records: ClusterRecords) -> dict[str, int]:
+        """Return the store's revision of each record that a decision may rely on."""
+        nodes = records.routing.nodes if records.routing is not None else ()
+        keys = [self._keys.report(instance) for instance in records.reports]
+        keys += [self._keys.member(node.node_id) for node in nodes]
+        keys.append(self._keys.checkpoint)
+        return {key: self._mirror.revision_of(key) for key in keys}
 
     async def _begins_with_checkpoint(self, snapshot: ClusterSnapshot, token: FencingToken) -> bool:
         """Let a new cluster begin with a checkpoint, or say in its status why it cannot yet."""
@@ -342,6 +351,35 @@ class ControllerHost:
             operations.append(Delete(self._events.popleft()))
             if len(operations) > 2 * EVENTS_PER_WRITE:
                 break
+        return operations
+
+    def _repair_writes(
+        self, snapshot: ClusterSnapshot, before: RoutingTable | None, decision: Decision
+    ) -> list[Operation]:
+        """Return what brings the record of the repair up to date; the oldest ones go."""
+        after = decision.routing
+        if before is None or after is None:
+            return []
+        known = snapshot.repairs[max(snapshot.repairs)] if snapshot.repairs else None
+        # Sizes that were asked for an earlier repair say nothing of one that begins.
+        name = known.repair_id if known is not None and known.state == "copying" else 0
+        repair = follow_repair(
+            known,
+            before,
+            after,
+            decision.events,
+            time=now_s(),
+            controller=self._own.node_id,
+            bytes_of_slot=self._sizes.of_repair(name),
+            bytes_total=self._sizes.missing_bytes(name),
+        )
+        if repair is None or repair == known:
+            return []
+        if repair.state == "copying":
+            self._sizes.look_for_repair(repair.repair_id, after)
+        operations: list[Operation] = [Put(self._keys.repair(repair.repair_id), repair.to_json())]
+        kept = sorted({*snapshot.repairs, repair.repair_id})
+        operations += [Delete(self._keys.repair(one)) for one in kept[:-REPAIRS_MAX]]
         return operations
 
     def _forget_deaths(

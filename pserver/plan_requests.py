@@ -17,6 +17,7 @@ from backstay.consensus import ClusterSnapshot, ClusterView
 from backstay.consensus.keys import Keys
 from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable
+from backstay.consensus.repair_records import RepairRecord
 from backstay.consensus.store import CoordinationStore, Put, Txn, mod_revision_is
 from backstay.errors import BackstayError, ResizeRefused, ServerUnavailable, StoreUnavailable
 from backstay.pserver.controller import choose_leaving, living
@@ -58,6 +59,11 @@ class PlanRequests:
             ServerUnavailable: The store does not answer.
         """
         return (await self._read())[0]
+
+    def repairs(self) -> list[RepairRecord]:
+        """Return the newest repairs as this node sees them, oldest first."""
+        found = self._view.snapshot().repairs
+        return [found[name] for name in sorted(found)]
 
     async def resize(self, nodes: int, *, stop: bool, pause: bool, wait_s: int = 0) -> ResizePlan:
         """Have the rows on so many nodes, and return the plan for it.

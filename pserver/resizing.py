@@ -87,6 +87,14 @@ class ClusterResizing(ClusterChannels):
         )
         return plan_from_message(answer.plan) if answer.HasField("plan") else None
 
+    def plan_and_repairs(self) -> tuple[ResizePlan | None, list[resize_pb2.Repair]]:
+        """Return the plan that was asked for last, and the newest repairs, oldest first."""
+        answer = self._answer(
+            lambda stub: stub.GetPlan(resize_pb2.GetPlanRequest(), timeout=self.timeout_s)
+        )
+        plan = plan_from_message(answer.plan) if answer.HasField("plan") else None
+        return plan, list(answer.repairs)
+
     def wait(
         self,
         plan: ResizePlan,

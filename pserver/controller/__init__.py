@@ -10,6 +10,7 @@ from backstay.pserver.controller.absence import Absences, living
 from backstay.pserver.controller.decide import decide
 from backstay.pserver.controller.inputs import ClusterRecords, Decision, StepSizes
 from backstay.pserver.controller.plans import PlanWait, choose_leaving
+from backstay.pserver.controller.repair_progress import follow_repair, missing_copies
 from backstay.pserver.controller.views import ReplicaKey, ShardChanges, shard_changes
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "StepSizes",
     "choose_leaving",
     "decide",
+    "follow_repair",
     "living",
+    "missing_copies",
     "shard_changes",
 ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from backstay._proto.v1 import resize_pb2
 from backstay.config import ClientConfig
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import DeadlineExceeded, ResizeRefused
@@ -23,6 +25,7 @@ from backstay.pserver.ctl.asking import (
     json_option,
 )
 from backstay.pserver.ctl.completion import complete_node_id
+from backstay.pserver.ctl.showing import size_text
 from backstay.pserver.resizing import ClusterResizing
 
 __all__ = ["COMMANDS"]
@@ -148,16 +151,25 @@ def rebalance(
 @click.option("--cancel", is_flag=True, help="End the plan that is under way.")
 @click.pass_obj
 def plan(given: Given, as_json: bool, cancel: bool) -> None:
-    """Show what was planned last and how far it is, or cancel it."""
+    """Show what was planned last and how far it is, and the newest repairs; or cancel the plan.
 
-    def ask(asked: ClusterResizing) -> ResizePlan | None:
-        return asked.cancel() if cancel else asked.plan()
+    A repair is what the cluster does by itself when a node is lost: every slot gets its copies
+    back.
+    """
 
-    found = _asked(given, ask, as_json=as_json)
+    def ask(asked: ClusterResizing) -> tuple[ResizePlan | None, list[resize_pb2.Repair]]:
+        return (asked.cancel(), []) if cancel else asked.plan_and_repairs()
+
+    found, repairs = _asked(given, ask, as_json=as_json)
     if as_json:
-        print_json({"plan": None if found is None else _to_object(found)})
-    else:
-        click.echo("nothing was ever planned" if found is None else _text(found))
+        report: dict[str, Any] = {"plan": None if found is None else _to_object(found)}
+        if not cancel:
+            report["repairs"] = [_repair_object(one) for one in repairs]
+        print_json(report)
+        return
+    click.echo("nothing was ever planned" if found is None else _text(found))
+    for one in repairs:
+        click.echo(_repair_text(one))
 
 
 COMMANDS: tuple[click.Command, ...] = (resize, drain, rebalance, plan)
@@ -259,6 +271,44 @@ def _text(plan: ResizePlan) -> str:
     if plan.reason:
         parts.append(plan.reason)
     return "; ".join(parts)
+
+
+def _repair_text(repair: resize_pb2.Repair) -> str:
+    begun = datetime.fromtimestamp(repair.begun).strftime("%Y-%m-%d %H:%M:%S")
+    parts = [f"repair {repair.id} of {begun}"]
+    if repair.state == "done":
+        parts[0] += f": done after {repair.ended - repair.begun:.1f} s"
+    else:
+        parts[0] += ": copying"
+    parts += [one.reason for one in repair.lost]
+    if repair.copies_total:
+        done = repair.copies_total - repair.copies_left
+        parts.append(f"{done} of {repair.copies_total} copies in sync again")
+    if repair.bytes_total:
+        parts[-1] += f" ({size_text(repair.bytes_total)})"
+    if repair.slots_lost:
+        parts.append(f"{repair.slots_lost} slots had no other copy")
+    by = repair.begun_by
+    if repair.ended_by not in ("", by):
+        by += f", then {repair.ended_by}"
+    return "; ".join([*parts, f"by {by}"])
+
+
+def _repair_object(repair: resize_pb2.Repair) -> dict[str, Any]:
+    return {
+        "id": repair.id,
+        "state": repair.state,
+        "lost": [{"node_id": one.node_id, "reason": one.reason} for one in repair.lost],
+        "slots_lost": repair.slots_lost,
+        "copies_total": repair.copies_total,
+        "copies_left": repair.copies_left,
+        "bytes_total": repair.bytes_total or None,
+        "bytes_left": repair.bytes_left if repair.bytes_total else None,
+        "begun": repair.begun,
+        "ended": repair.ended or None,
+        "begun_by": repair.begun_by,
+        "ended_by": repair.ended_by or None,
+    }
 
 
 def _to_object(plan: ResizePlan) -> dict[str, Any]:

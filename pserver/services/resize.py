@@ -8,7 +8,7 @@ from typing import Any
 from grpc import aio
 
 from backstay._proto.v1 import resize_pb2, resize_pb2_grpc
-from backstay.consensus.messages import plan_to_message
+from backstay.consensus.messages import plan_to_message, repair_to_message
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import ServerUnavailable
 from backstay.pserver.plan_requests import PlanRequests
@@ -57,7 +57,10 @@ class ResizeService(resize_pb2_grpc.ResizeServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> resize_pb2.PlanResponse:
         """Return the plan that was asked for last."""
-        return _answer(await self._requests.current())
+        requests = self._requests
+        answer = _answer(await requests.current())
+        answer.repairs.extend(repair_to_message(one) for one in requests.repairs())
+        return answer
 
     async def CancelPlan(  # noqa: N802
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from backstay import rpc
@@ -18,6 +19,8 @@ from backstay.consensus.messages import routing_from_message
 from backstay.consensus.records import RoutingTable
 from backstay.errors import BackstayError
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.tables import TableSpec
+from backstay.trainer import Client
 from tests.etcd import EtcdCluster
 
 Eventually = Callable[[Callable[[], bool]], None]
@@ -157,6 +160,39 @@ def test_replicas_keep_their_numbers_and_times_when_the_controller_changes(
                 assert changed[key]["modified"] > before[key]["modified"]
         newest = max(one["created"] for one in before.values())
         assert all(changed[key]["created"] > newest for key in changed.keys() - stayed)
+
+
+def test_a_repair_leaves_a_record_whoever_is_the_controller(
+    etcd: EtcdCluster, on_etcd: dict[str, object], eventually: Eventually, command: Command
+) -> None:
+    with LocalCluster(servers=4, settings={**on_etcd, "slot_count": 16}) as cluster:
+        with Client(cluster.endpoints) as client:
+            table = client.create_table(TableSpec.sparse("emb", dim=16))
+            client.push(table, np.arange(4096), np.ones((4096, 16), np.float32))
+        assert names_below(etcd, "plans/repair/") == []
+        # The controller and another one: its successor takes the repair up.
+        first = record(etcd, "controller")["id"]
+        other = next(f"ps-{index}" for index in range(4) if f"ps-{index}" != first)
+        for victim in (first, other):
+            cluster.kill(int(victim.removeprefix("ps-")))
+            survivor = next(one for one in cluster.servers if one.is_running).control_address
+
+            def is_repaired(gone: str = victim) -> bool:
+                repairs = [record(etcd, name) for name in names_below(etcd, "plans/repair/")]
+                lost = {lost["node_id"] for one in repairs for lost in one["lost"]}
+                return gone in lost and repairs[-1]["state"] == "done"
+
+            eventually(is_repaired)
+        newest = record(etcd, max(names_below(etcd, "plans/repair/")))
+        assert newest["copies_left"] == newest["bytes_left"] == newest["slots_lost"] == 0
+        assert newest["copies_total"] > 0
+        assert newest["begun"] < newest["ended"] < time.time() + 1
+        assert {newest["begun_by"], newest["ended_by"]} <= {f"ps-{n}" for n in range(4)} - {first}
+        shown = command("pserverctl", "--endpoint", survivor, "plan")
+        assert shown.stdout.startswith("nothing was ever planned\nrepair ")
+        assert f"{newest['copies_total']} of {newest['copies_total']} copies" in shown.stdout
+        told = command("pserverctl", "--endpoint", survivor, "plan", "--json")
+        assert json.loads(told.stdout)["repairs"][-1]["id"] == newest["id"]
 
 
 @pytest.mark.parametrize("store", ["etcd", "embedded"])

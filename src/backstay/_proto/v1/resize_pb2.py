@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/resize.proto\x12\x0b\x62\x61\x63kstay.v1\"K\n\rResizeRequest\x12\r\n\x05nodes\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\r\n\x05pause\x18\x03 \x01(\x08\x12\x0e\n\x06wait_s\x18\x04 \x01(\r\"<\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\r\n\x05pause\x18\x03 \x01(\x08\"!\n\x10RebalanceRequest\x12\r\n\x05pause\x18\x01 \x01(\x08\"\x10\n\x0eGetPlanRequest\"$\n\x11\x43\x61ncelPlanRequest\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\"/\n\x0cPlanResponse\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Plan\"\xcb\x01\n\x04Plan\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\x0f\n\x07leaving\x18\x04 \x03(\t\x12\x0c\n\x04stop\x18\x05 \x01(\x08\x12\r\n\x05pause\x18\x06 \x01(\x08\x12\r\n\x05state\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x13\n\x0bmoves_total\x18\t \x01(\x04\x12\x12\n\nmoves_left\x18\n \x01(\x04\x12\x0f\n\x07started\x18\x0b \x01(\t\x12\x0e\n\x06wait_s\x18\x0c \x01(\r2\xe2\x02\n\rResizeService\x12?\n\x06Resize\x12\x1a.backstay.v1.ResizeRequest\x1a\x19.backstay.v1.PlanResponse\x12=\n\x05\x44rain\x12\x19.backstay.v1.DrainRequest\x1a\x19.backstay.v1.PlanResponse\x12\x45\n\tRebalance\x12\x1d.backstay.v1.RebalanceRequest\x1a\x19.backstay.v1.PlanResponse\x12\x41\n\x07GetPlan\x12\x1b.backstay.v1.GetPlanRequest\x1a\x19.backstay.v1.PlanResponse\x12G\n\nCancelPlan\x12\x1e.backstay.v1.CancelPlanRequest\x1a\x19.backstay.v1.PlanResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61\x63kstay/v1/resize.proto\x12\x0b\x62\x61\x63kstay.v1\"K\n\rResizeRequest\x12\r\n\x05nodes\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\r\n\x05pause\x18\x03 \x01(\x08\x12\x0e\n\x06wait_s\x18\x04 \x01(\r\"<\n\x0c\x44rainRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\x12\r\n\x05pause\x18\x03 \x01(\x08\"!\n\x10RebalanceRequest\x12\r\n\x05pause\x18\x01 \x01(\x08\"\x10\n\x0eGetPlanRequest\"$\n\x11\x43\x61ncelPlanRequest\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\"U\n\x0cPlanResponse\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Plan\x12$\n\x07repairs\x18\x02 \x03(\x0b\x32\x13.backstay.v1.Repair\"\xf2\x01\n\x06Repair\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\t\x12#\n\x04lost\x18\x03 \x03(\x0b\x32\x15.backstay.v1.LostNode\x12\x12\n\nslots_lost\x18\x04 \x01(\x04\x12\x14\n\x0c\x63opies_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x63opies_left\x18\x06 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x07 \x01(\x04\x12\x12\n\nbytes_left\x18\x08 \x01(\x04\x12\r\n\x05\x62\x65gun\x18\t \x01(\x01\x12\r\n\x05\x65nded\x18\n \x01(\x01\x12\x10\n\x08\x62\x65gun_by\x18\x0b \x01(\t\x12\x10\n\x08\x65nded_by\x18\x0c \x01(\t\"+\n\x08LostNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xcb\x01\n\x04Plan\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05nodes\x18\x03 \x01(\r\x12\x0f\n\x07leaving\x18\x04 \x03(\t\x12\x0c\n\x04stop\x18\x05 \x01(\x08\x12\r\n\x05pause\x18\x06 \x01(\x08\x12\r\n\x05state\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x13\n\x0bmoves_total\x18\t \x01(\x04\x12\x12\n\nmoves_left\x18\n \x01(\x04\x12\x0f\n\x07started\x18\x0b \x01(\t\x12\x0e\n\x06wait_s\x18\x0c \x01(\r2\xe2\x02\n\rResizeService\x12?\n\x06Resize\x12\x1a.backstay.v1.ResizeRequest\x1a\x19.backstay.v1.PlanResponse\x12=\n\x05\x44rain\x12\x19.backstay.v1.DrainRequest\x1a\x19.backstay.v1.PlanResponse\x12\x45\n\tRebalance\x12\x1d.backstay.v1.RebalanceRequest\x1a\x19.backstay.v1.PlanResponse\x12\x41\n\x07GetPlan\x12\x1b.backstay.v1.GetPlanRequest\x1a\x19.backstay.v1.PlanResponse\x12G\n\nCancelPlan\x12\x1e.backstay.v1.CancelPlanRequest\x1a\x19.backstay.v1.PlanResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,9 +42,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELPLANREQUEST']._serialized_start=233
   _globals['_CANCELPLANREQUEST']._serialized_end=269
   _globals['_PLANRESPONSE']._serialized_start=271
-  _globals['_PLANRESPONSE']._serialized_end=318
-  _globals['_PLAN']._serialized_start=321
-  _globals['_PLAN']._serialized_end=524
-  _globals['_RESIZESERVICE']._serialized_start=527
-  _globals['_RESIZESERVICE']._serialized_end=881
+  _globals['_PLANRESPONSE']._serialized_end=356
+  _globals['_REPAIR']._serialized_start=359
+  _globals['_REPAIR']._serialized_end=601
+  _globals['_LOSTNODE']._serialized_start=603
+  _globals['_LOSTNODE']._serialized_end=646
+  _globals['_PLAN']._serialized_start=649
+  _globals['_PLAN']._serialized_end=852
+  _globals['_RESIZESERVICE']._serialized_start=855
+  _globals['_RESIZESERVICE']._serialized_end=1209
 # @@protoc_insertion_point(module_scope)

@@ -138,22 +138,114 @@ class PlanResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_FIELD_NUMBER: _builtins.int
+    REPAIRS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def plan(self) -> Global___Plan:
         """Not set if nothing was ever planned."""
+
+    @_builtins.property
+    def repairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Repair]:
+        """With GetPlan: the newest repairs, oldest first."""
 
     def __init__(
         self,
         *,
         plan: Global___Plan | None = ...,
+        repairs: _abc.Iterable[Global___Repair] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "repairs", b"repairs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanResponse: _TypeAlias = PlanResponse  # noqa: Y015
+
+@_typing.final
+class Repair(_message.Message):
+    """What was lost, and how the cluster got its copies back. Nobody asks for it: the controller
+    repairs whenever copies are missing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    SLOTS_LOST_FIELD_NUMBER: _builtins.int
+    COPIES_TOTAL_FIELD_NUMBER: _builtins.int
+    COPIES_LEFT_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_LEFT_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    BEGUN_BY_FIELD_NUMBER: _builtins.int
+    ENDED_BY_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Version of the routing table that began it."""
+    state: _builtins.str
+    """copying or done."""
+    slots_lost: _builtins.int
+    """Slots of which every copy was lost."""
+    copies_total: _builtins.int
+    """Copies that were lost, of slots that have others, and how many are not in sync yet."""
+    copies_left: _builtins.int
+    bytes_total: _builtins.int
+    """Their size; 0 while it is not known."""
+    bytes_left: _builtins.int
+    begun: _builtins.float
+    """Seconds since the epoch; 0: it has not ended."""
+    ended: _builtins.float
+    begun_by: _builtins.str
+    """node_ids of the controllers that began and ended it."""
+    ended_by: _builtins.str
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostNode]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        state: _builtins.str = ...,
+        lost: _abc.Iterable[Global___LostNode] | None = ...,
+        slots_lost: _builtins.int = ...,
+        copies_total: _builtins.int = ...,
+        copies_left: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        bytes_left: _builtins.int = ...,
+        begun: _builtins.float = ...,
+        ended: _builtins.float = ...,
+        begun_by: _builtins.str = ...,
+        ended_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "begun_by", b"begun_by", "bytes_left", b"bytes_left", "bytes_total", b"bytes_total", "copies_left", b"copies_left", "copies_total", b"copies_total", "ended", b"ended", "ended_by", b"ended_by", "id", b"id", "lost", b"lost", "slots_lost", b"slots_lost", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Repair: _TypeAlias = Repair  # noqa: Y015
+
+@_typing.final
+class LostNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostNode: _TypeAlias = LostNode  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
