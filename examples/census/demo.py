@@ -4,7 +4,9 @@ Three pservers and two workers train Wide & Deep on census income. Meanwhile the
 one pserver and shrinks again; a worker is killed, one joins; a pserver is killed and started anew;
 the job's master is killed. Each pass ends with a checkpoint, and the last one is restored into
 fresh servers. Shows what happens, ends with the test AUC and with whether each record of each
-pass was counted once; the last line, ``DEMO {json}``, is for programs.
+pass was counted once; the last line, ``DEMO {json}``, is for programs. In it, ``trainers`` are
+those that it begins with, and ``examples_per_s`` counts the examples of all passes over the whole
+time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from backstay.errors import BackstayError
+from backstay.job_spec import JobSpec
+from backstay.master.job_file import load_job
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from examples.census.failure import Failure
@@ -217,9 +221,10 @@ def train(shape: Shape, folder: Path, console: Console) -> tuple[dict[str, Any],
         with bar:
             course.follow()
         result = job.result()
-        with Client(cluster.endpoints) as client:
+        with Client(cluster.endpoints, trainer=None) as client:
             checkpoints = len(client.checkpoints.list())
-        return figures_of(shape, course, result, checkpoints), evaluated(result)
+            tables = sum(one.name.startswith("census/") for one in client.tables())
+        return figures_of(shape, course, result, checkpoints, tables), evaluated(result)
 
 
 def restored_auc(folder: Path, console: Console) -> float:
@@ -245,20 +250,48 @@ def evaluated(result: dict[str, Any]) -> float:
     return float(result["evaluations"][-1]["metrics"]["auc"])
 
 
+def batches_of_pass(spec: JobSpec, records: int) -> int:
+    """Return the batches of one pass over one file with so many records."""
+    tasks, rest = divmod(records, spec.records_per_task)
+    of_task, of_rest = (-(-count // spec.batch_size) for count in (spec.records_per_task, rest))
+    return tasks * of_task + of_rest
+
+
+def pushes_of(spec: JobSpec, audit: dict[str, Any], passes: int, tables: int) -> dict[str, int]:
+    """Return what became of the pushes, as the counters of records on the servers say.
+
+    Each batch pushes once to each table, in one stream with its counters. A task is done when
+    every push of its batches is acknowledged, and the job when all tasks are. A push that is lost
+    leaves the records of its batch short, one that counts twice leaves them over: of so many
+    records, so many batches at least.
+    """
+    batches = passes * batches_of_pass(spec, audit["records"])
+    return {
+        "pushes_acknowledged": batches * tables,
+        "pushes_lost": -(-audit["missing"] // spec.batch_size),
+        "pushes_duplicated": -(-audit["doubled"] // spec.batch_size),
+    }
+
+
 def figures_of(
-    shape: Shape, course: Course, result: dict[str, Any], checkpoints: int
+    shape: Shape, course: Course, result: dict[str, Any], checkpoints: int, tables: int
 ) -> dict[str, Any]:
     """Put all figures together."""
+    audit = result["audit"]
+    trained = audit["records"] * shape.passes
     last = result["evaluations"][-1]["metrics"]
     failure = course.failure
     failover_ms = failure.failover_ms if failure is not None else None
     return {
         **{name: round(value, 5) for name, value in last.items()},
         "records_counted_once": result["records_counted_once"],
-        "records": result["audit"]["records"],
+        "records": audit["records"],
         "passes": shape.passes,
         "examples": result["examples"],
         "seconds": round(result["duration_s"], 2),
+        "examples_per_s": round(trained / result["duration_s"]),
+        "trainers": shape.workers,
+        **pushes_of(job_spec(), audit, shape.passes, tables),
         "servers": shape.servers,
         "workers": shape.workers,
         "replicas": shape.replicas,
@@ -273,6 +306,11 @@ def figures_of(
         "moved_slots": course.growth.moved_slots,
         "checkpoints": checkpoints,
     }
+
+
+def job_spec() -> JobSpec:
+    """Return the job of the job file."""
+    return load_job(JOB, {}, folder=JOB.parent)
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from examples.census.demo import batches_of_pass, job_spec, pushes_of
 from tests.processes import is_gone
 
 pytest.importorskip("paddle")
@@ -59,6 +60,12 @@ def test_the_demo_outlives_everything_and_is_as_good_as_one_machine(tmp_path: Pa
     assert figures["records_counted_once"] is True
     assert (figures["records"], figures["passes"]) == (32_561, PASSES)
     assert (figures["servers"], figures["workers"], figures["replicas"]) == (3, 2, 2)
+    assert figures["trainers"] == 2
+    assert (figures["pushes_lost"], figures["pushes_duplicated"]) == (0, 0)
+    # 128 batches a pass, each to two embeddings, the dense part and the counters at least.
+    assert figures["pushes_acknowledged"] >= PASSES * 128 * 4
+    assert figures["pushes_acknowledged"] % (PASSES * 128) == 0
+    assert 0 < figures["examples_per_s"] <= 32_561 * PASSES / figures["seconds"] + 1
     assert figures["worker_killed"].startswith("w-")
     assert figures["workers_added"] == 1
     assert figures["killed"] == "ps-1"
@@ -89,6 +96,19 @@ def test_the_demo_outlives_everything_and_is_as_good_as_one_machine(tmp_path: Pa
     places = [demo.stdout.find(moment) for moment in moments]
     assert -1 not in places, demo.stdout
     assert places == sorted(places)
+
+
+def test_what_became_of_pushes_is_told_by_the_counters_of_records() -> None:
+    spec = job_spec()
+    audit = {"records": 32_561, "missing": 0, "doubled": 0}
+    assert batches_of_pass(spec, 32_561) == 128
+    assert pushes_of(spec, audit, passes=2, tables=5) == {
+        "pushes_acknowledged": 2 * 128 * 5,
+        "pushes_lost": 0,
+        "pushes_duplicated": 0,
+    }
+    wrong = pushes_of(spec, {**audit, "missing": 1, "doubled": 257}, passes=1, tables=5)
+    assert (wrong["pushes_lost"], wrong["pushes_duplicated"]) == (1, 2)
 
 
 @pytest.mark.slow
