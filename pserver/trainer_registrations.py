@@ -30,6 +30,9 @@ from backstay.errors import InvalidRequest, LimitExceeded, StoreUnavailable
 __all__ = ["TrainerRegistrations"]
 
 TRAINERS_MAX = 10_000
+# With so many trainers that this is more than the time to live, that is what they get: at most 150
+# of them say in a second that they are alive.
+TTL_FOR_EACH_MS = 20
 # Records of trainers in one transaction.
 WRITES_AT_ONCE = 100
 TICK_S = 0.5
@@ -48,6 +51,7 @@ class _Known:
     Attributes:
         wanted: What its record is to say.
         heard_s: When it was heard from last; monotonic seconds.
+        ttl_ms: For how long it may be silent from then on.
         left: It said that it ends.
         written: The record in the store; None if it is not there, or not known.
         revision: Of that record.
@@ -56,6 +60,7 @@ class _Known:
 
     wanted: TrainerRecord
     heard_s: float
+    ttl_ms: int
     left: bool = False
     written: TrainerRecord | None = None
     revision: int = 0
@@ -86,14 +91,17 @@ class TrainerRegistrations:
         """
         self._store = store
         self._keys = keys
-        self.ttl_ms = ttl_ms
+        self._ttl_ms = ttl_ms
         self._on_count = on_count
         self._clock = clock or asyncio.get_running_loop().time
         self._known: dict[str, _Known] = {}
         self._news = asyncio.Event()
 
-    def register(self, record: TrainerRecord) -> None:
+    def register(self, record: TrainerRecord) -> int:
         """Note that a trainer is alive; answers at once.
+
+        Returns:
+            For how long it may be silent from now on, in milliseconds.
 
         Raises:
             LimitExceeded: This node hears from as many as it can; another one may take it.
@@ -104,14 +112,17 @@ class TrainerRegistrations:
                 raise LimitExceeded(
                     f"{record.node} keeps the records of {TRAINERS_MAX} trainers: ask another node"
                 )
-            self._known[record.trainer_id] = _Known(record, self._clock())
+            ttl_ms = max(self._ttl_ms, TTL_FOR_EACH_MS * (len(self._known) + 1))
+            self._known[record.trainer_id] = _Known(record, self._clock(), ttl_ms)
             self._on_count(len(self._known))
             self._news.set()
-            return
+            return ttl_ms
         if record.pushes == known.wanted.pushes:
             # The same push, whose time was computed again.
             record = replace(record, last_push=known.wanted.last_push)
         known.wanted, known.heard_s, known.left = record, self._clock(), False
+        known.ttl_ms = max(self._ttl_ms, TTL_FOR_EACH_MS * len(self._known))
+        return known.ttl_ms
 
     def deregister(self, trainer_id: str) -> None:
         """Note that a trainer ends; answers at once."""
@@ -177,7 +188,7 @@ class TrainerRegistrations:
         return sorted(records, key=lambda one: (one.job, one.worker, one.trainer_id))
 
     def _has_ended(self, known: _Known, now_s: float) -> bool:
-        return known.left or now_s - known.heard_s > self.ttl_ms / 1000
+        return known.left or now_s - known.heard_s > known.ttl_ms / 1000
 
     def _is_due(self, known: _Known, now_s: float) -> bool:
         if known.written is None:
@@ -207,7 +218,7 @@ class TrainerRegistrations:
         for one, record in zip(some, wanted, strict=True):
             if revision is not None:
                 one.written, one.revision, one.written_s = record, revision, now_s
-            elif now_s - one.heard_s > self.ttl_ms / 2000:
+            elif now_s - one.heard_s > one.ttl_ms / 2000:
                 self._forget(one)
             else:
                 # It speaks to this node: whoever else wrote its record was the one before.

@@ -38,7 +38,7 @@ class TrainersService(trainers_pb2_grpc.TrainersServiceServicer):
         last_push = 0.0
         if request.HasField("last_push_age_ms"):
             last_push = max(0.0, round(now_s() - request.last_push_age_ms / 1000, 0))
-        registrations.register(
+        ttl_ms = registrations.register(
             TrainerRecord(
                 trainer_id=told.id,
                 host=told.host,
@@ -52,7 +52,7 @@ class TrainersService(trainers_pb2_grpc.TrainersServiceServicer):
                 node=self._node_id,
             )
         )
-        return trainers_pb2.RegisterTrainerResponse(ttl_ms=registrations.ttl_ms)
+        return trainers_pb2.RegisterTrainerResponse(ttl_ms=ttl_ms)
 
     async def DeregisterTrainer(  # noqa: N802
         self,

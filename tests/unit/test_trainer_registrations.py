@@ -260,6 +260,22 @@ def test_a_new_lease_brings_every_record_back() -> None:
     with_node(scenario)
 
 
+def test_many_trainers_speak_less_often_and_may_be_silent_for_longer() -> None:
+    async def scenario(node: Node, _backend: MemoryBackend) -> None:
+        for number in range(1000):
+            node.registrations.register(trainer(number))
+        assert node.registrations.register(trainer(0)) == 2 * TTL_MS
+        await node.write()
+        node.now_s = TTL_MS / 1000 + 1
+        await node.write()
+        assert "host-0" in await ids(node)
+        node.now_s = 2 * TTL_MS / 1000 + 1
+        await node.write()
+        assert await ids(node) == []
+
+    with_node(scenario)
+
+
 def test_a_node_hears_from_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_registrations, "TRAINERS_MAX", 2)
 
