@@ -309,7 +309,8 @@ impl Engine {
     }
 
     /// Apply a transaction in the places it holds, and whatever stands before it there. Places
-    /// that have been applied before, were discarded or are another's now, are passed over.
+    /// that have been applied before, were discarded or staged anew, or are another's now, are
+    /// passed over.
     pub fn commit(
         &mut self,
         transaction: &Arc<Transaction>,
@@ -321,7 +322,8 @@ impl Engine {
             let index = self.index(place.run.slot);
             let at = place.position.checked_sub(self.slots[index].position + 1);
             let held = at.and_then(|at| self.slots[index].staged.get(at as usize));
-            if held.is_none_or(|held| held.transaction.id != transaction.id) {
+            // The very one: the same push may stand here again, undecided, after a copy of the slot.
+            if held.is_none_or(|held| !Arc::ptr_eq(&held.transaction, transaction)) {
                 continue;
             }
             if at > Some(0) {

@@ -22,6 +22,7 @@ const ENOUGH: Budget = Budget {
     sure: true,
     eager: true,
     late: false,
+    copies_at_once: 4,
 };
 
 fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Vec<Set> {
@@ -247,6 +248,122 @@ fn nothing_is_staged_before_the_order_is_settled_on_a_connection() {
             Step::Route(1, 3),
         ],
     );
+    world.settle_down();
+    world.check().unwrap();
+}
+
+/// A graceful stop: node 0 hands its slot to node 1, then its process ends and it is taken out.
+/// Node 2 hears of both tables before the Settle by the first comes to it from node 1, and refuses
+/// it. Once node 1 has the second table, it tells node 2 anew, and serves.
+#[test]
+fn a_settling_entry_that_was_refused_is_sent_again() {
+    let budget = Budget {
+        groundless: false,
+        ..ENOUGH
+    };
+    for staged in [false, true] {
+        let budget = budget.clone();
+        let mut world = World::new(3, set(0, &[1, 2], &[]), [&[0], &[0]], budget);
+        if staged {
+            // Node 1 keeps it, and node 2 is to get it with the settling entry.
+            then(&mut world, &[Step::Send(0, 0), Step::There(0, 1)]);
+        }
+        then(
+            &mut world,
+            &[
+                Step::Promote(0, 1, true),
+                Step::Crash(0),
+                Step::TakeOut(0, 0),
+                Step::Route(2, 2),
+                Step::Route(2, 3),
+                Step::Route(1, 2),
+                Step::Connect(1, 2),
+            ],
+        );
+        repeat(&mut world, Step::There(1, 2));
+        repeat(&mut world, Step::Back(1, 2));
+        // The store does not answer for a long time: node 2 has answered, and is not silent.
+        for _ in 0..5 {
+            then(&mut world, &[Step::Time]);
+            world.settle_down();
+            assert!(!world.steps().contains(&Step::TakeOut(0, 2)));
+        }
+        then(&mut world, &[Step::Route(1, 3)]);
+        world.settle_down();
+        assert!(!world.steps().contains(&Step::TakeOut(0, 2)));
+        then(&mut world, &[Step::Time]);
+        world.settle_down();
+        assert!(world.answers_reads(1, 0));
+        world.check_liveness().unwrap();
+    }
+}
+
+/// Two slots with three replicas, and a push that node 1 holds, staged, in one of them, when it
+/// is taken out of both: it was silent for some time. Its connection stays. One slot is copied to
+/// it, the other waits for its turn. Then the push is undone, since the other backup is lost.
+fn undone_at_a_node_that_was_taken_out(world: &mut World) {
+    world.settle_down();
+    then(world, &[Step::Send(0, 0)]);
+    repeat(world, Step::There(0, 1));
+    repeat(world, Step::Back(0, 1));
+    then(
+        world,
+        &[
+            Step::TakeOut(0, 1),
+            Step::TakeOut(1, 1),
+            Step::Route(0, 2),
+            Step::Route(0, 3),
+            Step::Break(0, 2),
+        ],
+    );
+    repeat(world, Step::Do(0, 1));
+    then(world, &[Step::Connect(0, 2)]);
+    repeat(world, Step::There(0, 2));
+    repeat(world, Step::Back(0, 2));
+}
+
+fn one_copy_at_a_time() -> World {
+    let budget = Budget {
+        changes: 19,
+        time: 60,
+        eager: false,
+        copies_at_once: 1,
+        ..ENOUGH
+    };
+    let sets = [set(0, &[1, 2], &[]), set(0, &[1, 2], &[])].concat();
+    // Pushes 0 and 2 touch slot 1, push 1 touches slot 0.
+    World::new(3, sets, [&[1], &[0], &[1]], budget)
+}
+
+/// The next decision seems to be about the undone push, too, to a node that was not told. Its
+/// lane is late: a copy comes before, and then the push again, in the same place, which is not
+/// decided this time either. Another push takes its place.
+#[test]
+fn an_undone_push_is_not_applied_at_a_node_that_was_taken_out() {
+    let mut world = one_copy_at_a_time();
+    undone_at_a_node_that_was_taken_out(&mut world);
+    then(&mut world, &[Step::Send(1, 0)]);
+    repeat(&mut world, Step::There(0, 2));
+    repeat(&mut world, Step::Back(0, 2));
+    repeat(&mut world, Step::Do(0, 1));
+    then(&mut world, &[Step::Time]);
+    repeat(&mut world, Step::There(0, 1));
+    repeat(&mut world, Step::Back(0, 1));
+    repeat(&mut world, Step::There(0, 1));
+    repeat(&mut world, Step::There(0, 2));
+    repeat(&mut world, Step::Back(0, 2));
+    then(&mut world, &[Step::Send(0, 0)]);
+    repeat(&mut world, Step::There(0, 1));
+    // Only now what was put into its lane.
+    repeat(&mut world, Step::Do(1, 1));
+    then(&mut world, &[Step::Break(0, 2)]);
+    repeat(&mut world, Step::Do(0, 1));
+    then(&mut world, &[Step::Connect(0, 2)]);
+    world.settle_down();
+    then(&mut world, &[Step::Send(2, 0)]);
+    world.settle_down();
+    world.check().unwrap();
+    then(&mut world, &[Step::Report(0), Step::TakeIn(1, 1)]);
     world.settle_down();
     world.check().unwrap();
 }

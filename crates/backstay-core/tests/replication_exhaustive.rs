@@ -14,6 +14,7 @@ mod world;
 
 use std::collections::BTreeSet;
 
+use backstay_core::hash::mix64;
 use world::{Budget, Set, Step, World};
 
 /// States of a scenario that an ordinary test run visits at most. `BACKSTAY_EXPLORE_LIMIT=0`
@@ -51,9 +52,41 @@ fn explore(name: &str, world: World) {
             return;
         }
         let steps = next.steps();
+        if steps.is_empty() {
+            // Whatever happened before, it comes to such an end.
+            if let Err(broken) = next.check_liveness() {
+                panic!("{name}: {broken}, after {path:?}");
+            }
+        }
         stack.push((steps, next));
     }
     println!("{name}: all {} states, {transitions} steps", visited.len());
+}
+
+/// Take that many walks of random steps, each to an end where nothing can happen any more: where
+/// there are too many states to visit all, this gets further than depth first.
+fn wander(name: &str, world: &World, walks: u64) {
+    for walk in 0..walks {
+        let (mut world, mut path) = (world.clone(), Vec::new());
+        let mut random = mix64(walk + 1);
+        loop {
+            let steps = world.steps();
+            if steps.is_empty() {
+                break;
+            }
+            random = mix64(random);
+            let step = steps[(random % steps.len() as u64) as usize];
+            path.push(step);
+            world.apply(step);
+            if let Err(broken) = world.check() {
+                panic!("{name}, walk {walk}: {broken}, after {path:?}");
+            }
+        }
+        if let Err(broken) = world.check_liveness() {
+            panic!("{name}, walk {walk}: {broken}, after {path:?}");
+        }
+    }
+    println!("{name}: {walks} walks");
 }
 
 fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Set {
@@ -77,6 +110,7 @@ const NOTHING: Budget = Budget {
     sure: true,
     eager: true,
     late: false,
+    copies_at_once: 4,
 };
 
 /// One slot with three replicas and two pushes under way, which are tried again; a new master is
@@ -203,4 +237,59 @@ fn two_changes() {
     };
     let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
     explore("two changes", world.send_all());
+}
+
+/// A graceful stop with three copies: the master hands its slot over, its process ends, and it is
+/// taken out. The two tables come to the others in any order and at any moment.
+#[test]
+fn a_graceful_stop_whose_tables_come_in_any_order() {
+    let budget = Budget {
+        crashes: 1,
+        changes: 2,
+        time: 1,
+        ..NOTHING
+    };
+    let sets = vec![set(0, &[1, 2], &[])];
+    let mut world = World::new(3, sets, [&[0], &[]], budget).send_all();
+    world.apply(Step::There(0, 1));
+    world.apply(Step::Promote(0, 1, true));
+    world.apply(Step::Crash(0));
+    world.apply(Step::TakeOut(0, 0));
+    explore("graceful stop", world);
+}
+
+/// A node is taken out of two slots while it holds a push that is undone then, and is copied to,
+/// one slot after the other. Lanes are late: what is decided is applied after what came later.
+#[test]
+fn copies_one_by_one_to_a_node_whose_lane_is_late() {
+    let budget = Budget {
+        breaks: 2,
+        changes: 2,
+        sends: 2,
+        time: 1,
+        groundless: true,
+        eager: false,
+        copies_at_once: 1,
+        ..NOTHING
+    };
+    let sets = vec![set(0, &[1, 2], &[]), set(0, &[1, 2], &[])];
+    let mut world = World::new(3, sets, [&[1], &[0]], budget);
+    for step in [
+        Step::Send(0, 0),
+        Step::There(0, 1),
+        Step::Back(0, 1),
+        Step::TakeOut(0, 1),
+        Step::TakeOut(1, 1),
+        Step::Route(0, 2),
+        Step::Route(0, 3),
+        Step::Break(0, 2),
+        Step::Do(0, 1),
+        Step::Connect(0, 2),
+        Step::There(0, 2),
+        Step::There(0, 2),
+        Step::Back(0, 2),
+    ] {
+        world.apply(step);
+    }
+    wander("late lane", &world, 3_000);
 }

@@ -120,9 +120,10 @@ impl Replica {
 
     pub(super) fn send_prepare(&mut self, node: NodeId, lsn: u64, part: &Part) {
         let (places, decided) = (self.share(node, &part.1), self.decided);
+        let version = self.routing.version;
         let peer = self.peers.entry(node).or_default();
         peer.told = decided;
-        peer.ask(Awaited::Entry(lsn), |number| Message::Prepare {
+        peer.ask(Awaited::Entry { lsn, version }, |number| Message::Prepare {
             number,
             lsn,
             decided,
@@ -192,11 +193,9 @@ impl Replica {
             .partition(|entry| entry.lsn < lsn || !entry.settles.is_empty());
         self.pending = kept.into();
         let lsns: Vec<u64> = undone.iter().map(|entry| entry.lsn).collect();
-        let mut told = std::collections::BTreeSet::new();
         for entry in undone.into_iter().rev() {
             self.counters.rolled_back += 1;
             for (_, places) in &entry.parts {
-                told.extend(self.audience(places).into_iter().map(|(node, _)| node));
                 for place in places {
                     // What is no longer this node's to order is its new master's to undo.
                     if self.slots[place.run.slot as usize].source == self.me {
@@ -215,21 +214,21 @@ impl Replica {
                 work.push_back(Work::Answer { token, outcome });
             }
         }
-        for node in told {
-            let peer = self.peers.entry(node).or_default();
-            if peer.up {
-                let lsns = lsns.clone();
-                peer.to_backup.push_back(Message::Rollback { lsns });
-            }
+        // Also to those that are not counted on any more: what they hold would seem decided to
+        // them with the next decision.
+        for peer in self.peers.values_mut().filter(|peer| peer.up) {
+            let lsns = lsns.clone();
+            peer.to_backup.push_back(Message::Rollback { lsns });
         }
     }
 
     /// A backup refused an entry.
     pub(super) fn refused_entry(
         &mut self,
+        now: Micros,
         rows: &impl Rows,
         node: NodeId,
-        lsn: u64,
+        (lsn, version): (u64, u64),
         reason: &Refuse,
     ) {
         let Ok(at) = self.pending.binary_search_by_key(&lsn, |entry| entry.lsn) else {
@@ -237,9 +236,8 @@ impl Replica {
                 // From beginning anew on a connection.
                 0 if *reason == Refuse::Gap => self.distrust(node),
                 0 => {
-                    let peer = self.peers.entry(node).or_default();
-                    peer.unsettled_by = Some(peer.settled_by);
-                    self.settle_unsettled(rows);
+                    self.peers.entry(node).or_default().unsettle(lsn, version);
+                    self.settle_unsettled(now, rows);
                 }
                 // Undone here, and therefore a gap there.
                 lsn if lsn > self.decided => {}
@@ -250,6 +248,12 @@ impl Replica {
         };
         let waited = self.pending[at].waiting.iter().any(|(one, _)| *one == node);
         let is_push = self.pending[at].settles.is_empty();
+        if waited && !is_push && *reason == Refuse::OldTerm {
+            // Its table is newer than the one by which this was sent.
+            self.peers.entry(node).or_default().unsettle(lsn, version);
+            self.settle_unsettled(now, rows);
+            return;
+        }
         let why = match reason {
             Refuse::OldTerm => Refusal::RolledBack("this node is master no more".into()),
             Refuse::Gap => {
@@ -414,26 +418,46 @@ impl Replica {
             .collect();
         let peer = self.peers.entry(node).or_default();
         peer.unsettled_by = None;
-        peer.settled_by = self.routing.version;
         if !slots.is_empty() {
             self.send_settle(rows, node, 0, &slots);
         }
     }
 
     /// Tell those again that refused because they go by a newer routing table, once there is one
-    /// here, too: else what is decided would stay staged there until the next push.
-    pub(super) fn settle_unsettled(&mut self, rows: &impl Rows) {
+    /// here, too: else what is decided would stay staged there until the next push, and slots that
+    /// were gained would never be served.
+    pub(super) fn settle_unsettled(&mut self, now: Micros, rows: &impl Rows) {
         let version = self.routing.version;
         let due = |peer: &Peer| peer.up && peer.unsettled_by.is_some_and(|by| by < version);
         let nodes = self.peers.iter().filter(|(_, peer)| due(peer));
         let nodes: Vec<NodeId> = nodes.map(|(&node, _)| node).collect();
         for node in nodes {
             self.settle_backup(rows, node);
+            for at in 0..self.pending.len() {
+                let entry = &self.pending[at];
+                let waits = entry.waiting.iter().any(|(waited, _)| *waited == node);
+                let asked = self
+                    .peers
+                    .get(&node)
+                    .is_some_and(|peer| peer.is_asked(entry.lsn));
+                if waits && !asked {
+                    // It is asked only now.
+                    self.pending[at].since = now;
+                    self.send_entry(rows, node, at);
+                }
+            }
         }
     }
 
     /// Send an entry of the order to a node, if it holds any of its slots, and wait for it.
     fn send_entry(&mut self, rows: &impl Rows, node: NodeId, at: usize) {
+        for place in self.pending[at]
+            .parts
+            .iter_mut()
+            .flat_map(|(_, places)| places)
+        {
+            place.term = self.slots[place.run.slot as usize].term;
+        }
         let entry = &self.pending[at];
         let required = |slot: &&u32| self.slots[**slot as usize].required.contains(&node);
         let settles: Vec<u32> = entry.settles.iter().filter(required).copied().collect();
@@ -462,17 +486,18 @@ impl Replica {
     }
 
     fn send_settle(&mut self, rows: &impl Rows, node: NodeId, lsn: u64, slots: &[u32]) {
+        let version = self.routing.version;
         let settled = |&slot: &u32| SettledSlot {
             slot,
             term: self.slots[slot as usize].term,
             birth: self.slots[slot as usize].birth,
-            version: self.routing.version,
+            version,
             decided: self.decided_position(rows, slot),
             end: rows.position(slot).1,
         };
         let slots = slots.iter().map(settled).collect();
         let peer = self.peers.entry(node).or_default();
-        peer.ask(Awaited::Entry(lsn), |number| Message::Settle {
+        peer.ask(Awaited::Entry { lsn, version }, |number| Message::Settle {
             number,
             lsn,
             slots,

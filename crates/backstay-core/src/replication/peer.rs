@@ -14,7 +14,14 @@ pub(super) type Part = (Arc<Transaction>, Vec<StagedRun>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
     /// An entry of the master's order, or none of it (0).
-    Entry(u64),
+    Entry {
+        /// Its number.
+        lsn: u64,
+        /// The routing version by which it was sent.
+        version: u64,
+    },
+    /// Something that is to be asked anew: this answer says nothing.
+    Nothing,
     /// The copy of a slot.
     Copy(u32),
 }
@@ -80,10 +87,8 @@ pub(super) struct Peer {
     /// Slots that are being copied to it.
     pub(super) copies: BTreeMap<u32, Copy>,
 
-    /// The routing version by which it was told, on this connection, how far its slots are
-    /// decided.
-    pub(super) settled_by: u64,
-    /// It goes by a newer one than this, by which it was told, and refused.
+    /// It goes by a newer routing version than this, by which it was told how far slots are
+    /// decided, and refused.
     pub(super) unsettled_by: Option<u64>,
 
     // This node as the backup.
@@ -128,6 +133,23 @@ impl Peer {
             }
         }
         heartbeats.into()
+    }
+
+    /// It refused something of an entry that settles slots, sent by this routing version: what
+    /// was sent of it counts no more.
+    pub(super) fn unsettle(&mut self, lsn: u64, version: u64) {
+        for (_, awaited) in &mut self.in_flight {
+            if matches!(awaited, Awaited::Entry { lsn: asked, .. } if *asked == lsn) {
+                *awaited = Awaited::Nothing;
+            }
+        }
+        self.unsettled_by = self.unsettled_by.max(Some(version));
+    }
+
+    /// Whether something of an entry is under way to it.
+    pub(super) fn is_asked(&self, lsn: u64) -> bool {
+        let mut asked = self.in_flight.iter();
+        asked.any(|(_, awaited)| matches!(awaited, Awaited::Entry { lsn: one, .. } if *one == lsn))
     }
 
     /// The answer to a message: what it was about, if it is the next one that is awaited.

@@ -69,6 +69,7 @@ impl Replica {
     pub(super) fn promised(&mut self, now: Micros, from: NodeId, sent_at: Micros, version: u64) {
         let counted = self.options.promise - self.options.promise / MARGIN_DIVISOR;
         let mine = self.routing.version;
+        let silent = self.is_silent(from);
         let peer = self.peers.entry(from).or_default();
         peer.its_version = peer.its_version.max(version);
         if version <= mine {
@@ -79,7 +80,7 @@ impl Replica {
             let late = self.pending.front().is_some_and(|entry| {
                 entry.since + limit <= now && entry.waiting.iter().any(|(node, _)| *node == from)
             });
-            if !late {
+            if !(late && silent) {
                 peer.trouble_since = None;
             }
             self.refresh_report(now);

@@ -127,7 +127,7 @@ impl Replica {
         if !gained.is_empty() {
             self.settle(now, rows, gained);
         }
-        self.settle_unsettled(rows);
+        self.settle_unsettled(now, rows);
         // Who was given a slot of this node's waits until it hears that this one knows.
         for node in self.wanted_links() {
             self.heartbeat(now, node);
@@ -261,6 +261,7 @@ impl Replica {
             .iter()
             .filter(late)
             .flat_map(|entry| entry.waiting.iter().map(|(node, _)| *node))
+            .filter(|node| self.is_silent(*node))
             .collect();
         for node in late {
             let peer = self.peers.entry(node).or_default();
@@ -289,6 +290,13 @@ impl Replica {
         self.serve_settled(now, rows);
         self.copy_next(rows);
         self.refresh_report(now);
+    }
+
+    /// Whether an answer of a backup is still to come. One that goes by a newer routing table has
+    /// answered; what it refused waits for that table.
+    pub(super) fn is_silent(&self, node: NodeId) -> bool {
+        let peer = self.peers.get(&node);
+        peer.is_none_or(|peer| peer.unsettled_by.is_none())
     }
 
     /// A message came: from a backup on the connection that this node opened, or from a master
@@ -340,8 +348,9 @@ impl Replica {
     fn accepted(&mut self, now: Micros, rows: &impl Rows, from: NodeId, number: u64) {
         let peer = self.peers.entry(from).or_default();
         match peer.answered(number) {
-            Some(Awaited::Entry(lsn)) => self.staged_by(from, lsn),
+            Some(Awaited::Entry { lsn, .. }) => self.staged_by(from, lsn),
             Some(Awaited::Copy(slot)) => self.installed(from, slot),
+            Some(Awaited::Nothing) => {}
             None => return,
         }
         self.check_caught_up(now, from);
@@ -359,7 +368,10 @@ impl Replica {
     ) {
         let peer = self.peers.entry(from).or_default();
         match peer.answered(number) {
-            Some(Awaited::Entry(lsn)) => self.refused_entry(rows, from, lsn, reason),
+            Some(Awaited::Entry { lsn, version }) => {
+                self.refused_entry(now, rows, from, (lsn, version), reason);
+            }
+            Some(Awaited::Nothing) => {}
             Some(Awaited::Copy(slot)) => {
                 peer.copies.insert(slot, Copy::Wanted);
                 peer.rests_until = Some(now + self.options.prepare_timeout);

@@ -7,6 +7,7 @@ impl World {
     pub fn check(&self) -> Result<(), String> {
         for slot in 0..self.slots {
             self.check_acknowledged(slot)?;
+            self.check_decided(slot)?;
             self.check_equal(slot)?;
         }
         for (at, node) in self.nodes.iter().enumerate() {
@@ -34,6 +35,33 @@ impl World {
                 if node.is_some_and(|node| !node.holds(id(push), slot)) {
                     return Err(format!(
                         "push {push} was acknowledged in slot {slot}, and node {holder}, which is in sync, lacks it"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// I4: what is applied anywhere was decided, so everybody who is in sync holds it.
+    fn check_decided(&self, slot: u32) -> Result<(), String> {
+        let set = &self.newest().0[slot as usize];
+        for (at, node) in self.nodes.iter().enumerate() {
+            let Some(node) = node else { continue };
+            if node.replica.slot_state(slot).2 || node.replica.birth(slot) != set.birth {
+                continue;
+            }
+            let engine = node.rows.0.borrow();
+            for push in 0..self.pushes.len() {
+                if !Node::applied(&engine, id(push), slot) {
+                    continue;
+                }
+                let lacks = |holder: &&usize| {
+                    let node = self.nodes[**holder].as_ref();
+                    node.is_some_and(|node| !node.holds(id(push), slot))
+                };
+                if let Some(other) = set.in_sync.iter().chain(&set.master).find(lacks) {
+                    return Err(format!(
+                        "node {at} has applied push {push} in slot {slot}, which was not decided: node {other}, in sync, lacks it"
                     ));
                 }
             }

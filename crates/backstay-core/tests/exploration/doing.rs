@@ -14,11 +14,15 @@ impl World {
             Item::Message(message) => self.on(to, |node, now| {
                 node.replica
                     .receive(now, &node.rows, instance(from), message);
-                while eager && node.replica.lanes().contains(&instance(from)) {
-                    if let Some(Work::Commit {
+                let next = |node: &mut Node| {
+                    let work = eager.then(|| node.next_work(instance(from)));
+                    work.flatten()
+                };
+                while let Some(work) = next(node) {
+                    if let Work::Commit {
                         transaction,
                         places,
-                    }) = node.replica.next_work(instance(from))
+                    } = work
                     {
                         node.rows.commit(&transaction, &places).unwrap();
                     }
@@ -44,7 +48,7 @@ impl World {
     pub(super) fn work(&mut self, at: usize, lane: NodeId) {
         let (mut answer, eager) = (None, self.budget.eager);
         self.on(at, |node, now| loop {
-            match node.replica.next_work(lane) {
+            match node.next_work(lane) {
                 Some(Work::Commit {
                     transaction,
                     places,
@@ -66,7 +70,8 @@ impl World {
     }
 
     pub(super) fn answered(&mut self, token: u64, done: bool) {
-        let push = &mut self.pushes[(token % PUSHES as u64) as usize];
+        let count = self.pushes.len() as u64;
+        let push = &mut self.pushes[(token % count) as usize];
         if let Some(at) = push.waits.iter().position(|(waited, _)| *waited == token) {
             let (_, slots) = push.waits.remove(at);
             if done {
@@ -88,9 +93,10 @@ impl World {
         let transaction =
             Transaction::new(space(count), id(push), 0, table_id("t"), change, batch).unwrap();
         let transaction = Arc::new(transaction);
+        let pushes = self.pushes.len() as u64;
         let one = &mut self.pushes[push];
         one.attempts += 1;
-        let token = one.attempts * PUSHES as u64 + push as u64;
+        let token = one.attempts * pushes + push as u64;
         one.waits.push((token, slots));
         let mut outcome = Ok(None);
         self.on(to, |node, now| {

@@ -9,7 +9,7 @@ impl World {
         let alive = |node: usize| self.nodes[node].is_some();
         for (at, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
-            for lane in node.replica.lanes() {
+            for lane in node.lanes() {
                 steps.push(Step::Do(at, lane));
             }
             let wanted = node.replica.wanted_links();

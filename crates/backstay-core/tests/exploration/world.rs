@@ -5,7 +5,7 @@ mod checks;
 mod doing;
 mod steps;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -18,11 +18,12 @@ use backstay_core::replication::{
 };
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
-use backstay_core::transaction::{Batch, Change, Transaction};
+use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 
 /// Times are in steps of the clock, one step is this long.
 pub const STEP: u64 = 20;
-pub const PUSHES: usize = 2;
+/// So many steps of the clock after the last fault, all is to be well.
+const QUIET_STEPS: u32 = 12;
 
 const OPTIONS: ReplicaOptions = ReplicaOptions {
     promise: 2 * STEP,
@@ -64,6 +65,8 @@ pub struct Budget {
     pub eager: bool,
     /// Whether a break leaves what was under way to be read later.
     pub late: bool,
+    /// Slots that are copied to one node at once.
+    pub copies_at_once: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +123,8 @@ struct Link {
 struct Node {
     replica: Replica,
     rows: LocalRows,
+    /// Taken from the replica at once: it can take nothing of it back.
+    work: BTreeMap<NodeId, VecDeque<Work>>,
     print: u64,
 }
 
@@ -203,7 +208,16 @@ fn table(version: u64, nodes: usize, sets: &[Set], gone: &[NodeId]) -> Arc<Routi
 impl Node {
     fn refresh(&mut self, slots: u32) {
         let engine = self.rows.0.borrow();
+        for lane in self.replica.lanes() {
+            while let Some(work) = self.replica.next_work(lane) {
+                self.work.entry(lane).or_default().push_back(work);
+            }
+        }
         let mut print = self.replica.fingerprint();
+        for (lane, work) in self.work.iter().filter(|(_, work)| !work.is_empty()) {
+            let work: Vec<_> = work.iter().map(|one| (one, self.stands(one))).collect();
+            print = mix64(print ^ fingerprint(&(lane, work)));
+        }
         for slot in 0..slots {
             let staged: Vec<_> = engine
                 .staged(slot)
@@ -213,6 +227,36 @@ impl Node {
             print = mix64(print ^ fingerprint(&all)) ^ engine.digest(slot);
         }
         self.print = print;
+    }
+
+    /// In which places a piece of work finds the very transaction that it is about.
+    fn stands(&self, work: &Work) -> Vec<bool> {
+        let Work::Commit {
+            transaction,
+            places,
+        } = work
+        else {
+            return Vec::new();
+        };
+        let stands = |place: &StagedRun| {
+            let staged = self.rows.staged(place.run.slot);
+            let mut staged = staged
+                .iter()
+                .zip(self.rows.position(place.run.slot).0 + 1..);
+            staged
+                .any(|(one, at)| at == place.position && Arc::ptr_eq(&one.transaction, transaction))
+        };
+        places.iter().map(stands).collect()
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let busy = self.work.iter().filter(|(_, work)| !work.is_empty());
+        busy.map(|(&lane, _)| lane)
+    }
+
+    fn next_work(&mut self, lane: NodeId) -> Option<Work> {
+        let taken = self.work.get_mut(&lane).and_then(VecDeque::pop_front);
+        taken.or_else(|| self.replica.next_work(lane))
     }
 
     fn holds(&self, id: TransactionId, slot: u32) -> bool {
@@ -242,12 +286,22 @@ fn id(push: usize) -> TransactionId {
 
 impl World {
     /// All nodes up, connected and serving by the first routing table.
-    pub fn new(nodes: usize, sets: Vec<Set>, touches: [&[u32]; PUSHES], budget: Budget) -> Self {
+    pub fn new<const PUSHES: usize>(
+        nodes: usize,
+        sets: Vec<Set>,
+        touches: [&[u32]; PUSHES],
+        budget: Budget,
+    ) -> Self {
         let slots = sets.len() as u32;
+        let options = ReplicaOptions {
+            copies_at_once: budget.copies_at_once,
+            ..OPTIONS
+        };
         let node = |number: usize| {
             let mut node = Node {
-                replica: Replica::new(instance(number), slots, OPTIONS),
+                replica: Replica::new(instance(number), slots, options),
                 rows: LocalRows(engine(slots).into()),
+                work: BTreeMap::new(),
                 print: 0,
             };
             node.replica.set_lease(u64::MAX);
@@ -300,9 +354,55 @@ impl World {
         }
     }
 
+    /// Nothing breaks any more: everything arrives, all nodes hear of the newest table, and time
+    /// passes. An error if a slot is not served then, or a node that answers is called silent.
+    #[allow(dead_code)] // Not every test uses it.
+    pub fn check_liveness(&self) -> Result<(), String> {
+        let mut world = self.clone();
+        let alive: Vec<usize> = (0..world.nodes.len())
+            .filter(|&node| world.nodes[node].is_some())
+            .collect();
+        let newest = world.newest().1.version;
+        for &node in &alive {
+            world.apply(Step::Route(node, newest));
+        }
+        world.settle_down();
+        for _ in 0..QUIET_STEPS {
+            world.apply(Step::Time);
+            world.settle_down();
+        }
+        let is_alive = |node: &usize| alive.contains(node);
+        for (slot, set) in world.newest().0.iter().enumerate() {
+            let Some(master) = set.master.filter(is_alive) else {
+                continue;
+            };
+            // A master waits for the promises of all its backups, whatever slots they hold.
+            let sets = world.newest().0.iter();
+            let mut backups = sets
+                .filter(|set| set.master == Some(master))
+                .flat_map(|set| &set.in_sync);
+            if backups.all(is_alive) && !world.answers_reads(master, slot as u32) {
+                return Err(format!("slot {slot} is not served, and everybody is there"));
+            }
+        }
+        for &at in &alive {
+            let silent = &world.nodes[at]
+                .as_ref()
+                .map(|node| node.replica.report().1.silent.clone());
+            let mut silent = silent.iter().flatten();
+            if let Some(node) = silent.find(|node| is_alive(&number(**node))) {
+                return Err(format!(
+                    "node {at} calls {} silent, which answers",
+                    number(*node)
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// All pushes are sent to the masters of their slots, in the order of their numbers.
     pub fn send_all(mut self) -> Self {
-        for push in 0..PUSHES {
+        for push in 0..self.pushes.len() {
             for to in 0..self.nodes.len() {
                 if !self.missing(push, to, &[]).is_empty() {
                     self.send(push, to);
@@ -424,7 +524,7 @@ impl World {
     }
 
     fn pass_time(&mut self) {
-        self.budget.time -= 1;
+        self.budget.time = self.budget.time.saturating_sub(1);
         self.now += STEP;
         for at in 0..self.nodes.len() {
             if self.nodes[at].is_some() {
