@@ -1,7 +1,7 @@
 """What a job would do, without doing it: its tasks counted, its model tried on a few records.
 
 Loads the model file, so it runs the file's code, and scans the data's index as the master would.
-Starts nothing and writes nothing; for a process of its own (``backstay.master.check_process``).
+Starts nothing and leaves no file; for a process of its own (``backstay.master.check_process``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from backstay.course.task_table import cut_data
 from backstay.job_spec import JobSpec
-from backstay.master.job_check import check_data, load_definition
+from backstay.master.job_check import check_data, check_folders, load_definition
 from backstay.master.trial import Trial
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.readers import open_reader
@@ -83,13 +83,14 @@ def dry_run(spec: JobSpec, *, local: bool = False) -> DryRun:
         local: It is to be trained in one process.
 
     Raises:
-        ConfigError: The model file, an option of the data or the data is wrong, or the model file's
+        ConfigError: The model file, a folder, an option of the data or the data is wrong, or its
             functions fail on the first records, or ask for what the servers do not have.
         NonFiniteLoss: The loss of the first records is.
         DataError: The data cannot be read.
         InvalidRequest: A data set has the same shard twice.
         LimitExceeded: There would be too many tasks.
     """
+    check_folders(spec)
     definition = load_definition(spec)
     warnings = check_data(spec, definition)
     with Trial(spec, definition, local=local) as trial:

@@ -1,7 +1,7 @@
 """What can be told of a job before anything of it is started: its model file and its data.
 
 Loads the model file, and with it the framework, so it runs the file's top level code; the command
-has a process of its own do it (``backstay.master.check_process``). Starts nothing, writes nothing.
+has a process of its own do it (``backstay.master.check_process``). Starts nothing; leaves no file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from backstay.master.data_scan import first_look
 from backstay.trainer.model import model_definition
 from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
 from backstay.trainer.readers import open_reader
+from backstay.trainer.worker.outputs import try_writing
 
-__all__ = ["Checked", "check_data", "check_job", "load_definition"]
+__all__ = ["Checked", "check_data", "check_folders", "check_job", "load_definition"]
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,23 @@ def check_data(spec: JobSpec, definition: ModelDefinition) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
-def check_job(spec: JobSpec) -> Checked:
-    """Check model file and data.
+def check_folders(spec: JobSpec) -> None:
+    """Try whether the folders that the job is to write to can be written to.
 
     Raises:
-        BackstayError: As the two functions above do.
+        ConfigError: One cannot.
     """
+    try_writing("log_dir", spec.log_dir)
+    if spec.output and spec.kind != "evaluation":
+        try_writing("output", spec.output)
+
+
+def check_job(spec: JobSpec) -> Checked:
+    """Check model file, data and folders.
+
+    Raises:
+        BackstayError: As the functions above do.
+    """
+    check_folders(spec)
     warnings = check_data(spec, load_definition(spec))
     return Checked(tuple(warnings), marks_of(spec))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from backstay.checkpoint.storage import CheckpointStorage
 from backstay.cli.exit_codes import EXIT_STOPPED
 from backstay.errors import ConfigError, JobError, NonFiniteLoss
 from backstay.job_spec import JobSpec
@@ -103,6 +104,31 @@ def test_a_dry_run_shows_the_whole_job_and_starts_nothing(folder: Path) -> None:
     assert shown["rounds"] == {"training": 2, "evaluation": 2}
     assert shown["servers"] == {"local": 3, "endpoints": []}
     assert not (folder / "backstay-jobs").exists()
+    assert not (folder / "out").exists()
+
+
+def test_a_job_of_one_process_keeps_its_model(folder: Path) -> None:
+    job = (folder / "job.yaml").read_text().replace("output: out\n", "")
+    (folder / "job.yaml").write_text(job)
+    done = backstay(folder, "train", "job.yaml", "--local", "--json")
+    assert done.returncode == 0, done.stderr
+    kept = folder / "backstay-jobs" / "tiny" / "model"
+    assert json.loads(done.stdout)["output"] == str(kept)
+    assert f"the model will be in {kept}" in done.stderr.replace("\n", "")
+    assert [each.name for each in kept.iterdir()] == ["model.pt"]
+
+
+def test_a_job_of_one_process_keeps_the_rows_of_its_own_server(folder: Path) -> None:
+    model = MODEL.replace("torch.nn.Linear(1, width)", "Embedding(9, 1)").replace(
+        "self.top(x)[:, 0]", "self.top(x[:, 0].long())[:, 0]"
+    )
+    (folder / "model.py").write_text("from backstay.trainer.torch import Embedding\n" + model)
+    done = backstay(folder, "train", "job.yaml", "--local", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = CheckpointStorage(folder / "out" / "rows")
+    manifest = rows.read_manifest(rows.ids()[-1])
+    # One embedding, and the audit of nothing: the model has no dense parameters.
+    assert int(manifest.slots.rows.sum()) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,6 +144,12 @@ def test_a_dry_run_shows_the_whole_job_and_starts_nothing(folder: Path) -> None:
         (("train", "--training", "none.csv", "--local"), 1, "none.csv: there is no such file"),
         (("train", "--training", "data.bin"), 2, "training.kind: "),
         (("train", "--log-dir", "/proc/x"), 2, "log_dir: cannot write to /proc/x: No such file"),
+        (("train", "--log-dir", "/proc/x", "--dry-run"), 2, "log_dir: cannot write to /proc/x: "),
+        (("train", "--output", "/proc/x"), 2, "output: cannot write to /proc/x: No such file"),
+        (("train", "--output", "/proc/x", "--dry-run"), 2, "output: cannot write to /proc/x: "),
+        (("train", "--output", "/proc/x", "--local"), 2, "output: cannot write to /proc/x: "),
+        (("train", "--output", "nowhere://x"), 2, "output: cannot write to nowhere://x: Protocol"),
+        (("predict", "--output", "/proc/x"), 2, "output: cannot write to /proc/x: No such file"),
         (("evaluate", "--validation", "empty"), 1, "empty: there is no such file or folder"),
         (("predict", "--prediction", "head.csv"), 2, "prediction: there are no records in"),
     ],

@@ -181,6 +181,10 @@ class LocalRun:
                 self._definition.make_callbacks(), self._program.set_learning_rate
             )
             self._run()
+            session = opened_session()
+            if session is not None and self._factory is not None and self._spec.output:
+                # Of the layers whose rows are on the server, which ends with this process.
+                session.client.checkpoints.save()
         finally:
             set_session_factory(before)
             session = opened_session()
@@ -216,6 +220,8 @@ class LocalRun:
                 self._do(here, turn)
             if self._stop.is_set():
                 walk.course.stop("it was told to stop")
+        if walk.course.outcome == "stopped":
+            self._others.save_model(self._program)
 
     def _do(self, here: _Here, task: WalkTask) -> None:
         kind = task.round.kind

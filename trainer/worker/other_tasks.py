@@ -103,8 +103,16 @@ class OtherTasks:
         program.synchronize()
         spec = self._spec
         callbacks.training_ended(TrainEnd(program.model, spec.output, spec.epochs))
-        if spec.output:
-            save(program, spec.output)
+        self.save_model(program)
+
+    def save_model(self, program: Program) -> None:
+        """Save the model's own parameters to ``output``, if the job has one.
+
+        Raises:
+            DataUnavailable: The output cannot be written.
+        """
+        if self._spec.output:
+            save(program, self._spec.output)
 
     def _open_output(self) -> None:
         if self._processor is not None or self._files is not None:

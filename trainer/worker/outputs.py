@@ -6,10 +6,12 @@ task's and the second one replaces the first.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import secrets
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -17,10 +19,40 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
-from backstay.errors import DataUnavailable
+from backstay.errors import ConfigError, DataUnavailable
 from backstay.trainer.worker.task_feed import TaskRange
 
-__all__ = ["PredictionFiles"]
+__all__ = ["PredictionFiles", "try_writing"]
+
+
+def try_writing(name: str, url: str) -> None:
+    """Write a small file to a folder and remove it; folders made for that are removed, too.
+
+    Args:
+        name: Of the field that names the folder, for the message.
+        url: A folder, or a URL that fsspec knows.
+
+    Raises:
+        ConfigError: It cannot be written to.
+    """
+    made: list[Path] = []
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+        if isinstance(files, LocalFileSystem):
+            missing = [each for each in (Path(root), *Path(root).parents) if not each.exists()]
+            made = missing
+        files.makedirs(root, exist_ok=True)
+        path = f"{root}/.try-{secrets.token_hex(4)}.tmp"
+        files.pipe_file(path, b"backstay\n")
+        files.rm_file(path)
+    # The packages of protocols have errors of their own, of no common class.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{name}: cannot write to {url}: {reason}") from error
+    finally:
+        for each in made:
+            with contextlib.suppress(OSError):
+                each.rmdir()
 
 
 class PredictionFiles:

@@ -1,6 +1,7 @@
 """``backstay train --local``: a job in this process, shown and logged like one with workers.
 
 A model with layers of backstay gets one server of its own, started when the first of them is made.
+The model is kept in ``output``, else in the job's log folder.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,22 +23,37 @@ from backstay.cli.stop_signals import StopSignals
 from backstay.cli.supervisor import Outcome
 from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
-from backstay.master.job_check import check_data, load_definition
+from backstay.master.job_check import check_data, check_folders, load_definition
 from backstay.master.status import MESSAGE_OF_KIND
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.worker.local_run import LocalProgress, LocalResult, LocalRun
 
-__all__ = ["train_here"]
+__all__ = ["keeping_model", "train_here"]
+
+# Folder in the log folder, for the model of a job without output.
+MODEL_FOLDER = "model"
+# Folder in the output, for a checkpoint of the rows of layers of backstay.
+ROWS_FOLDER = "rows"
+
+
+def keeping_model(spec: JobSpec) -> JobSpec:
+    """Return a job of one process with an output: nothing else would keep its model."""
+    return spec if spec.output else replace(spec, output=str(Path(spec.log_dir) / MODEL_FOLDER))
 
 
 def train_here(spec: JobSpec, show: Show) -> Outcome:
     """Run a job in this process.
 
+    Args:
+        spec: The job, with an ``output``; see ``keeping_model``.
+        show: Where its progress is shown.
+
     Raises:
         ConfigError: The model file, a field of the job or the data is wrong.
         BackstayError: Data cannot be read, the loss is not finite, or the server or a hook failed.
     """
+    check_folders(spec)
     definition = load_definition(spec)
     with ExitStack() as stack:
         stack.enter_context(sole_run(Path(spec.log_dir), spec.name))
@@ -54,6 +71,7 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
             for warning in check_data(spec, definition):
                 show.say(warning)
             left = StatusFile(Path(spec.log_dir), (), are_own=True)
+            show.say(f"{spec.name}: in this process; the model will be in {spec.output}")
             try:
                 outcome = told.outcome(run.run())
             except BackstayError as error:
@@ -82,7 +100,8 @@ def _between_hooks(spec: JobSpec, stops: StopSignals, told: _Told) -> Iterator[N
 
 def _session(spec: JobSpec, stack: ExitStack, told: _Told) -> Session:
     """Start a server and connect to it."""
-    told.server = stack.enter_context(LocalCluster(1))
+    settings = {"checkpoint_url": f"{spec.output.rstrip('/')}/{ROWS_FOLDER}"}
+    told.server = stack.enter_context(LocalCluster(1, settings=settings))
     config = told.server.client_config()
     return init(told.server.endpoints, trainer_id=0, trainers_num=1, job=spec.name, config=config)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
-from backstay.cli.local_training import train_here
+from backstay.cli.local_training import keeping_model, train_here
 from backstay.cli.progress import Show, summary_lines
 from backstay.cli.servers import chosen_servers
 from backstay.cli.supervisor import Outcome, Supervisor
@@ -234,6 +234,8 @@ def _command(use: str, given: dict[str, Any]) -> None:
                 f"--model and --{DATA_OF_USE[use]}"
             )
         spec = load_job(job_file, fields, folder=Path.cwd(), use=use)
+        if ways.run_local:
+            spec = keeping_model(spec)
         if ways.dry_run:
             found = dry_run_apart(spec, local=ways.run_local)
             _show_dry_run(spec, found, as_json=ways.as_json)
@@ -299,18 +301,18 @@ def _run(spec: JobSpec, ways: Ways) -> int:
     if ways.as_json:
         print_json(outcome.to_mapping(spec))
     else:
-        _print_summary(spec, outcome)
+        _print_summary(spec, outcome, has_output=outcome.state == "done" or ways.run_local)
     return outcome.exit_code
 
 
-def _print_summary(spec: JobSpec, outcome: Outcome) -> None:
+def _print_summary(spec: JobSpec, outcome: Outcome, *, has_output: bool) -> None:
     lines = [f"{spec.name}: {outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}"]
     if outcome.status is not None:
         lines = summary_lines(outcome.status)
     if outcome.audit is not None:
         once = str(outcome.audit.records_counted_once).lower()
         lines.append(f"records_counted_once {once}")
-    if spec.output and outcome.state == "done":
+    if spec.output and has_output:
         lines.append(f"output in {spec.output}")
     lines.append(f"{outcome.duration_s:.1f} s; logs and metrics in {spec.log_dir}")
     for line in lines:
