@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from backstay._version import __version__
+from backstay.command_line import settle
 from backstay.config import ServerConfig
 from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
 from backstay.exits import EXIT_WRONG_SETTING
@@ -129,6 +130,8 @@ def _fail(error: BackstayError, exit_code: int) -> None:
     click.echo(f"Error: {error}", err=True)
     sys.exit(exit_code)
 
+
+settle(main)
 
 if __name__ == "__main__":
     main()

@@ -27,10 +27,13 @@ __all__ = [
     "Given",
     "ask",
     "chosen_endpoints",
+    "config_option",
+    "endpoint_option",
     "examples",
     "json_option",
     "named_endpoints",
     "open_inspection",
+    "shared_options",
 ]
 
 EXIT_UNHEALTHY = 1
@@ -58,6 +61,39 @@ class Given(NamedTuple):
 
     endpoint: str | None = None
     config_file: Path | None = None
+
+
+def endpoint_option() -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds ``--endpoint``."""
+    return click.option(
+        "--endpoint",
+        metavar="HOST:PORT[,...]",
+        help="Control address of any node, or several to try in turn. "
+        f"[{', '.join(ENDPOINT_VARIABLES)}]",
+    )
+
+
+def config_option() -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds ``--config``, as the argument ``config_file``."""
+    return click.option(
+        "--config",
+        "config_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="TOML file with token, certificates and deadlines, section [client]. "
+        "[BACKSTAY_CONFIG]",
+    )
+
+
+def shared_options() -> dict[str, click.Option]:
+    """Return the options that may stand before a subcommand or after it, by parameter."""
+
+    @json_option()
+    @config_option()
+    @endpoint_option()
+    def none() -> None: ...
+
+    made = click.command()(none).params
+    return {str(one.name): one for one in made if isinstance(one, click.Option)}
 
 
 def json_option(text: str = "Print one JSON object.") -> Callable[[CommandT], CommandT]:

@@ -10,10 +10,17 @@ from pathlib import Path
 import click
 
 from backstay._version import __version__
-from backstay.config import ENDPOINT_VARIABLES
-from backstay.pserver.ctl.asking import Given, examples
+from backstay.command_line import settle, share
+from backstay.pserver.ctl.asking import (
+    EXIT_CODES,
+    Given,
+    config_option,
+    endpoint_option,
+    examples,
+    shared_options,
+)
 from backstay.pserver.ctl.checkpoint import checkpoint
-from backstay.pserver.ctl.completion import completion
+from backstay.pserver.ctl.completion import completion_command
 from backstay.pserver.ctl.config import config
 from backstay.pserver.ctl.events import events
 from backstay.pserver.ctl.resize import COMMANDS as RESIZE_COMMANDS
@@ -35,18 +42,8 @@ EXAMPLES = examples(
 
 @click.group(epilog=EXAMPLES)
 @click.version_option(__version__, prog_name="pserverctl")
-@click.option(
-    "--endpoint",
-    metavar="HOST:PORT[,...]",
-    help="Control address of any node, or several to try in turn. "
-    f"[{', '.join(ENDPOINT_VARIABLES)}]",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with the settings, section [client]. [BACKSTAY_CONFIG]",
-)
+@endpoint_option()
+@config_option()
 @click.pass_context
 def main(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
     """Ask a running cluster. Token and certificates come from the file or from BACKSTAY_*."""
@@ -56,9 +53,11 @@ def main(context: click.Context, endpoint: str | None, config_file: Path | None)
 for command in (
     *(status, top, slots, tables, trainers, events, verify),
     *RESIZE_COMMANDS,
-    *(checkpoint, config, completion),
+    *(checkpoint, config, completion_command("pserverctl", EXIT_CODES)),
 ):
     main.add_command(command)
+share(main, shared_options(), adds=True)
+settle(main)
 
 
 if __name__ == "__main__":

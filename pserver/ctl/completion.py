@@ -1,4 +1,4 @@
-"""``pserverctl completion``: the shell's part of completing arguments, and ours.
+"""``completion`` of the commands: the shell's part of completing arguments, and ours.
 
 What stands in the cluster (ids of nodes, say) is asked for while the user waits, so the time is
 short, and an error means no suggestions.
@@ -6,42 +6,55 @@ short, and an error means no suggestions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import click
 from click.shell_completion import get_completion_class
 
+from backstay import exits
+from backstay.command_line import given_before
 from backstay.errors import BackstayError
-from backstay.pserver.ctl.asking import Given, examples, open_inspection
+from backstay.pserver.ctl.asking import Given, open_inspection
 from backstay.pserver.inspection import ClusterInspection
 
-__all__ = ["complete_node_id", "completion", "suggestions"]
+__all__ = ["complete_node_id", "completion_command", "suggestions"]
 
 TIME_LIMIT_MS = 1000
-PROGRAM = "pserverctl"
-VARIABLE = "_PSERVERCTL_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
-EXAMPLES = examples(
-    'eval "$(pserverctl completion bash)"    # in ~/.bashrc',
-    'eval "$(pserverctl completion zsh)"     # in ~/.zshrc',
-    "pserverctl completion fish > ~/.config/fish/completions/pserverctl.fish",
-)
 
+def completion_command(program: str, exit_codes: Mapping[int, str]) -> click.Command:
+    """Return the command ``completion`` of a program.
 
-@click.command(epilog=EXAMPLES)
-@click.argument("shell", type=click.Choice(SHELLS))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
-    """Print the script that lets a shell complete commands, options and ids.
-
-    Ids of nodes are completed where --endpoint or the environment names the cluster.
+    Args:
+        program: Its name.
+        exit_codes: For its help.
     """
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise click.UsageError(f"this version of click cannot complete in {shell}")
-    root = context.find_root().command
-    click.echo(kind(root, {}, PROGRAM, VARIABLE).source())
+    folder = "~/.config/fish/completions"
+    epilog = exits.examples(
+        exit_codes,
+        f'eval "$({program} completion bash)"    # in ~/.bashrc',
+        f'eval "$({program} completion zsh)"     # in ~/.zshrc',
+        f"{program} completion fish > {folder}/{program}.fish",
+    )
+
+    @click.command("completion", epilog=epilog)
+    @click.argument("shell", type=click.Choice(SHELLS))
+    @click.pass_context
+    def completion(context: click.Context, shell: str) -> None:
+        """Print the script that lets a shell complete commands, options and names.
+
+        Names of what stands in a cluster are completed where --endpoint or the environment names
+        it.
+        """
+        kind = get_completion_class(shell)
+        if kind is None:
+            raise click.UsageError(f"this version of click cannot complete in {shell}")
+        root = context.find_root().command
+        variable = f"_{program.upper()}_COMPLETE"
+        click.echo(kind(root, {}, program, variable).source())
+
+    return completion
 
 
 def suggestions(
@@ -54,9 +67,8 @@ def suggestions(
         question: Asks for all that could stand there.
         begun: What stands there already.
     """
-    # Nothing of the group has run: its options stand in the context, read as far as they go.
-    options = context.find_root().params
-    given = Given(options.get("endpoint"), options.get("config_file"))
+    # Nothing of the group has run: its options are read as far as they go.
+    given = Given(given_before(context, "endpoint"), given_before(context, "config_file"))
     try:
         with open_inspection(given, time_limit_ms=TIME_LIMIT_MS) as inspection:
             return sorted(one for one in question(inspection) if one.startswith(begun))

@@ -11,7 +11,10 @@ import click
 from backstay._version import __version__
 from backstay.cli.jobs import jobs
 from backstay.cli.run import evaluate, predict, train
+from backstay.command_line import settle, share
 from backstay.master.serve_cli import main as master
+from backstay.pserver.ctl.asking import shared_options
+from backstay.pserver.ctl.completion import completion_command
 from backstay.pserver.local_cli import local
 
 __all__ = ["main"]
@@ -25,5 +28,9 @@ def main() -> None:
 
 # Started by `train` and its like; by hand only where those cannot run.
 master.hidden = True
-for command in (train, evaluate, predict, jobs, local, master):
+completion = completion_command("backstay", {0: "the script is printed", 2: "wrong arguments"})
+for command in (train, evaluate, predict, jobs, local, master, completion):
     main.add_command(command)
+share(jobs, shared_options(), adds=True)
+share(main, shared_options(), adds=False)
+settle(main)

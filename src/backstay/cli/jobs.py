@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -23,9 +23,11 @@ from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
 from backstay.cli.progress import round_text
 from backstay.cli.status_text import print_parked, print_status
+from backstay.command_line import given_before
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.job_records import OVER_STATES
 from backstay.errors import (
+    BackstayError,
     ConfigError,
     JobRefused,
     RequestRefused,
@@ -35,7 +37,13 @@ from backstay.errors import (
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, find_job, list_jobs
-from backstay.pserver.ctl.asking import Given, json_option, named_endpoints
+from backstay.pserver.ctl.asking import (
+    Given,
+    config_option,
+    endpoint_option,
+    json_option,
+    named_endpoints,
+)
 from backstay.pserver.ctl.showing import grid, print_whole
 
 __all__ = ["jobs"]
@@ -45,6 +53,7 @@ LOG_LINES_MAX = 100_000
 FOLLOW_PAUSE_S = 0.25
 # People wait for the answer.
 CALL_LIMIT_MS = 10_000
+COMPLETION_LIMIT_MS = 1000
 MASTER = "master"
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -99,6 +108,22 @@ def _without_master(entry: JobEntry) -> str:
         f"job {entry.job!r} has no master now: the `backstay train` that ran it has ended, or its "
         "master is being started again. The same command goes on with the job"
     )
+
+
+def _complete_job(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Complete the name of a job: of the cluster, and of those that were run from here."""
+    found = {each.parent.name for each in default_folder("").glob(f"*/{FILE_NAME}")}
+    given = Given(given_before(context, "endpoint"), given_before(context, "config_file"))
+    if named_endpoints(given) is not None:
+        # An error means no suggestions: the user waits for them.
+        with suppress(BackstayError):
+            cluster = _cluster(given, "")
+            soon = replace(cluster.config, deadline_ms=COMPLETION_LIMIT_MS)
+            found |= {entry.job for entry in list_jobs(cluster.endpoints, config=soon)}
+    return sorted(one for one in found if one.startswith(begun))
+
+
+job_argument = click.argument("job", shell_complete=_complete_job)
 
 
 def _folder_option() -> Callable[[CommandT], CommandT]:
@@ -187,18 +212,8 @@ def _fail(text: str, *, as_json: bool = False) -> NoReturn:
         "BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 backstay jobs show census",
     )
 )
-@click.option(
-    "--endpoint",
-    metavar="HOST:PORT[,...]",
-    help="Control address of any server, or several to try in turn. "
-    f"[{', '.join(ENDPOINT_VARIABLES)}]",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML file with token, certificates and deadlines, section [client]. [BACKSTAY_CONFIG]",
-)
+@endpoint_option()
+@config_option()
 @click.pass_context
 def jobs(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
     """Look after the jobs of a cluster, from any machine that reaches its servers."""
@@ -244,7 +259,7 @@ def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
 )
 @json_option()
 @_folder_option()
-@click.argument("job")
+@job_argument
 @click.pass_obj
 def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
     """Show how JOB goes: its figures, workers and failing tasks; of one that is over, its end.
@@ -298,7 +313,7 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
 
 @jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs scale census 4"))
 @json_option()
-@click.argument("job")
+@job_argument
 @click.argument("workers", type=click.IntRange(0))
 @click.pass_obj
 def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
@@ -321,7 +336,7 @@ def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
 @json_option()
 @click.option("--reason", default="jobs stop", metavar="TEXT", help="Shown wherever the job is.")
 @click.option("--discard", is_flag=True, help="Nobody will go on with it: count it as ended.")
-@click.argument("job")
+@job_argument
 @click.pass_obj
 def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> None:
     """Stop JOB in good order; the same `backstay train` goes on with it later."""
@@ -340,7 +355,7 @@ def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> N
 )
 @json_option()
 @click.option("--task", "tasks", type=int, multiple=True, metavar="N", help="Only this one.")
-@click.argument("job")
+@job_argument
 @click.pass_obj
 def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None:
     """Give the tasks of JOB that failed too often their tries again, in the round under way.
@@ -378,7 +393,7 @@ def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None
     help="The newest lines.",
 )
 @click.option("--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
-@click.argument("job")
+@job_argument
 @click.pass_obj
 def logs(
     given: Given, job: str, folder: Path | None, worker: str | None, lines: int, follow: bool
@@ -426,7 +441,7 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
 
 @jobs.command(epilog=examples(JOBS_EXIT_CODES, "backstay jobs audit census"))
 @json_option()
-@click.argument("job")
+@job_argument
 @click.pass_obj
 def audit(given: Given, job: str, as_json: bool) -> None:
     """Check that each record counts once in each pass of JOB, which had `audit` set and is over.
