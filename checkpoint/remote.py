@@ -87,7 +87,9 @@ class RestoreState:
     ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
     is 0 while the restore is requested and has changed nothing yet. ``generation`` grows with each
     restore, and whenever slots lost all their copies and began anew; ``done_generation`` is what
-    it was when this restore was done. ``slots`` is how many slots it is of; 0: all.
+    it was when this restore was done. ``slots`` is how many slots it is of; 0: all. ``created`` is
+    when the checkpoint was begun, if known; ``lost`` is how many slots had lost all their copies,
+    which is why, or 0 if somebody asked for it.
     """
 
     id: str
@@ -99,6 +101,8 @@ class RestoreState:
     generation: int = 0
     done_generation: int = 0
     slots: int = 0
+    created: str = ""
+    lost: int = 0
 
 
 def save(
@@ -244,6 +248,8 @@ def restore_state(channel: grpc.Channel, *, timeout_s: float) -> RestoreState:
         generation=answer.generation,
         done_generation=answer.done_generation,
         slots=answer.slots,
+        created=answer.created,
+        lost=answer.lost_slots,
     )
 
 

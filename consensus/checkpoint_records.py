@@ -1,4 +1,4 @@
-"""The records about checkpoints: the newest one, one being written, one being restored.
+"""The records about checkpoints: the newest one, one being written, one being restored; losses.
 
 Values, strict about their JSON form, like those of ``consensus.records``. What a checkpoint holds
 is in its own manifest; here is only what the nodes of a cluster must agree on.
@@ -13,7 +13,14 @@ from typing import Literal, get_args
 from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
 from backstay.errors import InvalidRequest
 
-__all__ = ["CheckpointRecord", "RestorePlan", "RestoreState", "SaveRecord"]
+__all__ = [
+    "CheckpointRecord",
+    "LossAcceptance",
+    "RestorePlan",
+    "RestoreState",
+    "SaveRecord",
+    "loss_in_words",
+]
 
 RestoreState = Literal["requested", "loading", "done"]
 RESTORE_STATES: tuple[RestoreState, ...] = get_args(RestoreState)
@@ -91,6 +98,8 @@ class RestorePlan:
         version: The routing version at which it became ``loading``; 0 before.
         generation: That of the rows when it became ``done``; 0 before. A greater one since then:
             slots lost all their copies.
+        created: When the checkpoint was begun, ISO 8601; empty if that is not known.
+        lost: Slots that had lost all their copies, which is why; 0: somebody asked for it.
     """
 
     url: str
@@ -99,6 +108,8 @@ class RestorePlan:
     state: RestoreState = "requested"
     version: int = 0
     generation: int = 0
+    created: str = ""
+    lost: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a state that is none."""
@@ -115,6 +126,8 @@ class RestorePlan:
                 "state": self.state,
                 "version": self.version,
                 "generation": self.generation,
+                "created": self.created,
+                "lost": self.lost,
             }
         )
 
@@ -125,11 +138,49 @@ class RestorePlan:
         Raises:
             InvalidRequest: It is not such a text.
         """
-        fields = parse_fields("restore plan", text, _RESTORE_FIELDS)
+        fields = parse_fields("restore plan", text, _RESTORE_FIELDS, {"created": "", "lost": 0})
         slots = whole_numbers_of("restore plan", "slots", fields.pop("slots"))
         return cls(slots=tuple(slots), **fields)
 
 
+@dataclass(frozen=True)
+class LossAcceptance:
+    """``plans/loss``: an operator has accepted that slots lost their content.
+
+    Attributes:
+        version: Of the routing table that the operator saw: what was lost later is not accepted.
+        slots: How many waited for the decision then.
+        time: ISO 8601, for people.
+    """
+
+    version: int
+    slots: int
+    time: str
+
+    def to_json(self) -> str:
+        """Return the record as the text that the coordination store keeps."""
+        return dump({"version": self.version, "slots": self.slots, "time": self.time})
+
+    @classmethod
+    def from_json(cls, text: str) -> LossAcceptance:
+        """Return the record that ``to_json`` gave.
+
+        Raises:
+            InvalidRequest: It is not such a text.
+        """
+        return cls(**parse_fields("loss record", text, _LOSS_FIELDS))
+
+
+def loss_in_words(slots: int) -> str:
+    """Return what is to be said of slots that lost all their copies and wait for a decision."""
+    which = "1 slot" if slots == 1 else f"{slots} slots"
+    return (
+        f"{which} lost all copies and wait for a decision: restore a checkpoint "
+        "(pserverctl checkpoint restore), or accept the loss (pserverctl slots accept-loss)"
+    )
+
+
+_LOSS_FIELDS: Mapping[str, type] = {"version": int, "slots": int, "time": str}
 _CHECKPOINT_FIELDS: Mapping[str, type] = {"url": str, "id": str, "created": str}
 _SAVE_FIELDS: Mapping[str, type] = {"id": str, "node": str, "instance": int, "started": str}
 _RESTORE_FIELDS: Mapping[str, type] = {
@@ -139,4 +190,6 @@ _RESTORE_FIELDS: Mapping[str, type] = {
     "state": str,
     "version": int,
     "generation": int,
+    "created": str,
+    "lost": int,
 }

@@ -32,13 +32,16 @@ def dump(document: Mapping[str, object]) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def parse_fields(what: str, text: str, expected: Mapping[str, type]) -> dict[str, Any]:
+def parse_fields(
+    what: str, text: str, expected: Mapping[str, type], added: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the fields of a JSON object given as text.
 
     Args:
         what: Name of the record, for the error.
         text: The JSON text.
         expected: Exactly the fields it must have, with their types.
+        added: Fields of ``expected`` that a record of before them lacks, with what they are then.
 
     Raises:
         InvalidRequest: It is not such a text.
@@ -47,6 +50,8 @@ def parse_fields(what: str, text: str, expected: Mapping[str, type]) -> dict[str
         document = json.loads(text)
     except ValueError as error:
         raise InvalidRequest(f"{what}: not JSON: {error}") from error
+    if added and isinstance(document, dict):
+        document = {**added, **document}
     return fields_of(what, document, expected)
 
 

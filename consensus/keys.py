@@ -97,6 +97,11 @@ class Keys:
         return "plans/restore"
 
     @property
+    def loss(self) -> str:
+        """The loss of slots that an operator accepted last."""
+        return "plans/loss"
+
+    @property
     def plan(self) -> str:
         """The plan of a resize, a drain or a rebalance."""
         return "plans/resize"

@@ -14,7 +14,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan, SaveRecord
+from backstay.consensus.checkpoint_records import (
+    CheckpointRecord,
+    LossAcceptance,
+    RestorePlan,
+    SaveRecord,
+)
 from backstay.consensus.json_fields import dump, parse_fields
 from backstay.consensus.keys import Keys
 from backstay.consensus.packing import unpack
@@ -106,6 +111,7 @@ class ClusterSnapshot:
         save: The checkpoint that is being written; None if none is.
         restore: The checkpoint that is being restored, or was last; None if none ever was.
         restore_revision: The store's revision of the last write of that record.
+        loss: The loss of slots that an operator accepted last; None if none ever was.
         plan: The resize, drain or rebalance that was asked for last; None before the first.
         plan_revision: The store's revision of the last write of that record.
         repairs: The newest repairs by id, for people.
@@ -129,6 +135,7 @@ class ClusterSnapshot:
     save: SaveRecord | None = None
     restore: RestorePlan | None = None
     restore_revision: int = 0
+    loss: LossAcceptance | None = None
     plan: ResizePlan | None = None
     plan_revision: int = 0
     repairs: Mapping[int, RepairRecord] = field(default_factory=lambda: MappingProxyType({}))
@@ -258,7 +265,7 @@ class _Changes:
             self._values["status"] = _NOT_TOLD
         elif key == keys.controller:
             self._values["controller"] = None
-        elif key in (keys.checkpoint, keys.save, keys.restore):
+        elif key in (keys.checkpoint, keys.save, keys.restore, keys.loss):
             self._values[key.removeprefix(keys.plans)] = None
         elif key == keys.settings:
             self._values["settings"] = ClusterSettings()
@@ -301,6 +308,8 @@ class _Changes:
         elif key == keys.restore:
             self._values["restore"] = RestorePlan.from_json(item.value)
             self._values["restore_revision"] = item.mod_revision
+        elif key == keys.loss:
+            self._values["loss"] = LossAcceptance.from_json(item.value)
         elif key == keys.settings:
             self._values["settings"] = ClusterSettings.from_json(item.value)
         elif key == keys.status:

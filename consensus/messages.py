@@ -133,6 +133,8 @@ def routing_to_message(
         controller=controller,
         cluster_uid=cluster_uid,
         paused=paused,
+        lost_slots=routing.lost,
+        restoring=routing.restoring.checkpoint if routing.restoring.slots else "",
     )
 
 
@@ -163,6 +165,7 @@ def routing_from_message(message: cluster_pb2.GetClusterResponse) -> RoutingTabl
             term_of_slot=np.array(message.term_of_slot, dtype=np.uint64),
             birth_of_slot=np.ones(len(order), dtype=np.uint64),
             generation=message.generation,
+            lost=tuple(message.lost_slots),
         )
     except InvalidRequest as error:
         raise ProtocolError(str(error)) from error

@@ -30,6 +30,7 @@ from backstay.consensus.node_reports import CaughtUp, NodeReport
 from backstay.consensus.routing import (
     GONE_MAX,
     NO_MASTER,
+    NOBODY,
     NOT_RESTORING,
     REPLICAS_MAX,
     SLOT_COUNT_MAX,
@@ -41,6 +42,7 @@ from backstay.errors import InvalidRequest
 
 __all__ = [
     "GONE_MAX",
+    "NOBODY",
     "NOT_RESTORING",
     "NO_MASTER",
     "CaughtUp",
@@ -78,6 +80,7 @@ EventKind = Literal[
     "handed_over",
     "unavailable",
     "lost",
+    "loss_accepted",
     "restoring",
     "restored",
 ]

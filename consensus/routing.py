@@ -28,6 +28,7 @@ from backstay.errors import InvalidRequest
 
 __all__ = [
     "GONE_MAX",
+    "NOBODY",
     "NOT_RESTORING",
     "NO_MASTER",
     "REPLICAS_MAX",
@@ -72,6 +73,10 @@ class SlotReplicas(NamedTuple):
         return self.synced + self.catching_up
 
 
+# Of a slot that nobody holds.
+NOBODY = SlotReplicas(NO_MASTER)
+
+
 class Restoring(NamedTuple):
     """Slots whose content is to come from a checkpoint before their masters serve them.
 
@@ -105,6 +110,9 @@ class RoutingTable:
         generation: Grows whenever some slot lost all its copies and began anew.
         gone: Instances known for sure to be dead, oldest first.
         restoring: Slots that wait for their content from a checkpoint.
+        lost: Slots that lost all their copies and wait for a decision, in ascending order: nobody
+            holds them, and nobody serves them before a checkpoint is restored or the loss is
+            accepted.
         sets: The distinct values in ``replicas_of_slot``, in the order of their first slot.
         set_of_slot: int64 [slot_count], read-only: index into ``sets``.
         master_of_slot: int64 [slot_count], read-only: index into ``nodes``, or ``NO_MASTER``.
@@ -119,6 +127,7 @@ class RoutingTable:
     generation: int = 0
     gone: tuple[int, ...] = ()
     restoring: Restoring = NOT_RESTORING
+    lost: tuple[int, ...] = ()
     sets: tuple[SlotReplicas, ...] = field(init=False)
     set_of_slot: NDArray[np.int64] = field(init=False)
     master_of_slot: NDArray[np.int64] = field(init=False)
@@ -158,6 +167,7 @@ class RoutingTable:
             and self.nodes == other.nodes
             and self.gone == other.gone
             and self.restoring == other.restoring
+            and self.lost == other.lost
             and self.replicas_of_slot == other.replicas_of_slot
             and np.array_equal(self.term_of_slot, other.term_of_slot)
             and np.array_equal(self.birth_of_slot, other.birth_of_slot)
@@ -189,6 +199,7 @@ class RoutingTable:
                 "term_of_slot": self.term_of_slot.tolist(),
                 "birth_of_slot": self.birth_of_slot.tolist(),
                 "restoring": self.restoring._asdict(),
+                "lost": list(self.lost),
             }
         )
 
@@ -199,7 +210,7 @@ class RoutingTable:
         Raises:
             InvalidRequest: It is not such a text.
         """
-        parts = parse_fields(_WHAT, text, _ROUTING_FIELDS)
+        parts = parse_fields(_WHAT, text, _ROUTING_FIELDS, {"lost": []})
         if parts["format"] != ROUTING_FORMAT:
             raise InvalidRequest(
                 f"{_WHAT}: format {parts['format']}, this version reads {ROUTING_FORMAT} only"
@@ -220,6 +231,7 @@ class RoutingTable:
             generation=parts["generation"],
             gone=tuple(whole_numbers_of(_WHAT, "gone", parts["gone"])),
             restoring=_restoring_of(parts["restoring"]),
+            lost=tuple(whole_numbers_of(_WHAT, "lost", parts["lost"])),
         )
 
     def _check_numbers(self) -> None:
@@ -237,6 +249,16 @@ class RoutingTable:
         restored = self.restoring.slots
         if list(restored) != sorted(set(restored)) or (restored and restored[-1] >= count):
             raise InvalidRequest(f"{_WHAT}: restoring names a slot twice, or one of {count} on")
+        self._check_lost(restored)
+
+    def _check_lost(self, restored: Sequence[int]) -> None:
+        lost = self.lost
+        if list(lost) != sorted(set(lost)) or (lost and lost[-1] >= self.slot_count):
+            raise InvalidRequest(f"{_WHAT}: lost names a slot twice, or one that does not exist")
+        if not set(lost).isdisjoint(restored):
+            raise InvalidRequest(f"{_WHAT}: a slot is both lost and restoring")
+        if any(self.replicas_of_slot[slot] != NOBODY for slot in lost):
+            raise InvalidRequest(f"{_WHAT}: somebody holds a slot that is lost")
 
     def _check_nodes(self) -> None:
         if not 1 <= len(self.nodes) <= NODE_COUNT_MAX:
@@ -269,6 +291,7 @@ _ROUTING_FIELDS: Mapping[str, type] = {
     "term_of_slot": list,
     "birth_of_slot": list,
     "restoring": dict,
+    "lost": list,
 }
 _RESTORING_FIELDS: Mapping[str, type] = {"url": str, "checkpoint": str, "slots": list}
 

@@ -19,7 +19,7 @@ from backstay.settings import check, load, setting
 __all__ = ["ClusterSettings", "SettingText", "SettingsRecord"]
 
 SETTINGS_FORMAT = 1
-ON_SLOT_LOSS = ("empty", "restore")
+ON_SLOT_LOSS = ("restore", "restore-lost", "wait")
 # A relative path would be another folder on each node.
 _URL = re.compile(r"/.*|[a-z][a-z0-9+.-]*://.+|", re.DOTALL)
 _PASSWORD = re.compile(r"[^/]*://[^/]*:[^/]*@")
@@ -89,9 +89,11 @@ class ClusterSettings:
         minimum=0, maximum=2**40,
     )  # fmt: skip
     on_slot_loss: str = setting(
-        "empty",
-        "What becomes of slots that lost all their copies: empty (they begin anew) or restore "
-        "(they come back from the newest checkpoint).",
+        "restore",
+        "What becomes of the cluster when slots lost all their copies: restore (all slots go back "
+        "to the newest checkpoint), restore-lost (only those that were lost; jobs fail) or wait "
+        "(nobody serves them before an operator restores a checkpoint or accepts the loss). Where "
+        "there is no checkpoint, they wait.",
     )
     moves_at_once: int = setting(
         256,
@@ -133,7 +135,6 @@ class ClusterSettings:
         for name, needs_it in (
             ("checkpoint_every_s", config.checkpoint_every_s > 0),
             ("checkpoint_every_pushes", config.checkpoint_every_pushes > 0),
-            ("on_slot_loss", config.on_slot_loss == "restore"),
         ):
             if needs_it:
                 value = getattr(config, name)
@@ -221,6 +222,9 @@ class SettingsRecord:
         outer = fields_of(what, document, expected)
         if outer["format"] != SETTINGS_FORMAT:
             raise InvalidRequest(f"{what}: this version reads format {SETTINGS_FORMAT} only")
+        # Of before slots that are lost waited: it was what nobody had chosen.
+        if outer["settings"].get("on_slot_loss") == "empty":
+            del outer["settings"]["on_slot_loss"]
         known = {item.name for item in fields(ClusterSettings)}
         for name in outer["settings"]:
             if name not in known:

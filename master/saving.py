@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from backstay.checkpoint.remote import RestoreState
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.json_fields import fields_of
 from backstay.course.rounds import RoundId
@@ -198,12 +199,10 @@ class Saving:
         why = why_inexact(change, restore)
         if change == "lost":
             self._note_inexact(why)
-            newest = job.state.checkpoint or "a checkpoint"
             job.end(
                 "failed",
-                f"{why}, so what was trained on is not in the model any more. Restore {newest} "
-                "(pserverctl checkpoint restore) and start the job again: it goes on from there. "
-                "Or begin with --fresh",
+                f"{why}, so what was trained on is not in the model any more. "
+                f"{_what_to_do(job.state.checkpoint)}",
             )
             return True
         try:
@@ -213,8 +212,11 @@ class Saving:
             reason = f"its progress cannot follow the restore of the cluster: {error}"
             job.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
             return True
+        cause = _cause(restore)
+        job.note_trouble("loss", cause if restore.lost else "")
         log.warning(
-            "the cluster was restored: %s",
+            "%s: %s",
+            cause,
             "the job goes on from the progress that was saved with the checkpoint"
             if progress is not None
             else "the checkpoint is from before the job, so the job begins anew",
@@ -308,6 +310,27 @@ class _Tries:
     def next_pause_s(self) -> float:
         self._pause_s = min(2 * self._pause_s, TRY_PAUSE_MAX_S)
         return self._pause_s
+
+
+def _cause(restore: RestoreState) -> str:
+    """Return why the rows are those of a checkpoint, and from when."""
+    if not restore.lost:
+        return f"the cluster was restored from {restore.id}"
+    slots = "1 slot" if restore.lost == 1 else f"{restore.lost} slots"
+    return f"{slots} lost all copies: all goes on from {restore.id} of {restore.created}"
+
+
+def _what_to_do(checkpoint: str) -> str:
+    """Return how a job whose rows are lost is helped."""
+    if not checkpoint:
+        return (
+            "The job has no checkpoint: accept the loss (pserverctl slots accept-loss) and begin "
+            "with --fresh"
+        )
+    return (
+        f"Restore {checkpoint} (pserverctl checkpoint restore) and start the job again: it goes on "
+        "from there. Or begin with --fresh"
+    )
 
 
 def _noted(job: Job) -> RowsIdentity:

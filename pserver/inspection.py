@@ -119,6 +119,7 @@ class ClusterInspection(ClusterChannels):
             "term_max": int(routing.term_of_slot.max()),
             "slots_without_master": int((routing.master_of_slot == NO_MASTER).sum()),
             "slots_short_of_copies": slots_short_of_copies(routing),
+            "slots_lost": len(routing.lost),
             "slots_catching_up": sum(node["catching_up_slots"] for node in nodes),
             "controller": answer.controller or None,
             "cluster_status": health.cluster_status,
@@ -128,6 +129,7 @@ class ClusterInspection(ClusterChannels):
             "plan": _said(nodes, "plan"),
             "checkpoint": _said(nodes, "checkpoint"),
             "saving": _said(nodes, "saving"),
+            "loss": _said(nodes, "loss"),
             "healthy": health.cluster_status == "OK" and serve,
             "nodes": nodes,
         }
@@ -201,6 +203,19 @@ class ClusterInspection(ClusterChannels):
             )
         )
         return {"trainers": [_trainer(one) for one in answer.trainers]}
+
+    def accept_loss(self, version: int) -> int:
+        """Let slots begin anew, empty, that were lost up to a routing version; return how many.
+
+        Raises:
+            ServerUnavailable: None of the endpoints answers, or none reaches the store.
+        """
+        answer = self.first_answer(
+            lambda channel: cluster_pb2_grpc.ClusterServiceStub(channel).AcceptLoss(
+                cluster_pb2.AcceptLossRequest(routing_version=version), timeout=self.timeout_s
+            )
+        )
+        return answer.slots
 
     def tables(self) -> dict[str, Any]:
         """Return the tables, with rows and bytes summed over the nodes that answer."""

@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TypeVar
 
 from backstay import _native
@@ -41,6 +42,7 @@ from backstay.pserver.cluster_settings import SettingsKeeper
 from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.event_log import read_events
 from backstay.pserver.handover import slots_to_hand_over
+from backstay.pserver.losses import accept_loss
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
@@ -195,6 +197,9 @@ class Node:
             on_dismissed=self.stop,
         )
         self._cluster_service.read_events = lambda: read_events(opened.store, self._keys)
+        self._cluster_service.accept_loss = partial(
+            accept_loss, opened.store, self._keys, self._mirror
+        )
         self._checkpoint_service.parts = self._member.checkpoints
         self._settings_service.keeper = SettingsKeeper(opened.store, self._keys)
 

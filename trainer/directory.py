@@ -26,6 +26,7 @@ from backstay._proto.v1 import (
 from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
+from backstay.consensus.checkpoint_records import loss_in_words
 from backstay.consensus.messages import routing_from_message
 from backstay.errors import (
     BackstayError,
@@ -90,12 +91,21 @@ class ClusterInfo:
         cluster_uid: What tells it from others of that name.
         routing: Its nodes, and the master of each slot.
         paused: Why nothing new is to begin at present; empty while it may.
+        restoring: Id of the checkpoint that slots are being loaded from; empty if there are none.
     """
 
     cluster_id: str
     cluster_uid: str
     routing: RoutingTable
     paused: str = ""
+    restoring: str = ""
+
+    @property
+    def loss(self) -> str:
+        """What becomes of slots that lost all their copies, in words; empty if there are none."""
+        if self.routing.lost:
+            return loss_in_words(len(self.routing.lost))
+        return f"slots go back to checkpoint {self.restoring}" if self.restoring else ""
 
     @property
     def nodes(self) -> tuple[NodeRecord, ...]:
@@ -329,4 +339,5 @@ def _info_of(response: cluster_pb2.GetClusterResponse) -> ClusterInfo:
         response.cluster_uid,
         routing_from_message(response),
         response.paused,
+        response.restoring,
     )

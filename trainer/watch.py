@@ -44,6 +44,7 @@ def set_routing(native: DataClient, info: ClusterInfo) -> bool:
         [(node.node_id, node.data_address, node.instance) for node in routing.nodes],
         np.ascontiguousarray(masters, dtype=np.uint32),
         generation=routing.generation,
+        loss=info.loss,
     )
 
 
@@ -125,8 +126,9 @@ class ClusterWatch:
         if info.routing.generation > known.routing.generation:
             _LOG.error(
                 "the cluster lost rows with all their copies (generation %d): "
-                "what this client trained on is gone",
+                "what this client trained on is gone%s",
                 info.routing.generation,
+                f": {info.loss}" if info.loss else "",
             )
         _LOG.debug("routing %d", info.routing.version)
         return True

@@ -21,6 +21,7 @@ from backstay._proto.v1 import checkpoint_pb2
 from backstay.checkpoint.manifest import Manifest, Part, SlotEntries, new_id
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
+from backstay.consensus.checkpoint_records import loss_in_words
 from backstay.consensus.records import NO_MASTER
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.errors import (
@@ -165,6 +166,8 @@ class Saver:
             )
         if snapshot.routing is None:
             raise CheckpointUnavailable("this node knows no routing yet; repeat the call")
+        if snapshot.routing.lost:
+            raise CheckpointRefused(loss_in_words(len(snapshot.routing.lost)))
         storage = await in_disk_thread(CheckpointStorage, snapshot.settings.checkpoint_url)
         for is_last in (*[False] * (CUT_TRIES_MAX - 1), True):
             try:
@@ -392,6 +395,11 @@ class Saver:
         while gathered.todo:
             snapshot = self._view.snapshot()
             assert snapshot.routing is not None
+            if lost := snapshot.routing.lost:
+                raise CheckpointUnavailable(
+                    f"{len(lost)} slots were lost or restored while it was written: nobody serves "
+                    "them"
+                )
             masters = _masters(snapshot.routing, gathered.todo)
             await _all(ask(node, slots) for node, slots in masters)
             if len(gathered.todo) < left:

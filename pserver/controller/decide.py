@@ -27,12 +27,12 @@ from backstay.pserver.controller.first_routing import (
 )
 from backstay.pserver.controller.health import health_of, health_without_routing
 from backstay.pserver.controller.inputs import STEP_SIZES, ClusterRecords, Decision, StepSizes
+from backstay.pserver.controller.losses import settle_losses
 from backstay.pserver.controller.plans import followed, progressed
 from backstay.pserver.controller.repair import add_missing, drop_surplus
 from backstay.pserver.controller.reports import follow_reports
 from backstay.pserver.controller.restoring import (
     begin_restore,
-    being_restored,
     follow_loads,
     restore_after,
 )
@@ -98,8 +98,9 @@ def _continue(records: ClusterRecords, before: RoutingTable, sizes: StepSizes) -
     records, known = replace(records, plan=plan), records.plan
     draft = Draft(records, before, sizes)
     note_members(draft)
-    fail_over(draft, records.on_loss or being_restored(records.restore))
-    begin_restore(draft, records.restore)
+    fail_over(draft, holds_rows=records.has_tables)
+    restore = settle_losses(draft, records)
+    begin_restore(draft, restore)
     follow_loads(draft, records)
     relies_on = follow_reports(draft, records)
     relieve_stopping(draft)
@@ -123,8 +124,8 @@ def _continue(records: ClusterRecords, before: RoutingTable, sizes: StepSizes) -
         plan = progressed(plan, draft, at_rest=at_rest)
     news = None if plan == known else plan
     routing, events = draft.finish()
-    health = health_of(records, routing or before)
-    restore = restore_after(draft, records.restore, before.version + 1)
+    restore = restore_after(draft, restore, before.version + 1)
+    health = health_of(replace(records, restore=restore or records.restore), routing or before)
     if routing is None:
         return Decision(None, health, events, restore=restore, plan=news)
     given_up = tuple(sorted(draft.name(number) for number in draft.given_up))

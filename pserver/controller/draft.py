@@ -62,7 +62,9 @@ class Draft:
         moves_at_once: Slots that may be on the move at one time.
         sizes: Of steps.
         full: Numbers of those who had no room for a copy a short time ago.
-        lost: Slots that were lost in this decision.
+        reborn: Slots that begin anew in this decision: whoever holds something of them holds
+            nothing that counts.
+        lost: Slots that lost all their copies and wait for a decision.
         restoring: Slots that wait for their content from a checkpoint, which is ``source``.
         given_up: Numbers of those who had them and may still live.
     """
@@ -121,7 +123,8 @@ class Draft:
         self.hosts = _host_numbers(self.processes)
         self.held: list[SlotReplicas] = list(before.replicas_of_slot)
         self.changed: dict[int, None] = {}
-        self.lost: list[int] = []
+        self.reborn: set[int] = set()
+        self.lost = set(before.lost)
         self.restoring = set(before.restoring.slots)
         self.source = before.restoring[:2]
         self.given_up: set[int] = set()
@@ -179,6 +182,16 @@ class Draft:
 
         return min(in_sync, key=weight)
 
+    def least_loaded(self) -> int | None:
+        """Return who is to take a slot that nobody holds; None: no node serves.
+
+        Those that are to leave are better than none.
+        """
+        serving = np.flatnonzero(self.serving if any(self.serving) else self.able)
+        if not serving.size:
+            return None
+        return int(serving[np.lexsort((self.copies[serving], self.masters[serving]))[0]])
+
     def put(self, slot: int, held: SlotReplicas) -> None:
         """Change who holds a slot."""
         old = self.held[slot]
@@ -193,16 +206,18 @@ class Draft:
         self.changed[slot] = None
 
     def restore(self, slot: int, url: str, checkpoint: str) -> None:
-        """Let a slot that begins anew in this decision take its content from a checkpoint.
+        """Let a slot begin anew and take its content from a checkpoint.
 
         One checkpoint at a time: slots that still wait for another one begin anew as well, to
         wait for this. Their new birth tells what is loaded from this one from what came from
         the other.
         """
         if self.restoring and self.source != (url, checkpoint):
-            self.lost += sorted(self.restoring - set(self.lost))
+            self.reborn |= self.restoring
         self.source = (url, checkpoint)
+        self.reborn.add(slot)
         self.restoring.add(slot)
+        self.lost.discard(slot)
 
     def note(self, kind: EventKind, process: int, reason: str, slot: int | None = None) -> None:
         """Remember what was decided; what agrees in all but the slot becomes one event.
@@ -234,8 +249,7 @@ class Draft:
             differs = True
             if old.master != new.master or set(old.in_sync) != set(new.in_sync):
                 terms[slot] += 1
-        for slot in self.lost:
-            births[slot] = version
+        births[sorted(self.reborn)] = version
         nodes, held = self._numbered_anew()
         # Nobody waits for what these promised. One whose id another process has taken may live
         # on for a moment, cut off from the store.
@@ -254,6 +268,8 @@ class Draft:
             and gone == self.before.gone
             and self.wanted == self.before.replicas
             and restoring == self.before.restoring
+            and not self.reborn
+            and self.lost == set(self.before.lost)
         ):
             return None, ()
         table = RoutingTable(
@@ -263,9 +279,10 @@ class Draft:
             replicas_of_slot=held,
             term_of_slot=terms,
             birth_of_slot=births,
-            generation=self.before.generation + bool(self.lost),
+            generation=self.before.generation + bool(self.reborn),
             gone=gone,
             restoring=restoring,
+            lost=tuple(sorted(self.lost)),
         )
         return table, self._events(version)
 

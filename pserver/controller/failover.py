@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from backstay.consensus.checkpoint_records import CheckpointRecord
-from backstay.consensus.records import NO_MASTER, SlotReplicas
+from backstay.consensus.records import NO_MASTER, NOBODY, SlotReplicas
 from backstay.pserver.controller.draft import Draft
 
 __all__ = ["GIVEN_UP_MAX", "fail_over", "note_members"]
@@ -34,16 +33,19 @@ def note_members(draft: Draft) -> None:
             draft.note("node_gone", number, f"{name}: {draft.state(number)}")
 
 
-def fail_over(draft: Draft, on_loss: CheckpointRecord | None = None) -> None:
+def fail_over(draft: Draft, *, holds_rows: bool = True) -> None:
     """Take absent processes out of every set, and find a master for each slot without one.
+
+    Slots that nobody can have the content of any more are lost from then on.
 
     Args:
         draft: To be changed.
-        on_loss: The checkpoint that slots without any copy come back from, if any.
+        holds_rows: Whether slots can have had any content: then losing it is a loss.
     """
     absent = {number for number, alive in enumerate(draft.alive) if not alive}
     concerned = set(draft.slots_with(absent)) if absent else set()
     concerned.update(np.flatnonzero(draft.before.master_of_slot == NO_MASTER).tolist())
+    concerned -= draft.lost
     # Without these first, so that the choice of masters sees the load that is left.
     orphans = []
     for slot in sorted(concerned):
@@ -61,7 +63,7 @@ def fail_over(draft: Draft, on_loss: CheckpointRecord | None = None) -> None:
         if present.in_sync:
             _promote(draft, slot, present)
         else:
-            _wait_or_give_up(draft, slot, present, on_loss)
+            _wait_or_give_up(draft, slot, present, holds_rows=holds_rows)
 
 
 def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
@@ -77,10 +79,8 @@ def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
     draft.note("promoted", new, f"{draft.name(new)} becomes master of {{slots}}: {was}", slot)
 
 
-def _wait_or_give_up(
-    draft: Draft, slot: int, present: SlotReplicas, on_loss: CheckpointRecord | None
-) -> None:
-    """Keep a slot for those who have its content, or declare it lost and begin anew."""
+def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas, *, holds_rows: bool) -> None:
+    """Keep a slot for those who have its content, or declare it lost."""
     held = draft.held[slot]
     candidates = tuple([number for number in held.synced if not draft.gone[number]])
     # Nobody has been served what is not loaded yet, and others can load it as well.
@@ -102,27 +102,29 @@ def _wait_or_give_up(
     if len(given_up) > GIVEN_UP_MAX:
         return  # In a later decision.
     draft.given_up = given_up
-    serving = np.flatnonzero(draft.serving if any(draft.serving) else draft.able)
-    if not serving.size:
-        # Nobody to begin anew on; the content is gone all the same.
-        empty = SlotReplicas(NO_MASTER)
-        if empty != held:
-            draft.put(slot, empty)
+    who = ", ".join(_why(draft, number) for number in held.synced) or "no copy was left"
+    if slot not in draft.restoring and holds_rows:
+        draft.put(slot, NOBODY)
+        draft.reborn.add(slot)
+        draft.lost.add(slot)
+        draft.note("lost", -1, f"DATA LOST: {{slots}} lost all copies: {who}", slot)
+        return
+    new = draft.least_loaded()
+    if new is None:
+        # Nobody to begin anew on.
+        if held != NOBODY:
+            draft.put(slot, NOBODY)
             draft.note("unavailable", -1, "{slots} without a master: no node serves", slot)
         return
-    new = int(serving[np.lexsort((draft.copies[serving], draft.masters[serving]))[0]])
     draft.put(slot, SlotReplicas(new))
-    draft.lost.append(slot)
-    who = ", ".join(_why(draft, number) for number in held.synced) or "no copy was left"
-    how = "begin anew, empty, on"
+    draft.reborn.add(slot)
     if slot in draft.restoring:
         how = f"wait for checkpoint {draft.source[1]} on"
-    elif on_loss is not None:
-        # Others that come back at this moment come from the same one: see ``Draft.restore``.
-        url, checkpoint = draft.source if draft.restoring else (on_loss.url, on_loss.id)
-        draft.restore(slot, url, checkpoint)
-        how = f"come back as checkpoint {checkpoint} has them, without what came since, on"
-    draft.note("lost", new, f"DATA LOST: {{slots}} {how} {draft.name(new)}: {who}", slot)
+        draft.note("lost", new, f"DATA LOST: {{slots}} {how} {draft.name(new)}: {who}", slot)
+    else:
+        how = "begin anew on"
+        why = f"{who}; there was no table yet, so nothing is lost"
+        draft.note("promoted", new, f"{{slots}} {how} {draft.name(new)}: {why}", slot)
 
 
 def _why(draft: Draft, process: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from backstay.consensus.checkpoint_records import RestorePlan, loss_in_words
 from backstay.consensus.records import ClusterHealthRecord, RoutingTable
 from backstay.pserver.controller.draft import counted
 from backstay.pserver.controller.inputs import ClusterRecords
@@ -49,7 +50,11 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
         reasons.append(f"{counted(len(serving), 'node')} for {wanted} copies: start more nodes")
     copies = np.array([len(held.in_sync) + 1 if held.master >= 0 else 0 for held in routing.sets])
     copies_of_slot = copies[routing.set_of_slot]
-    orphans = int(np.count_nonzero(copies_of_slot == 0))
+    lost = np.zeros(routing.slot_count, dtype=np.bool_)
+    lost[list(routing.lost)] = True
+    if routing.lost:
+        reasons.append(loss_in_words(len(routing.lost)))
+    orphans = int(np.count_nonzero((copies_of_slot == 0) & ~lost))
     if orphans:
         reasons.append(f"{counted(orphans, 'slot')} without a master: {_awaited(routing)}")
     short = int(np.count_nonzero((copies_of_slot > 0) & (copies_of_slot < wanted)))
@@ -60,20 +65,27 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
         trouble = sorted({report.load_trouble for report in records.reports.values()} - {""})
         reasons.append(
             f"{counted(len(restoring.slots), 'slot')} to be loaded from checkpoint "
-            f"{restoring.checkpoint}" + (f": {'; '.join(trouble)}" if trouble else "")
+            f"{restoring.checkpoint}{_why_restored(records.restore)}"
+            + (f": {'; '.join(trouble)}" if trouble else "")
         )
     births = routing.birth_of_slot
     anew = (births > 1) & ((births == routing.version) | (copies_of_slot < wanted))
     if records.restore is not None:
         # Those were not lost, but given up for a checkpoint.
         anew &= births != (records.restore.version or routing.version)
-    lost = int(np.count_nonzero(anew))
-    if lost:
+    anew_count = int(np.count_nonzero(anew & ~lost))
+    if anew_count:
         reasons.append(
-            f"{counted(lost, 'slot')} lost all copies and began anew "
+            f"{counted(anew_count, 'slot')} lost all copies and began anew "
             f"(generation {routing.generation})"
         )
     return ClusterHealthRecord("UNHEALTHY" if reasons else "OK", "; ".join(reasons), nodes)
+
+
+def _why_restored(plan: RestorePlan | None) -> str:
+    if plan is None or not plan.lost or plan.state == "done":
+        return ""
+    return f" of {plan.created}, because {counted(plan.lost, 'slot')} lost all copies"
 
 
 def _awaited(routing: RoutingTable) -> str:

@@ -57,8 +57,11 @@ class ClusterRecords:
             given time to come back with their memory. It delays nothing but the declaration
             of a slot as lost; empty means that a lease that is over is enough for that.
         restore: A restore that was asked for, None if none ever was.
-        on_loss: The checkpoint that slots which lost all copies are to come back from; None: they
-            begin anew, empty.
+        on_loss: The checkpoint that the cluster goes back to when slots lost all their copies;
+            None: such slots wait for a decision.
+        lost_only: Whether only the slots that were lost go back to it.
+        accepted: The routing version up to which an operator has accepted losses; 0: none.
+        has_tables: Whether there are tables. Without, slots that lost all copies held nothing.
         plan: The resize, drain or rebalance that was asked for last; None before the first.
         plan_overdue: Whether the plan has waited for nodes for longer than it is to.
         bytes_of_slot: The size of each slot's rows, [slot_count]; None if it is not known. It
@@ -74,6 +77,9 @@ class ClusterRecords:
     waiting: frozenset[int] = frozenset()
     restore: RestorePlan | None = None
     on_loss: CheckpointRecord | None = None
+    lost_only: bool = False
+    accepted: int = 0
+    has_tables: bool = True
     plan: ResizePlan | None = None
     plan_overdue: bool = False
     bytes_of_slot: NDArray[np.uint64] | None = None

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.records import NO_MASTER, SlotReplicas
-from backstay.pserver.controller.draft import Draft
+from backstay.pserver.controller.draft import Draft, counted
 from backstay.pserver.controller.inputs import ClusterRecords
 
 __all__ = ["begin_restore", "being_restored", "follow_loads", "restore_after"]
@@ -24,17 +24,19 @@ def begin_restore(draft: Draft, plan: RestorePlan | None) -> None:
     serving = [number for number, one in enumerate(serves) if one]
     if plan is None or plan.state != "requested" or not serving:
         return
+    why = ""
+    if plan.lost:
+        why = f" of {plan.created}: {counted(plan.lost, 'slot')} lost all copies"
     for slot in plan.slots or range(draft.before.slot_count):
         master = draft.held[slot].master
         if master == NO_MASTER or not draft.alive[master]:
             master = min(serving, key=lambda number: (draft.masters[number], number))
         draft.put(slot, SlotReplicas(master))
-        draft.lost.append(slot)
         draft.restore(slot, plan.url, plan.checkpoint)
         draft.note(
             "restoring",
             master,
-            f"{draft.name(master)} is to load {{slots}} from checkpoint {plan.checkpoint}",
+            f"{draft.name(master)} is to load {{slots}} from checkpoint {plan.checkpoint}{why}",
             slot,
         )
 
@@ -47,7 +49,7 @@ def being_restored(plan: RestorePlan | None) -> CheckpointRecord | None:
     """
     if plan is None or plan.state != "loading" or plan.slots:
         return None
-    return CheckpointRecord(plan.url, plan.checkpoint, "")
+    return CheckpointRecord(plan.url, plan.checkpoint, plan.created)
 
 
 def follow_loads(draft: Draft, records: ClusterRecords) -> None:
@@ -59,7 +61,7 @@ def follow_loads(draft: Draft, records: ClusterRecords) -> None:
             # The birth tells a load that was asked for by this table from any older one.
             if (
                 slot in waiting
-                and slot not in draft.lost
+                and slot not in draft.reborn
                 and birth == int(before.birth_of_slot[slot])
                 and before.replicas_of_slot[slot].master == reporter
             ):

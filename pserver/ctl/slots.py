@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
 import click
@@ -30,7 +31,11 @@ EXAMPLES = examples(
     "pserverctl --endpoint 127.0.0.1:7000 slots",
     "pserverctl slots --slot 17",
     "pserverctl slots --json | jq '.slots[] | select(.master == null)'",
+    "pserverctl slots accept-loss",
 )
+# The controller decides within milliseconds; one that is elected meanwhile takes longer.
+ACCEPT_LIMIT_S = 10.0
+LOOK_S = 0.1
 LEGEND = (
     "a cell: the letters of the node that is master of {what}; "
     "+ a copy is catching up, - copies are missing, ! no master"
@@ -41,17 +46,20 @@ COLOURS = (
 )
 
 
-@click.command(epilog=EXAMPLES)
+@click.group(invoke_without_command=True, epilog=EXAMPLES)
 @json_option("Print one JSON object, on one line.")
 @click.option(
     "--slot", type=click.IntRange(min=0), help="Only this slot: its term, birth and replicas."
 )
-@click.pass_obj
-def slots(given: Given, slot: int | None, as_json: bool) -> None:
+@click.pass_context
+def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
     """Show who holds what: the nodes with their slots, and a map of all slots.
 
     The exit code is 1 if a slot has no master or fewer copies in sync than wanted.
     """
+    if context.invoked_subcommand is not None:
+        return
+    given: Given = context.obj
     if slot is not None:
         report = ask(given, lambda inspection: inspection.slot(slot), as_json=as_json)
         if as_json:
@@ -70,6 +78,61 @@ def slots(given: Given, slot: int | None, as_json: bool) -> None:
     sys.exit(EXIT_UNHEALTHY if report["slots_short_of_copies"] else 0)
 
 
+@slots.command(
+    "accept-loss",
+    epilog=examples("pserverctl slots accept-loss", "pserverctl slots accept-loss --yes --json"),
+)
+@json_option()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def accept_loss(given: Given, yes: bool, as_json: bool) -> None:
+    """Let slots that lost all their copies begin anew, empty.
+
+    Without a checkpoint to restore, this is what lets the cluster serve again. What they held is
+    given up for good: restore a checkpoint instead (pserverctl checkpoint restore) if there is one.
+    """
+    routing = ask(given, ClusterInspection.routing, as_json=as_json)
+    lost = len(routing.lost)
+    if lost and not yes:
+        click.confirm(
+            f"Give up for good what {lost} of {routing.slot_count} slots held? (--yes: do not ask)",
+            abort=True,
+            err=True,
+        )
+    report = {"accepted": 0, "slots_lost": 0, "routing_version": routing.version}
+    if lost:
+        report = ask(
+            given, lambda inspection: _accept(inspection, routing.version), as_json=as_json
+        )
+    if as_json:
+        print_json(report)
+    elif not lost:
+        click.echo("no slot waits for a decision")
+    elif report["slots_lost"]:
+        click.echo(f"{report['slots_lost']} slots still wait: pserverctl status says what for")
+    else:
+        click.echo(
+            f"{report['accepted']} slots begin anew, empty; the copies on other nodes are being "
+            "made: pserverctl status"
+        )
+    sys.exit(EXIT_UNHEALTHY if report["slots_lost"] else 0)
+
+
+def _accept(inspection: ClusterInspection, version: int) -> dict[str, int]:
+    """Accept the loss and wait a little while for the controller to carry it out."""
+    accepted = inspection.accept_loss(version)
+    deadline_s = time.monotonic() + ACCEPT_LIMIT_S
+    while True:
+        routing = inspection.routing()
+        if not routing.lost or time.monotonic() > deadline_s:
+            return {
+                "accepted": accepted,
+                "slots_lost": len(routing.lost),
+                "routing_version": routing.version,
+            }
+        time.sleep(LOOK_S)
+
+
 def slots_report(routing: RoutingTable) -> dict[str, Any]:
     """Return who holds what as a JSON object."""
     ids = [node.node_id for node in routing.nodes]
@@ -80,6 +143,7 @@ def slots_report(routing: RoutingTable) -> dict[str, Any]:
         "slot_count": routing.slot_count,
         "replicas": routing.replicas,
         "slots_without_master": int((routing.master_of_slot == NO_MASTER).sum()),
+        "slots_lost": len(routing.lost),
         "slots_short_of_copies": slots_short_of_copies(routing),
         "slots_catching_up": sum(role["catching_up"] for role in roles.values()),
         "nodes": [

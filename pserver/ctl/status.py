@@ -14,7 +14,7 @@ from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, js
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 from backstay.pserver.inspection import ClusterInspection
 
-__all__ = ["status"]
+__all__ = ["loss_text", "status"]
 
 EXAMPLES = examples(
     "pserverctl --endpoint 127.0.0.1:7000 status",
@@ -60,6 +60,8 @@ def _show(report: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     click.echo(f"plan: {_plan_text(report['plan'])}; checkpoint: {_checkpoint_text(report)}")
+    if report["loss"] is not None:
+        click.echo(f"loss: {loss_text(report['loss'])}")
     if report["reason"]:
         # Not as markup: the text comes from the network.
         click.echo(f"{report['cluster_status']}: {report['reason']}")
@@ -104,6 +106,20 @@ def _plan_text(plan: dict[str, Any] | None) -> str:
             f", {plan['moves_total'] - plan['moves_left']} of {plan['moves_total']} copies moved"
         )
     return text
+
+
+def loss_text(loss: dict[str, Any]) -> str:
+    """Return what was lost, and from when the cluster goes on."""
+    slots = "1 slot" if loss["slots"] == 1 else f"{loss['slots']} slots"
+    text = f"{slots} lost all copies (routing {loss['routing_version']}); "
+    if loss["state"] == "waits":
+        return text + "they wait for a decision"
+    if loss["state"] == "accepted":
+        return text + f"accepted {loss['time']}, they began anew, empty"
+    goes = "all slots go on" if loss["state"] == "restored" else "all slots go back"
+    since = f" of {loss['created']}" if loss["created"] else ""
+    word = "from" if loss["state"] == "restored" else "to"
+    return text + f"{goes} {word} {loss['checkpoint']}{since}"
 
 
 def _checkpoint_text(report: dict[str, Any]) -> str:

@@ -157,9 +157,10 @@ def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
     )
     yield _gauge("cluster_nodes", "Nodes whose lease is alive.", len(snapshot.members))
     routing = snapshot.routing
-    roles, orphans = NO_ROLES, 0
+    roles, orphans, lost, restoring = NO_ROLES, 0, 0, 0
     if routing is not None:
         orphans = int((routing.master_of_slot == NO_MASTER).sum())
+        lost, restoring = len(routing.lost), len(routing.restoring.slots)
         if any(node.instance == own.instance for node in routing.nodes):
             roles = roles_of_nodes(routing)[own.node_id]
     yield _gauges(
@@ -169,8 +170,18 @@ def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
         "cluster_slots_without_master", "Slots of the cluster that nobody serves.", orphans
     )
     yield _gauge(
+        "cluster_slots_lost",
+        "Slots that lost all their copies and wait for a decision; nobody serves them.",
+        lost,
+    )
+    yield _gauge(
+        "cluster_slots_restoring",
+        "Slots that are not served before they are loaded from a checkpoint.",
+        restoring,
+    )
+    yield _gauge(
         "routing_generation",
-        "Grows when slots lost all their copies and began anew, empty.",
+        "Grows when slots lost all their copies, and when a checkpoint is restored.",
         routing.generation if routing is not None else 0,
     )
 

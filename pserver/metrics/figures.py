@@ -240,5 +240,30 @@ class ControlFigures:
             "checkpoint": None
             if newest is None
             else {"id": newest.id, "created": newest.created, "url": newest.url},
+            "loss": _loss(snapshot),
             "saving": None if snapshot.save is None else snapshot.save.id,
         }
+
+
+def _loss(snapshot: ClusterSnapshot) -> dict[str, Any] | None:
+    """Return the last loss of slots with all their copies, and what became of it."""
+    routing, plan, accepted = snapshot.routing, snapshot.restore, snapshot.loss
+    if routing is not None and routing.lost:
+        first = min(int(routing.birth_of_slot[slot]) for slot in routing.lost)
+        return {"state": "waits", "slots": len(routing.lost), "routing_version": first}
+    if plan is not None and plan.lost and (accepted is None or plan.version > accepted.version):
+        return {
+            "state": "restored" if plan.state == "done" else "restoring",
+            "slots": plan.lost,
+            "routing_version": plan.version,
+            "checkpoint": plan.checkpoint,
+            "created": plan.created,
+        }
+    if accepted is None:
+        return None
+    return {
+        "state": "accepted",
+        "slots": accepted.slots,
+        "routing_version": accepted.version,
+        "time": accepted.time,
+    }

@@ -245,6 +245,8 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
             generation=generation,
             done_generation=plan.generation,
             slots=len(plan.slots),
+            created=plan.created,
+            lost_slots=plan.lost,
         )
 
     def _joined(self) -> CheckpointParts:

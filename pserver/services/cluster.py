@@ -48,6 +48,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         self._cluster_uid = cluster_uid
         # Set when the node has a store to read them from.
         self.read_events: Callable[[], Awaitable[Sequence[Event]]] | None = None
+        self.accept_loss: Callable[[int], Awaitable[int]] | None = None
         self._started_s = time.monotonic()
         self._stopping = asyncio.Event()
         self._answer: tuple[ClusterSnapshot, cluster_pb2.GetClusterResponse] | None = None
@@ -178,6 +179,17 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             # Every row is read: not in the event loop.
             slots=await asyncio.to_thread(self._slot_digests),
         )
+
+    async def AcceptLoss(  # noqa: N802
+        self,
+        request: cluster_pb2.AcceptLossRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> cluster_pb2.AcceptLossResponse:
+        """Let slots that lost all their copies begin anew."""
+        if self.accept_loss is None:
+            raise ServerUnavailable(f"{self._own().node_id} has not joined a cluster yet")
+        slots = await self.accept_loss(request.routing_version)
+        return cluster_pb2.AcceptLossResponse(slots=slots)
 
     def _slot_digests(self) -> list[cluster_pb2.SlotDigest]:
         digests = []

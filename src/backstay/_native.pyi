@@ -281,6 +281,7 @@ class DataClient:
         master_of_slot: NDArray[np.uint32],
         *,
         generation: int = 0,
+        loss: str = "",
     ) -> bool:
         """Go by this routing table, also in the calls that wait.
 
@@ -289,6 +290,7 @@ class DataClient:
             servers: (node id, data address, instance); instance 0 takes the first process met.
             master_of_slot: Indexes into ``servers``, or 4294967295 for a slot without a master.
             generation: If it is above that of the client's first table, calls raise StateLost.
+            loss: What becomes of slots that lost all their copies, for messages.
 
         Returns:
             Whether it is newer.

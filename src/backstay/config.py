@@ -227,7 +227,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
     return_grace_ms: int = setting(
         30_000,
         "Time a node that was lost without evidence that its process ended may come back before "
-        "slots of which only it has a copy begin anew, empty.",
+        "slots of which only it has a copy are taken for lost.",
         minimum=0,
         maximum=86_400_000,
     )

@@ -15,11 +15,12 @@ from typing import Literal, TypeVar
 
 from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
-from backstay.config import SecurityConfig
+from backstay.config import ClientConfig, SecurityConfig
 from backstay.consensus.messages import routing_from_message
 from backstay.consensus.records import RoutingTable
 from backstay.errors import BackstayError
 from backstay.pserver.free_ports import free_ports
+from backstay.pserver.inspection import ClusterInspection
 from tests.chaos.network import Host, Network
 from tests.chaos.processes import NodeProcess
 from tests.chaos.store_hosts import EtcdHosts
@@ -205,6 +206,23 @@ class ChaosCluster:
             NotYet: It did not come to that in time.
         """
         self.wait_until(lambda: self.in_sync_problem(), limit_s)
+
+    def accept_loss(self) -> None:
+        """Wait until slots have lost all their copies, and accept that, as an operator does.
+
+        Raises:
+            NotYet: None has in time.
+        """
+
+        def problem() -> str:
+            routing = self.routing()
+            if not routing.lost:
+                return "rows are gone, and no slot waits for a decision"
+            with ClusterInspection(",".join(self.endpoints), ClientConfig()) as inspection:
+                inspection.accept_loss(routing.version)
+            return ""
+
+        self.wait_until(problem, IN_SYNC_LIMIT_S)
 
     def wait_until(self, problem: Callable[[], str], limit_s: float) -> None:
         """Wait until a function returns an empty text.

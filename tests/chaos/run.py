@@ -163,8 +163,8 @@ def run_restart(stage: Stage, *, clean: bool) -> StageResult:
     """Stop or kill all nodes at once and start them again, while trainers push.
 
     Rows live in memory, so they are gone. What must hold: every trainer is told, none goes on
-    as if nothing had been, and the cluster works for those that begin anew. The verdict is on
-    these.
+    as if nothing had been, nobody is served before the loss is accepted, and then the cluster works
+    for those that begin anew. The verdict is on these.
     """
     result = StageResult(stage)
     with under_load(stage, result) as arena:
@@ -183,6 +183,7 @@ def run_restart(stage: Stage, *, clean: bool) -> StageResult:
             node.start()
         for node in cluster.nodes:
             node.wait_ready()
+        cluster.accept_loss()
         cluster.wait_in_sync()
         if cluster.routing().generation <= generation:
             raise NotYet("rows are gone, but the generation is as before")

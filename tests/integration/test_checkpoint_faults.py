@@ -204,7 +204,7 @@ def test_slots_that_are_lost_while_a_checkpoint_is_written_are_in_none(tmp_path:
             saving = Saving(asked, kind="full")
             wait_for_file(tmp_path, f"ckpt-*/{part_of(asked, 1)}*.tmp")
             cluster.kill(1)
-            # Its slots begin anew, empty: as part of a checkpoint they would hide the loss.
+            # Its slots come back from the one before: as part of this they would hide the loss.
             failure = saving.failure()
         assert isinstance(failure, CheckpointUnavailable)
         assert "were lost or restored while it was written" in str(failure)
@@ -299,7 +299,6 @@ def replicas_equal(endpoint: str) -> bool:
 def test_a_node_that_dies_while_it_loads(tmp_path: Path, replicas: int) -> None:
     with waiting(tmp_path, replicas=replicas) as (cluster, let_come):
         # Also what it has loaded already must come again, if there is one copy.
-        configure(cluster.endpoints[0], "on_slot_loss=restore")
         cluster.kill(3)
         wait_until(
             lambda: len(ask_cluster(cluster.endpoints[0]).nodes) == 3, "others have its slots"
@@ -337,7 +336,6 @@ def test_what_was_restored_is_what_lost_slots_come_back_from(tmp_path: Path) -> 
     more = {"replicas": 1}
     with LocalCluster(2, settings=settings(tmp_path, **more)) as cluster:
         endpoint = cluster.endpoints[0]
-        configure(endpoint, "on_slot_loss=restore")
         with Client(cluster.endpoints) as client:
             fill(client)
             ones = np.full((len(KEYS), 1), -1.0)

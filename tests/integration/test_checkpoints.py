@@ -216,7 +216,6 @@ def test_slots_that_lose_their_only_copy_come_back_from_the_newest_checkpoint(
             fill(client)
             before = content(client)
             client.checkpoints.save()
-        assert ctl(cluster, "config", "set", "on_slot_loss=restore").exit_code == 0
         # ps-0 keeps the coordination store.
         cluster.kill(1)
         cluster.restart(1)

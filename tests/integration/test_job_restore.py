@@ -84,7 +84,7 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
 
 
 # What takes the place of lost slots, nothing or what a checkpoint has, is not what was trained.
-@pytest.mark.parametrize("on_slot_loss", ["empty", "restore"])
+@pytest.mark.parametrize("on_slot_loss", ["wait", "restore-lost"])
 def test_rows_that_are_lost_fail_the_job_and_a_restore_lets_it_go_on(
     tmp_path: Path,
     plain_environment: dict[str, str],

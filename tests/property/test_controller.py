@@ -60,6 +60,9 @@ class World:
         self.overdue = False
         self.restore: RestorePlan | None = None
         self.on_loss: CheckpointRecord | None = None
+        self.lost_only = False
+        self.has_tables = True
+        self.accepted = 0
         # What processes have loaded: by instance, slot and birth, the checkpoint that it is from.
         self.loaded: dict[tuple[int, int, int], str] = {}
         self.checkpoints = 0
@@ -190,6 +193,11 @@ class World:
         slots = tuple(range(0, count, 2)) if some else ()
         self.restore = RestorePlan("/ckpt", f"ckpt-{self.checkpoints:06d}-abcdef", slots)
 
+    def accept_loss(self) -> None:
+        """Accept what is lost by now, as an operator does who has seen the table."""
+        if self.routing is not None and self.routing.lost:
+            self.accepted = self.routing.version
+
     def load(self, number: int) -> None:
         """Let a process load every other slot that the table wants of it."""
         member = self.members.get(f"ps-{number}") or self.paused.get(f"ps-{number}")
@@ -217,6 +225,9 @@ class World:
             plan_overdue=self.overdue,
             restore=self.restore,
             on_loss=self.on_loss,
+            lost_only=self.lost_only,
+            accepted=self.accepted,
+            has_tables=self.has_tables,
         )
 
     def decide(self) -> bool:
@@ -241,6 +252,7 @@ class World:
         else:
             self.check(self.routing, after)
             self.check_restoring(self.routing, after)
+            self.check_lost(self.routing, after)
         self.routing = after
         self.restore = decision.restore or self.restore
         if self.restore is not None and self.restore.state == "done":
@@ -269,7 +281,7 @@ class World:
             elif reborn[slot]:
                 assert not old_synced & living
                 assert not (old_synced - dead) & self.waiting
-            elif master(after, slot) is not None:
+            elif master(after, slot) is not None and slot not in before.lost:
                 assert master(after, slot) in old_synced
             assert not instances(after, new.holders) & dead
             names = [after.nodes[number].node_id for number in new.holders]
@@ -306,6 +318,24 @@ class World:
                 # What it loaded counts like a push that nobody else has.
                 self.acknowledged[slot] = self.has[slot, loader] = 1
                 assert not after.replicas_of_slot[slot].in_sync
+
+    def check_lost(self, before: RoutingTable, after: RoutingTable) -> None:
+        """What is lost is nobody's until somebody says what is to become of it."""
+        for slot in range(after.slot_count):
+            reborn = after.birth_of_slot[slot] != before.birth_of_slot[slot]
+            served = master(after, slot) is not None and slot not in after.restoring.slots
+            if reborn and served:
+                # Nothing begins anew by itself, but where there can have been nothing.
+                assert not self.has_tables
+            elif slot in before.lost and served:
+                assert not reborn
+                assert not self.has_tables or int(before.birth_of_slot[slot]) <= self.accepted
+            if slot in after.lost:
+                assert not after.replicas_of_slot[slot].holders
+        if self.on_loss is not None and set(after.lost) - set(before.lost):
+            # Only while nobody could take them, or something else had been asked for.
+            serving = [one for one in self.members.values() if one.instance not in after.gone]
+            assert not serving or self.restore is not None
 
     def follow(self, after: RoutingTable) -> None:
         """Let each process drop what the table does not give it."""
@@ -347,7 +377,9 @@ STEPS = st.lists(
         st.tuples(st.just("cancel"), st.just(0)),
         st.tuples(st.just("restore"), st.integers(0, 1)),
         st.tuples(st.just("load"), st.integers(0, NODES - 1)),
-        st.tuples(st.just("on loss"), st.integers(0, 1)),
+        st.tuples(st.just("on loss"), st.integers(0, 2)),
+        st.tuples(st.just("accept"), st.just(0)),
+        st.tuples(st.just("tables"), st.integers(0, 1)),
     ),
     max_size=30,
 )
@@ -384,6 +416,11 @@ def play(world: World, steps: list[tuple[str, int]]) -> None:
         elif what == "on loss":
             newest = CheckpointRecord("/ckpt", "ckpt-000999-abcdef", "")
             world.on_loss = newest if number else None
+            world.lost_only = number == 2
+        elif what == "accept":
+            world.accept_loss()
+        elif what == "tables":
+            world.has_tables = bool(number)
         elif world.members:
             world.decide()
 
@@ -404,6 +441,7 @@ def test_every_decision_is_safe_and_decisions_settle(
     play(world, steps)
     if not world.members:
         world.start(0)
+    world.has_tables = True
     # Without any report: it comes to rest as well.
     world.reports.clear()
     for _ in range(20 + slots):
@@ -416,11 +454,17 @@ def test_every_decision_is_safe_and_decisions_settle(
     world.settle()
     if world.routing is None:
         return
+    if world.routing.lost:
+        assert world.on_loss is None
+        assert decide(world.records()).health.cluster_status == "UNHEALTHY"
+        world.accept_loss()
+        world.settle()
     check_settled(world, world.routing)
 
 
 def check_settled(world: World, routing: RoutingTable) -> None:
     assert not routing.restoring.slots
+    assert not routing.lost
     assert world.restore is None or world.restore.state == "done"
     living = sorted(
         {one.instance for one in world.members.values()} - world.gone - set(routing.gone)

@@ -48,6 +48,8 @@ class Checkpoints:
         self._cluster = cluster
         self._random = Random(f"checkpoints {seed}")
         self.restores_lost = self._random.random() < 0.5
+        # Whether only what was lost comes back, and all else goes on.
+        self.lost_only = Random(f"lost only {seed}").random() < 0.5
         # Restores of some slots only are among those that are asked for.
         self._some_slots = True
         self._saved: list[dict[int, SavedSlot]] = []

@@ -17,6 +17,7 @@ from tests.sim.faults import Faults
 from tests.sim.history import History
 from tests.sim.job_worker import JobWorker
 from tests.sim.jobs import JobBook, JobCheckpoints, SlowJobCheckpoints
+from tests.sim.losses import LossOperator
 from tests.sim.network import Network
 from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
@@ -122,6 +123,7 @@ class Cluster:
         self._token = 0
         self._instance = 0
         self.checkpoints: Checkpoints | None = None
+        self._losses = LossOperator(self, seed)
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
@@ -193,11 +195,22 @@ class Cluster:
                 self.history.slot_lost(slot)
                 if self.checkpoints is not None:
                     self.checkpoints.reborn(routing, slot)
+        self._check_lost(routing)
+        self._losses.look(routing)
         self.queue.counts["routing_changes"] += 1
         self.routings.append(routing)
         self.queue.log("store", lambda: f"routing {routing.version}: {'; '.join(reasons)}")
         self.queue.log("store", lambda: f"{routing.to_json()}")
         self._check_in_sync()
+
+    def _check_lost(self, routing: RoutingTable) -> None:
+        """What began anew was lost on purpose, comes from a checkpoint, or is nobody's yet."""
+        if not self.routings:
+            return
+        before = self.routings[-1]
+        for slot in np.flatnonzero(routing.birth_of_slot != before.birth_of_slot).tolist():
+            if slot not in routing.lost and slot not in routing.restoring.slots:
+                self.fail(f"slot {slot} began anew, empty, in routing {routing.version}")
 
     # Checks
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
+from backstay.consensus.checkpoint_records import CheckpointRecord, LossAcceptance, RestorePlan
 from backstay.consensus.node_records import MemberRecord
 from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import ClusterConfig, NodeReport, RoutingTable
@@ -35,6 +35,7 @@ from backstay.pserver.controller import (
 )
 from tests.sim.checkpoints import NEWEST, RESTORE
 from tests.sim.events import MS, S
+from tests.sim.losses import LOSS
 from tests.sim.plans import PLAN
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class _Read:
         self.restore = RestorePlan.from_json(restore.value) if restore else None
         self.restore_revision = restore.mod_revision if restore else 0
         self.newest = CheckpointRecord.from_json(newest.value) if newest else None
+        loss = state.get(LOSS)
+        self.accepted = LossAcceptance.from_json(loss.value).version if loss else 0
 
 
 class Candidate:
@@ -234,6 +237,8 @@ class Candidate:
                 plan_overdue=overdue,
                 restore=read.restore,
                 on_loss=read.newest if restores_lost else None,
+                lost_only=checkpoints is not None and checkpoints.lost_only,
+                accepted=read.accepted,
             ),
             FEW_SLOTS,
         )

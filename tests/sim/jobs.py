@@ -287,6 +287,7 @@ class JobCheckpoints(Checkpoints):
         super().__init__(cluster, seed)
         # The progress of a job goes with all slots; allowed all the same, it must say so.
         self._some_slots = cluster.allows_inexact
+        self.lost_only = self.lost_only and cluster.allows_inexact
 
     def _save(self) -> None:
         if self._cluster.routings and self._cluster.store.is_up:

@@ -57,10 +57,9 @@ def test_a_record_that_cannot_be_right_is_refused(text: str, says: str) -> None:
         ({"moves_at_once": "many"}, r"moves_at_once: 'many' is not a whole number"),
         ({"checkpoint_keep_last": ""}, r"checkpoint_keep_last: '' is not a whole number"),
         ({"move_at_once": "8"}, r"move_at_once: no such setting; did you mean 'moves_at_once'\?"),
-        ({"on_slot_loss": "panic"}, r"on_slot_loss: 'panic' is not one of empty, restore"),
+        ({"on_slot_loss": "panic"}, r"on_slot_loss: 'panic' is not one of restore, restore-lost,"),
         ({"checkpoint_url": "points"}, r"checkpoint_url: 'points' is neither an absolute path"),
         ({"checkpoint_every_s": "600"}, r"checkpoint_every_s: 600 needs checkpoint_url, which is"),
-        ({"on_slot_loss": "restore"}, r"on_slot_loss: restore needs checkpoint_url, which is"),
     ],
 )
 def test_a_wrong_change_names_setting_value_and_what_is_allowed(
@@ -82,10 +81,16 @@ def test_a_password_is_refused_and_not_repeated() -> None:
 
 
 def test_a_change_leaves_the_others_as_they_are() -> None:
-    changed = SET.changed({"checkpoint_every_s": "60", "on_slot_loss": "restore"})
+    changed = SET.changed({"checkpoint_every_s": "60", "on_slot_loss": "wait"})
     assert changed == ClusterSettings(
-        checkpoint_url="s3://b/p", checkpoint_every_s=60, moves_at_once=8, on_slot_loss="restore"
+        checkpoint_url="s3://b/p", checkpoint_every_s=60, moves_at_once=8, on_slot_loss="wait"
     )
+
+
+def test_a_record_of_before_lost_slots_waited_has_the_default() -> None:
+    old = SET.to_json().replace('"on_slot_loss":"restore"', '"on_slot_loss":"empty"')
+    assert "empty" in old
+    assert ClusterSettings.from_json(old) == SET
 
 
 def test_arguments_of_config_set() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from backstay.consensus.checkpoint_records import CheckpointRecord
 from backstay.consensus.records import (
     GONE_MAX,
     NO_MASTER,
@@ -249,10 +250,10 @@ def test_many_who_are_given_up_are_given_up_in_several_decisions() -> None:
     holders = {n for held in table(before).sets for n in held.synced if n != 0}
     assert given_up == {table(before).nodes[number].node_id for number in holders}
     assert len(given_up) > GIVEN_UP_MAX
-    assert all(held.synced == (0,) for held in table(left).replicas_of_slot)
+    assert all(held.synced in ((0,), ()) for held in table(left).replicas_of_slot)
 
 
-def test_slots_that_lost_all_copies_begin_anew_and_say_so_loudly() -> None:
+def test_slots_that_lost_all_copies_wait_for_a_decision_and_say_so_loudly() -> None:
     before = cluster()
     both = without(before, 1, 2)
     decision = decide(both)
@@ -266,15 +267,62 @@ def test_slots_that_lost_all_copies_begin_anew_and_say_so_loudly() -> None:
     assert lost
     assert new.generation == 1
     assert np.flatnonzero(new.birth_of_slot == 2).tolist() == lost
-    assert set(new.master_of_slot.tolist()) == {0}
+    assert list(new.lost) == lost
+    assert np.flatnonzero(new.master_of_slot == NO_MASTER).tolist() == lost
     events = [event for event in decision.events if event.kind == "lost"]
     assert sum(event.slot_count for event in events) == len(lost)
     assert all(event.reason.startswith("DATA LOST") for event in events)
-    assert f"{len(lost)} slots lost all copies" in decision.health.reason
-    # Two losses later it is the second generation.
+    assert f"{len(lost)} slots lost all copies and wait for a decision" in decision.health.reason
+    # Whoever comes, nobody takes them, and all else goes on.
     back = settled(replace(both, routing=new, members=members(member(0), member(1, 999))))
+    assert list(table(back).lost) == lost
+    assert decide(back).health.cluster_status == "UNHEALTHY"
+    kept = [held for held in table(back).replicas_of_slot if held.master != NO_MASTER]
+    assert len(kept) == SLOTS - len(lost)
+    assert all(len(held.synced) == 2 for held in kept)
+    # Two losses later it is the second generation.
     gone = after(replace(without(back, 0, 1), members=members(member(2, 888))))
     assert table(gone).generation == 2
+    assert len(table(gone).lost) == SLOTS
+
+
+def test_a_loss_that_is_accepted_lets_its_slots_begin_anew_and_no_later_one() -> None:
+    lost = after(without(cluster(), 1, 2))
+    first, version = table(lost).lost, table(lost).version
+    assert decide(replace(lost, accepted=version - 1)).routing is None
+    accepted = replace(lost, accepted=version)
+    decision = decide(accepted)
+    new = decision.routing
+    assert new is not None
+    assert new.lost == ()
+    assert set(new.master_of_slot.tolist()) == {0}
+    # They were lost once: what was served since the loss is not lost now.
+    assert new.generation == 1
+    assert np.array_equal(new.birth_of_slot, table(lost).birth_of_slot)
+    (event,) = [event for event in decision.events if event.kind == "loss_accepted"]
+    assert event.slot_count == len(first)
+    whole = settled(replace(accepted, routing=new, members=members(member(0), member(1, 999))))
+    assert decide(whole).health.cluster_status == "OK"
+    again = after(replace(whole, members=members(member(2, 888))))
+    assert len(table(again).lost) == SLOTS
+
+
+def test_slots_of_a_cluster_without_tables_are_not_lost() -> None:
+    fresh = replace(cluster(replicas=1), has_tables=False)
+    decision = decide(without(fresh, 1))
+    assert decision.routing is not None
+    assert decision.routing.lost == ()
+    assert NO_MASTER not in decision.routing.master_of_slot
+    assert not [event for event in decision.events if event.kind == "lost"]
+
+
+def test_a_backup_in_sync_is_promoted_and_nothing_is_lost_while_it_lives() -> None:
+    newest = CheckpointRecord("/ckpt", "ckpt-000009-0a0b0c", "2026-01-01T00:00:00Z")
+    decision = decide(replace(without(cluster(), 1), on_loss=newest))
+    assert decision.routing is not None
+    assert decision.routing.lost == ()
+    assert decision.routing.restoring.slots == ()
+    assert decision.restore is None
 
 
 def test_a_slot_waits_for_a_process_that_may_come_back_with_its_memory() -> None:
@@ -311,12 +359,18 @@ def test_nobody_to_begin_anew_on() -> None:
     nobody = replace(before, members=members(member(0, 900, status="starting")))
     waits = after(nobody)
     assert set(table(waits).master_of_slot.tolist()) == {NO_MASTER}
-    assert table(waits).generation == 0
+    assert table(waits).generation == 1
     assert decide(waits).routing is None
-    assert "no node serves" in decide(waits).health.reason
-    serves = after(replace(waits, members=members(member(0, 900))))
+    assert decide(replace(waits, accepted=2)).routing is None
+    assert "wait for a decision" in decide(waits).health.reason
+    serves = after(replace(waits, members=members(member(0, 900)), accepted=2))
     assert set(table(serves).master_of_slot.tolist()) == {0}
     assert table(serves).generation == 1
+    # Nothing is lost where there was nothing; it takes a node that serves all the same.
+    empty = after(replace(nobody, has_tables=False))
+    assert table(empty).lost == ()
+    assert table(empty).generation == 0
+    assert "no node serves" in decide(empty).health.reason
 
 
 def test_two_faults_in_a_row() -> None:

@@ -156,18 +156,62 @@ def test_slots_without_a_copy_come_back_from_the_newest_checkpoint_if_asked(
     slots = [slot for slot, held in enumerate(table(before).replicas_of_slot) if held.master == 1]
     assert decision.routing.generation == 1
     event = next(event for event in decision.events if event.kind == "lost")
+    assert "5 slots lost all copies: ps-1: the process is gone" in event.reason
     if on_loss is None:
         assert decision.routing.restoring.slots == ()
-        assert "begin anew, empty" in event.reason
-    else:
-        assert decision.routing.restoring == ("/ckpt", NEWEST.id, tuple(slots))
-        assert f"come back as checkpoint {NEWEST.id} has them" in event.reason
+        assert decision.routing.lost == tuple(slots)
+        assert decision.restore is None
+        return
+    # All of them, so that everything is of one time; and the choice is written down.
+    assert decision.routing.restoring == ("/ckpt", NEWEST.id, tuple(range(SLOTS)))
+    assert decision.restore == RestorePlan(
+        "/ckpt", NEWEST.id, (), "loading", 2, created=NEWEST.created, lost=5
+    )
+    assert (
+        f"16 slots to be loaded from checkpoint {NEWEST.id} of {NEWEST.created}, because 5 slots "
+        "lost all copies" in decision.health.reason
+    )
+    # It is made once: another checkpoint that comes meanwhile changes nothing.
+    newer = replace(NEWEST, id="ckpt-000010-0a0b0c")
+    going = replace(written(lost), on_loss=newer)
+    assert decide(going).restore is None
+    done = written(loaded(going, tuple(range(SLOTS))))
+    assert done.restore == replace(decision.restore, state="done", generation=1)
+    assert table(done).restoring.slots == ()
+
+
+def test_only_the_slots_that_were_lost_come_back_if_that_is_asked_for() -> None:
+    before = cluster(replicas=1)
+    dead = table(before).nodes[1].instance
+    lost = replace(without(before, 1), gone=frozenset({dead}), on_loss=NEWEST, lost_only=True)
+    decision = decide(lost)
+    assert decision.routing is not None
+    slots = [slot for slot, held in enumerate(table(before).replicas_of_slot) if held.master == 1]
+    assert decision.routing.restoring == ("/ckpt", NEWEST.id, tuple(slots))
+    assert decision.restore is None
+    (event, *_) = [event for event in decision.events if event.kind == "restoring"]
+    assert f"come back as checkpoint {NEWEST.id} has them" in event.reason
+
+
+def test_slots_that_wait_for_a_decision_come_back_when_restoring_is_chosen() -> None:
+    waits = written(without(cluster(), 1, 2))
+    assert table(waits).lost
+    records = written(replace(waits, on_loss=NEWEST))
+    assert table(records).lost == ()
+    assert len(table(records).restoring.slots) == SLOTS
+    by_hand = written(replace(waits, restore=PLAN))
+    assert table(by_hand).lost == ()
+    assert table(by_hand).restoring.checkpoint == PLAN.checkpoint
+    some = table(waits).lost[:1]
+    records = written(replace(waits, restore=replace(PLAN, slots=some)))
+    assert table(records).lost == table(waits).lost[1:]
+    assert table(records).restoring.slots == some
 
 
 def test_another_checkpoint_gives_all_that_still_wait_a_new_birth() -> None:
     before = cluster(replicas=1)
     dead = table(before).nodes[1].instance
-    lost = replace(without(before, 1), gone=frozenset({dead}), on_loss=NEWEST)
+    lost = replace(without(before, 1), gone=frozenset({dead}), on_loss=NEWEST, lost_only=True)
     records = written(lost)
     waiting = table(records).restoring.slots
     late = loaded(records, waiting).reports

@@ -20,6 +20,7 @@ from backstay.consensus.records import (
     ControllerRecord,
     NodeReport,
     RoutingTable,
+    TableRecord,
 )
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import CoordinationStore, KeyValue, Put, Txn
@@ -32,6 +33,7 @@ from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
 from backstay.pserver.record_watch import RecordWatch
 from backstay.pserver.slot_sizes import SlotSizes
+from backstay.tables import TableSpec
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import (
     CONFIG,
@@ -259,7 +261,9 @@ def test_slots_come_back_from_no_checkpoint_that_may_be_removed() -> None:
 
     async def scenario(backend: MemoryBackend) -> None:
         store = await new_cluster(backend)
-        settings = ClusterSettings(checkpoint_url="/root", on_slot_loss="restore")
+        settings = ClusterSettings(checkpoint_url="/root")
+        spec = TableSpec.sparse("t", dim=1)
+        await store.put(KEYS.table("t"), TableRecord(spec.to_json(), 1).to_json())
         await store.put(KEYS.settings, settings.to_json())
         await store.put(KEYS.checkpoint, CheckpointRecord("/root", "old", "then").to_json())
         for index in (0, 1):

@@ -181,6 +181,7 @@ def test_the_stored_form_is_the_one_that_the_data_server_reads() -> None:
         "set_of_slot": [0, 1, 2, 0],
         "term_of_slot": [1, 2, 3, 4],
         "birth_of_slot": [1, 1, 5, 1],
+        "lost": [],
         "restoring": {"url": "/ckpt", "checkpoint": "ckpt-000001-abcdef", "slots": [1, 3]},
     }
 

@@ -336,6 +336,23 @@ fn a_silent_read_says_so_at_its_deadline() {
 }
 
 #[test]
+fn slots_that_wait_for_a_decision_are_said_to() {
+    let (_server, named) = server(1);
+    let servers = [named];
+    let client = client_of(&servers);
+    let mut lost = routing(2, &servers, |_| NO_MASTER);
+    lost.loss = "64 slots wait for a decision".into();
+    client.set_routing(lost);
+    block_on(async {
+        let text = count(&client, &[1], BRIEF).await.unwrap_err().to_string();
+        assert!(
+            text.contains("no master as of routing 2: 64 slots wait for a decision"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
 fn a_silent_server_rings_for_a_look_at_the_cluster() {
     let silent = peer(1, |_| Act::Ignore);
     block_on(async {
@@ -361,8 +378,11 @@ fn lost_slots_fail_what_waits_and_what_comes_after() {
     wait_until("it was asked", || {
         silent.requests.load(Ordering::SeqCst) > 0
     });
-    let lost = Routing::of(2, 1, servers.to_vec(), &[0; SLOTS as usize]).unwrap();
+    let mut lost = Routing::of(2, 1, servers.to_vec(), &[0; SLOTS as usize]).unwrap();
+    lost.loss = "slots go back to a checkpoint".into();
     client.set_routing(lost);
+    // What became of them is told also when a newer routing says it no more.
+    client.set_routing(Routing::of(3, 1, servers.to_vec(), &[0; SLOTS as usize]).unwrap());
     let begun = Instant::now();
     for outcome in [
         runtime.block_on(waiting).unwrap(),
@@ -372,6 +392,10 @@ fn lost_slots_fail_what_waits_and_what_comes_after() {
         let error = outcome.unwrap_err();
         assert!(matches!(error, ClientError::StateLost { .. }), "{error:?}");
         assert!(error.to_string().contains("generation 1"), "{error}");
+        assert!(
+            error.to_string().contains("go back to a checkpoint"),
+            "{error}"
+        );
     }
     assert!(begun.elapsed() < AT_ONCE);
 }

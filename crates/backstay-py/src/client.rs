@@ -159,8 +159,9 @@ impl DataClient {
 
     /// Go by this routing table, also in the calls that wait; false if it is not newer than the
     /// one that is known. `servers` are (node id, data address, instance); of each slot the
-    /// index of its master is given, or 4294967295 if it has none.
-    #[pyo3(signature = (version, servers, master_of_slot, *, generation=0))]
+    /// index of its master is given, or 4294967295 if it has none; `loss` says what becomes of
+    /// slots that lost all their copies.
+    #[pyo3(signature = (version, servers, master_of_slot, *, generation=0, loss=""))]
     fn set_routing(
         &self,
         py: Python<'_>,
@@ -168,6 +169,7 @@ impl DataClient {
         servers: Vec<(String, String, u64)>,
         master_of_slot: PyReadonlyArray1<'_, u32>,
         generation: u64,
+        loss: &str,
     ) -> PyResult<bool> {
         let servers = servers
             .into_iter()
@@ -177,8 +179,9 @@ impl DataClient {
                 instance,
             });
         let masters = master_of_slot.as_slice()?;
-        let routing = Routing::of(version, generation, servers.collect(), masters)
+        let mut routing = Routing::of(version, generation, servers.collect(), masters)
             .map_err(|error| from_client(py, &error))?;
+        routing.loss = loss.into();
         Ok(self.client.set_routing(routing))
     }
 

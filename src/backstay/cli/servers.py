@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,6 +173,28 @@ def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:
             "checkpoint.url to the folder of its checkpoints"
         )
     return newest[0] if newest and not fresh else "no"
+
+
+def accept_loss(endpoints: Sequence[str], config: ClientConfig) -> str:
+    """Let slots of a cluster begin anew that are lost for good, for a job that begins from nothing.
+
+    Where the cluster has a checkpoint, that is its operators' choice: nothing is done.
+
+    Returns:
+        What was done, for people; empty if nothing was.
+
+    Raises:
+        ServerUnavailable: No node answers, or none reaches the store.
+    """
+    with ClusterInspection(",".join(endpoints), config) as inspection:
+        report = inspection.status()
+        if not report["slots_lost"] or report["checkpoint"] is not None:
+            return ""
+        slots = inspection.accept_loss(report["routing_version"])
+    return (
+        f"{slots} slots had lost all copies, and there is no checkpoint: they begin anew, empty "
+        "(--fresh)"
+    )
 
 
 class _OwnServers:

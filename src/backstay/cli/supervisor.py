@@ -28,7 +28,7 @@ from backstay.cli.last_status import StatusFile
 from backstay.cli.master_process import MasterProcess
 from backstay.cli.metrics_log import MetricsLog, figures_of
 from backstay.cli.progress import Show
-from backstay.cli.servers import JobServers, job_servers
+from backstay.cli.servers import JobServers, accept_loss, job_servers
 from backstay.cli.stop_signals import StopSignals
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.consensus.job_records import OVER_STATES
@@ -241,6 +241,8 @@ class Supervisor:
         """Return the state in which the job ended, and why."""
         spec = self._spec
         if self._fresh:
+            if said := accept_loss(servers.endpoints, servers.config):
+                self._show.say(said)
             forget(servers, spec.name, stops.wait)
         spec_path = self._log_dir / "job.json"
         is_known = not self._fresh and goes_on(servers, spec.name, stops.wait)

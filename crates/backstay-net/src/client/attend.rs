@@ -57,8 +57,10 @@ impl Leg<'_> {
         let version = routing.version;
         if self.link.is_some() {
             format!("the master of {name}: {reason}; waiting for it or for routing newer than {version}")
-        } else {
+        } else if routing.loss.is_empty() {
             format!("{name} without a master; waiting for routing newer than {version}")
+        } else {
+            format!("{name} without a master: {}", routing.loss)
         }
     }
 }

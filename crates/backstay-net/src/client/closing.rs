@@ -105,7 +105,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Option<(String, String)>, ClientError> {
         if !routing.is_complete() {
-            let reason = format!("slots have no master as of routing {}", routing.version);
+            let reason = format!("slots have {}", routing.no_master());
             return Ok(Some((String::new(), reason)));
         }
         let mut asked = Vec::new();

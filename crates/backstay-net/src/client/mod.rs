@@ -105,6 +105,8 @@ pub struct Client {
     /// The generation of the first routing: whose rows are relied on.
     first_generation: AtomicU64,
     state_lost: AtomicBool,
+    /// What became of the rows that are lost, as the routing said that told of it.
+    loss: Mutex<String>,
     /// The client's own stream.
     pushes: Arc<PushQueue>,
     /// Those of tasks, with something under way or a handle in use.
@@ -127,6 +129,7 @@ impl Client {
             links: Mutex::default(),
             first_generation: AtomicU64::new(0),
             state_lost: AtomicBool::new(false),
+            loss: Mutex::default(),
             buffers: Arc::new(BufferPool::new(SPARE_BYTES)),
             waits: Waits::default(),
             closed: AtomicBool::new(false),
@@ -148,6 +151,7 @@ impl Client {
             }
             // Before anybody sees the routing: who goes by it relies on other rows.
             if routing.generation > self.first_generation.load(Ordering::Acquire) {
+                self.loss.lock().clone_from(&routing.loss);
                 self.state_lost.store(true, Ordering::Release);
             }
             *known = Some(Arc::clone(&routing));
@@ -241,10 +245,12 @@ impl Client {
         }
         let generation = self.newest().map_or(0, |routing| routing.generation);
         let first = self.first_generation.load(Ordering::Acquire);
+        let loss = self.loss.lock();
+        let became = if loss.is_empty() { "" } else { ": " };
         Err(ClientError::StateLost {
             reason: format!(
-                "the cluster lost its rows of some slots, with every copy, and began them anew, \
-                 empty (generation {generation}, this client began with {first})"
+                "the cluster lost its rows of some slots, with every copy (generation \
+                 {generation}, this client began with {first}){became}{loss}"
             ),
         })
     }

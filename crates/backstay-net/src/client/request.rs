@@ -151,7 +151,13 @@ impl Request {
     ) -> Result<(), ClientError> {
         client.check_generation()?;
         let Some(link) = self.link.clone() else {
-            let reason = format!("no master as of routing {}", self.version);
+            let reason = client
+                .newest()
+                .filter(|routing| routing.version == self.version)
+                .map_or_else(
+                    || format!("no master as of routing {}", self.version),
+                    |routing| routing.no_master(),
+                );
             self.missed(client, reason, false);
             return Ok(());
         };

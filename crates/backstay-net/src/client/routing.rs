@@ -36,6 +36,8 @@ pub struct Routing {
     pub version: u64,
     /// Grows whenever some slot lost all its copies and began anew, empty.
     pub generation: u64,
+    /// What becomes of slots that lost all their copies, in words; empty if there are none.
+    pub loss: String,
     /// The cluster's slots.
     pub space: SlotSpace,
     /// The processes that slots refer to.
@@ -100,11 +102,22 @@ impl Routing {
         Ok(Self {
             version,
             generation,
+            loss: String::new(),
             space,
             servers,
             rank_of_slot,
             server_of_rank,
         })
+    }
+
+    /// Why slots have no master, for messages.
+    pub(crate) fn no_master(&self) -> String {
+        let loss = if self.loss.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", self.loss)
+        };
+        format!("no master as of routing {}{loss}", self.version)
     }
 
     /// Whether every slot has a master.

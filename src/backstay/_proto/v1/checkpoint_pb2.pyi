@@ -444,6 +444,8 @@ class GetRestoreResponse(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     DONE_GENERATION_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    LOST_SLOTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Empty: nothing was ever restored; the generation is told nevertheless."""
     url: _builtins.str
@@ -462,6 +464,10 @@ class GetRestoreResponse(_message.Message):
     """What it was when this restore was done; 0 before. Less than now: slots were lost since."""
     slots: _builtins.int
     """How many slots this restore is of, if not of all; 0: all."""
+    created: _builtins.str
+    """When the checkpoint was begun; empty if that is not known."""
+    lost_slots: _builtins.int
+    """How many slots had lost all their copies, which is why; 0: somebody asked for it."""
     def __init__(
         self,
         *,
@@ -474,10 +480,12 @@ class GetRestoreResponse(_message.Message):
         generation: _builtins.int = ...,
         done_generation: _builtins.int = ...,
         slots: _builtins.int = ...,
+        created: _builtins.str = ...,
+        lost_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_generation", b"done_generation", "generation", b"generation", "id", b"id", "slots", b"slots", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "done_generation", b"done_generation", "generation", b"generation", "id", b"id", "lost_slots", b"lost_slots", "slots", b"slots", "slots_left", b"slots_left", "state", b"state", "trouble", b"trouble", "url", b"url", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,6 +142,8 @@ class GetClusterResponse(_message.Message):
     CONTROLLER_FIELD_NUMBER: _builtins.int
     CLUSTER_UID_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    LOST_SLOTS_FIELD_NUMBER: _builtins.int
+    RESTORING_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     slot_count: _builtins.int
     """A power of two, fixed when the cluster is created."""
@@ -164,6 +166,8 @@ class GetClusterResponse(_message.Message):
     """
     paused: _builtins.str
     """Why trainers are to begin nothing new at present; empty while they may."""
+    restoring: _builtins.str
+    """Id of the checkpoint that slots are being loaded from; empty if there are none."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]: ...
     @_builtins.property
@@ -184,6 +188,10 @@ class GetClusterResponse(_message.Message):
     def term_of_slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each slot, its term. Length: slot_count."""
 
+    @_builtins.property
+    def lost_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Slots that lost all their copies and wait for a decision: nobody serves them. Ascending."""
+
     def __init__(
         self,
         *,
@@ -202,10 +210,12 @@ class GetClusterResponse(_message.Message):
         controller: _builtins.str = ...,
         cluster_uid: _builtins.str = ...,
         paused: _builtins.str = ...,
+        lost_slots: _abc.Iterable[_builtins.int] | None = ...,
+        restoring: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uid", b"cluster_uid", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "paused", b"paused", "replica_sets", b"replica_sets", "replicas", b"replicas", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_uid", b"cluster_uid", "controller", b"controller", "generation", b"generation", "health", b"health", "health_reason", b"health_reason", "lost_slots", b"lost_slots", "master_of_slot", b"master_of_slot", "nodes", b"nodes", "paused", b"paused", "replica_sets", b"replica_sets", "replicas", b"replicas", "restoring", b"restoring", "routing_version", b"routing_version", "set_of_slot", b"set_of_slot", "slot_count", b"slot_count", "term_of_slot", b"term_of_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,6 +273,46 @@ class WatchClusterRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchClusterRequest: _TypeAlias = WatchClusterRequest  # noqa: Y015
+
+@_typing.final
+class AcceptLossRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTING_VERSION_FIELD_NUMBER: _builtins.int
+    routing_version: _builtins.int
+    """That of the answer that the caller has seen: what was lost later is not accepted."""
+    def __init__(
+        self,
+        *,
+        routing_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["routing_version", b"routing_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptLossRequest: _TypeAlias = AcceptLossRequest  # noqa: Y015
+
+@_typing.final
+class AcceptLossResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: _builtins.int
+    slots: _builtins.int
+    """Slots that begin anew for it; 0: none was lost up to that version."""
+    def __init__(
+        self,
+        *,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptLossResponse: _TypeAlias = AcceptLossResponse  # noqa: Y015
 
 @_typing.final
 class GetSlotRequest(_message.Message):

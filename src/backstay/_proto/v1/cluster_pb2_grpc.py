@@ -64,6 +64,11 @@ class ClusterServiceStub:
                 request_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.FromString,
                 _registered_method=True)
+        self.AcceptLoss = channel.unary_unary(
+                '/backstay.v1.ClusterService/AcceptLoss',
+                request_serializer=backstay_dot_v1_dot_cluster__pb2.AcceptLossRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_cluster__pb2.AcceptLossResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer:
@@ -115,6 +120,14 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcceptLoss(self, request, context):
+        """Lets slots that lost all their copies begin anew, empty. UNAVAILABLE while the coordination
+        store does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +160,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.GetSlotDigests,
                     request_deserializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.SerializeToString,
+            ),
+            'AcceptLoss': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptLoss,
+                    request_deserializer=backstay_dot_v1_dot_cluster__pb2.AcceptLossRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_cluster__pb2.AcceptLossResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +329,33 @@ class ClusterService:
             '/backstay.v1.ClusterService/GetSlotDigests',
             backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsRequest.SerializeToString,
             backstay_dot_v1_dot_cluster__pb2.GetSlotDigestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptLoss(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backstay.v1.ClusterService/AcceptLoss',
+            backstay_dot_v1_dot_cluster__pb2.AcceptLossRequest.SerializeToString,
+            backstay_dot_v1_dot_cluster__pb2.AcceptLossResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,10 @@ class ClusterServiceStub:
     """What the node that is asked holds of each slot, with a digest to compare replicas by.
     Reads all rows: for checks, not for every second.
     """
+    AcceptLoss: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.AcceptLossRequest, _cluster_pb2.AcceptLossResponse]
+    """Lets slots that lost all their copies begin anew, empty. UNAVAILABLE while the coordination
+    store does not answer.
+    """
 
 @_typing.type_check_only
 class ClusterServiceAsyncStub(ClusterServiceStub):
@@ -77,6 +81,10 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     GetSlotDigests: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetSlotDigestsRequest, _cluster_pb2.GetSlotDigestsResponse]  # type: ignore[assignment]
     """What the node that is asked holds of each slot, with a digest to compare replicas by.
     Reads all rows: for checks, not for every second.
+    """
+    AcceptLoss: _aio.UnaryUnaryMultiCallable[_cluster_pb2.AcceptLossRequest, _cluster_pb2.AcceptLossResponse]  # type: ignore[assignment]
+    """Lets slots that lost all their copies begin anew, empty. UNAVAILABLE while the coordination
+    store does not answer.
     """
 
 class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -134,6 +142,16 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_cluster_pb2.GetSlotDigestsResponse, _abc.Awaitable[_cluster_pb2.GetSlotDigestsResponse]]:
         """What the node that is asked holds of each slot, with a digest to compare replicas by.
         Reads all rows: for checks, not for every second.
+        """
+
+    @_abc_1.abstractmethod
+    def AcceptLoss(
+        self,
+        request: _cluster_pb2.AcceptLossRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.AcceptLossResponse, _abc.Awaitable[_cluster_pb2.AcceptLossResponse]]:
+        """Lets slots that lost all their copies begin anew, empty. UNAVAILABLE while the coordination
+        store does not answer.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

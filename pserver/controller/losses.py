@@ -1,0 +1,73 @@
+"""Slots that lost all their copies: what becomes of them, decided once for all of them.
+
+They come back from one checkpoint, by default together with all other slots, so that the model
+and the progress that was saved with it are of one time. Where there is no checkpoint, or where
+they are not to be restored by themselves, nobody holds and nobody serves them until an operator
+restores one or accepts the loss.
+"""
+
+from __future__ import annotations
+
+from backstay.consensus.checkpoint_records import RestorePlan
+from backstay.consensus.records import SlotReplicas
+from backstay.pserver.controller.draft import Draft
+from backstay.pserver.controller.inputs import ClusterRecords
+from backstay.pserver.controller.restoring import being_restored
+
+__all__ = ["settle_losses"]
+
+
+def settle_losses(draft: Draft, records: ClusterRecords) -> RestorePlan | None:
+    """Let slots that are lost come back from a checkpoint, or begin anew if that is accepted.
+
+    Returns:
+        The restore that is to be followed: the one of the records, or a new one that has yet to
+        be begun.
+    """
+    plan = records.restore
+    _begin_accepted(draft, records.accepted, has_tables=records.has_tables)
+    new = draft.least_loaded()
+    if not draft.lost or new is None or (plan is not None and plan.state == "requested"):
+        # What was asked for comes first; what it leaves is settled by the next decision.
+        return plan
+    again = being_restored(plan)
+    checkpoint = again or records.on_loss
+    if checkpoint is None:
+        return plan
+    if again is None and not records.lost_only:
+        return RestorePlan(
+            checkpoint.url, checkpoint.id, created=checkpoint.created, lost=len(draft.lost)
+        )
+    # Those that come back at this moment come from the same one: see ``Draft.restore``.
+    url, name = draft.source if draft.restoring else (checkpoint.url, checkpoint.id)
+    for slot in sorted(draft.lost):
+        new = draft.least_loaded()
+        assert new is not None
+        draft.put(slot, SlotReplicas(new))
+        draft.restore(slot, url, name)
+        draft.note(
+            "restoring",
+            new,
+            f"{{slots}} that lost all copies come back as checkpoint {name} has them, without "
+            f"what came since, on {draft.name(new)}",
+            slot,
+        )
+    return plan
+
+
+def _begin_accepted(draft: Draft, accepted: int, *, has_tables: bool) -> None:
+    """Let slots begin anew, empty, whose loss is accepted, or that can have held nothing."""
+    births = draft.before.birth_of_slot
+    waiting = draft.lost - draft.reborn
+    for slot in sorted(waiting):
+        if has_tables and int(births[slot]) > accepted:
+            continue
+        new = draft.least_loaded()
+        if new is None:
+            return
+        draft.put(slot, SlotReplicas(new))
+        draft.lost.discard(slot)
+        why = "an operator has accepted the loss" if has_tables else "there is no table"
+        draft.note(
+            "loss_accepted", new, f"{{slots}} begin anew, empty, on {draft.name(new)}: {why}", slot
+        )
