@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from backstay import errors
 from backstay._native import slots_of
 from backstay.config import ClientConfig
+from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, Adam, Clip, TableSpec, Uniform, Zeros
 from backstay.trainer import Client, Table
@@ -346,6 +348,9 @@ def test_a_server_that_comes_back_empty_is_not_trained_on() -> None:
             client.pull(table, keys)
         with pytest.raises((errors.StateLost, errors.OutcomeUnknown)):
             client.push(table, keys, ones(200))
+        # Nobody is served what is lost before somebody has accepted that.
+        accept = ["--endpoint", cluster.endpoints[0], "slots", "accept-loss", "--yes"]
+        assert CliRunner().invoke(pserverctl, accept).exit_code == 0
         # Another client meets the new server, which has learned its tables from its peer.
         with Client(cluster.endpoints[1]) as fresh:
             owner = before.master_of_slot[slots_of(keys.astype(np.uint64), before.slot_count)]
