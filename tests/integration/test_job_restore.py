@@ -175,6 +175,37 @@ def generation(cluster: LocalCluster) -> int:
         return remote.restore_state(channel, timeout_s=5).generation
 
 
+def test_rows_that_are_lost_take_the_job_back_to_the_checkpoint_by_themselves(
+    tmp_path: Path, plain_environment: dict[str, str], eventually: Eventually
+) -> None:
+    settings = {
+        "slot_count": 16,
+        "replicas": 1,
+        "return_grace_ms": 0,
+        "lease_ttl_ms": 1500,
+        "checkpoint_url": str(tmp_path / "checkpoints"),
+    }
+    with (
+        LocalCluster(servers=3, settings=settings) as cluster,
+        counted_job(cluster, tmp_path, plain_environment, eventually, EVERY_TEN) as job,
+    ):
+        client, worker = job.client, job.worker
+        worker.allow(14)
+        eventually(lambda: client.status().checkpoint != "" and worker.finished == 14)
+        checkpoint = client.status().checkpoint
+        cluster.kill(2)
+        eventually(lambda: "lost all copies: all goes on from" in client.status().trouble)
+        assert checkpoint in client.status().trouble
+        assert client.status().state == "running"
+        worker.allow(ALL_TASKS)
+        worker.join(LIMIT_S)
+        assert worker.failure is None
+        assert client.status().state == "done"
+        assert client.status().inexact == ""
+        audit = audit_job(JOB, cluster.endpoints, CLIENT)
+        assert audit.records_counted_once, audit
+
+
 def test_a_job_keeps_partial_restores_out_or_says_that_it_is_not_exact(
     cluster: LocalCluster,
     tmp_path: Path,
