@@ -250,7 +250,7 @@ class World:
         if self.routing is None:
             assert after.version == 1
         else:
-            self.check(self.routing, after)
+            self.check(self.routing, after, decision.restore)
             self.check_restoring(self.routing, after)
             self.check_lost(self.routing, after)
         self.routing = after
@@ -260,7 +260,7 @@ class World:
         self.follow(after)
         return True
 
-    def check(self, before: RoutingTable, after: RoutingTable) -> None:
+    def check(self, before: RoutingTable, after: RoutingTable, restore: RestorePlan | None) -> None:
         assert after.version == before.version + 1
         reborn = after.birth_of_slot != before.birth_of_slot
         assert set(after.birth_of_slot[reborn].tolist()) <= {after.version}
@@ -270,11 +270,15 @@ class World:
         # Their node ids are others' now: nobody waits for their memory.
         owner = {member.node_id: member.instance for member in self.members.values()}
         dead |= {n.instance for n in before.nodes if owner.get(n.node_id, n.instance) != n.instance}
+        if restore is not None and restore.lost and restore.state == "loading":
+            self.check_lost_some(before, living, dead)
         for slot in range(after.slot_count):
             old, new = before.replicas_of_slot[slot], after.replicas_of_slot[slot]
             old_synced = instances(before, old.synced)
             new_synced = instances(after, new.synced)
             unserved = slot in before.restoring.slots or self.restore is not None
+            # All slots go back when some have lost their copies.
+            unserved = unserved or (restore is not None and restore.lost > 0)
             if reborn[slot] and slot in after.restoring.slots and unserved:
                 # On purpose, or nobody was served what it had: nobody's content counts.
                 assert not new.in_sync
@@ -298,6 +302,11 @@ class World:
             # I1: whoever may become master has everything that was acknowledged.
             for one in new_synced:
                 assert self.has.get((slot, one), 0) == self.acknowledged[slot]
+
+    def check_lost_some(self, before: RoutingTable, living: set[int], dead: set[int]) -> None:
+        """Nothing goes back by itself but when slots are lost that nobody may come back with."""
+        held = [instances(before, held.synced) for held in before.replicas_of_slot]
+        assert any(not one & living and not (one - dead) & self.waiting for one in held)
 
     def check_restoring(self, before: RoutingTable, after: RoutingTable) -> None:
         """Whoever serves a restored slot has loaded it, from the checkpoint that was wanted."""
