@@ -28,6 +28,7 @@ __all__ = [
     "log_to_stderr",
     "slots_of",
     "table_id",
+    "table_with_settings",
 ]
 
 __version__: str
@@ -44,6 +45,16 @@ def canonical_table(spec_json: str) -> str:
 
     Raises:
         ConfigError: A field is unknown, missing or out of range; the message names it.
+    """
+
+def table_with_settings(present_json: str, wanted_json: str) -> str:
+    """Return the first description with the second's settings, as far as it can take them over.
+
+    Those are the optimizer's, but for what decides the layout of a row, and the policy for bad
+    gradients.
+
+    Raises:
+        ConfigError: One of the descriptions is wrong.
     """
 
 def log_to_stderr(
@@ -111,11 +122,12 @@ class DataServer:
         """
     def slot_states_json(self) -> str:
         """A JSON list: ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
-    def create_table(self, spec_json: str) -> None:
-        """Create a table; a second call with the same settings changes nothing.
+    def create_table(self, spec_json: str, revision: int = 1) -> None:
+        """Create a table, or give it the settings of a newer revision; an older one is ignored.
 
         Raises:
-            TableConflict: The name exists with other settings.
+            TableConflict: The name exists with other settings of the same revision, or with rows
+                that cannot go on under these.
         """
     def tables_json(self) -> str:
         """A JSON list: ``[{"spec": {...}, "id": n, "rows": n, "bytes": n}, ...]``."""
@@ -414,6 +426,8 @@ class SimNode:
     ) -> SimNode: ...
     def create_table(self, spec_json: str) -> None:
         """Create a table, or do nothing if it exists with the same settings."""
+    def change_settings(self, spec_json: str) -> None:
+        """Give a table these settings, for the pushes taken on from now on."""
     def set_routing_json(self, now: int, routing_json: str) -> None:
         """Go by a routing record; one that is not newer changes nothing."""
     def set_lease(self, until: int) -> None:

@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Refusal;
-use crate::hash::SlotSpace;
+use crate::hash::{table_id, SlotSpace};
+use crate::optimizer::Optimizer;
 use crate::spec::TableSpec;
 use crate::stream::{StreamId, StreamMemory};
 use crate::table::Table;
@@ -157,6 +158,26 @@ impl Engine {
         Ok(())
     }
 
+    /// Give a table other settings, for the transactions that are stamped from now on. Refuses
+    /// those that rows made before could not go on under.
+    pub fn change_settings(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
+        let table = self.table_mut(table_id(&spec.name))?;
+        if let Some(difference) = table.spec().fixed_difference(spec) {
+            return Err(Refusal::TableConflict(format!(
+                "table {} has rows of another kind: {difference}",
+                spec.name
+            )));
+        }
+        table.change_settings(spec);
+        Ok(())
+    }
+
+    /// Settle under which settings a transaction is applied, here and by every replica.
+    pub fn stamp(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
+        transaction.optimizer = Some(self.table(transaction.table)?.spec().optimizer);
+        Ok(())
+    }
+
     /// A table by its id.
     pub fn table(&self, id: u64) -> Result<&Table, Refusal> {
         self.tables.get(&id).ok_or_else(|| unknown(id))
@@ -196,14 +217,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuse a transaction that could not be applied here: an unknown table, rows of another
-    /// shape, no room.
+    /// Refuse a transaction of another node that could not be applied here: an unknown table, rows
+    /// of another shape, settings that are missing or of another kind, no room.
     pub fn check(&self, transaction: &Transaction) -> Result<(), Refusal> {
         if transaction.change == Change::Close {
             return Ok(());
         }
         let table = self.table(transaction.table)?;
         table.check_shape(&transaction.batch)?;
+        table.check_stamp(transaction.optimizer.as_ref())?;
         let here = transaction
             .runs()
             .iter()
@@ -398,9 +420,12 @@ impl Engine {
         let table = table.ok_or_else(|| unknown(transaction.table))?;
         let windows = self.streams.windows_mut(transaction.id.stream);
         let elements = table.spec().row_elements();
+        let stamped = transaction.optimizer.as_ref();
+        let optimizer = Optimizer::from_spec(stamped.unwrap_or(&table.spec().optimizer));
         let mut write = |keys: Range<usize>| {
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
-            table.write(&transaction.batch.keys()[keys], values, transaction.change);
+            let keys = &transaction.batch.keys()[keys];
+            table.write(keys, values, transaction.change, &optimizer);
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
         let start = first.run.start as usize;

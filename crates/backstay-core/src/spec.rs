@@ -124,7 +124,7 @@ pub enum XavierDistribution {
 }
 
 /// An optimizer and its settings; each has its formula in its file in [`crate::optimizer`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[allow(missing_docs)] // The fields are the symbols of the formulas.
 pub enum OptimizerSpec {
@@ -272,8 +272,57 @@ impl TableSpec {
         (!found.is_empty()).then(|| found.join("; "))
     }
 
+    /// The fields of another description that a table of this one cannot take over, as
+    /// [`Self::difference`] writes them; `None` if rows made here can go on under the other.
+    pub fn fixed_difference(&self, other: &Self) -> Option<String> {
+        self.with_settings_of(other).difference(other)
+    }
+
+    /// This description with the settings of another one, as far as a table can take them over:
+    /// the optimizer's, but for those that decide the layout of a row, and the policy for
+    /// gradients.
+    #[must_use]
+    pub fn with_settings_of(&self, other: &Self) -> Self {
+        Self {
+            optimizer: self.optimizer.with_settings_of(&other.optimizer),
+            non_finite: other.non_finite.clone(),
+            ..self.clone()
+        }
+    }
+
     fn as_value(&self) -> serde_json::Value {
         serde_json::to_value(self).unwrap_or_default()
+    }
+}
+
+impl OptimizerSpec {
+    /// This optimizer with the settings of another one, but for those that decide the layout of a
+    /// row: which optimizer it is, and what state it keeps.
+    #[must_use]
+    pub fn with_settings_of(&self, other: &Self) -> Self {
+        let mut next = *other;
+        if let (
+            Self::RmsProp {
+                momentum: held,
+                centered: held_centered,
+                ..
+            },
+            Self::RmsProp {
+                momentum, centered, ..
+            },
+        ) = (self, &mut next)
+        {
+            *centered = *held_centered;
+            // Steps are kept only with momentum.
+            if (*held > 0.0) != (*momentum > 0.0) {
+                *momentum = *held;
+            }
+        }
+        if std::mem::discriminant(self) == std::mem::discriminant(other) {
+            next
+        } else {
+            *self
+        }
     }
 }
 

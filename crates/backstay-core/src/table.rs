@@ -13,7 +13,7 @@ use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
-use crate::spec::TableSpec;
+use crate::spec::{OptimizerSpec, TableSpec};
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
@@ -34,7 +34,6 @@ struct Place {
 pub struct Table {
     id: u64,
     spec: Arc<TableSpec>,
-    optimizer: Optimizer,
     initializer: RowInitializer,
     space: SlotSpace,
     first_slot: u32,
@@ -58,7 +57,6 @@ impl Table {
             initializer: RowInitializer::new(&spec),
             state_words: optimizer.state_elements(elements),
             weight_words: storage::weight_words(spec.storage, elements),
-            optimizer,
             spec,
             space,
             first_slot,
@@ -88,6 +86,26 @@ impl Table {
     /// Bytes allocated for those rows.
     pub fn allocated_bytes(&self) -> usize {
         self.allocated_bytes
+    }
+
+    /// Take over other settings of the optimizer and of the policy for gradients; they fit, see
+    /// [`TableSpec::fixed_difference`].
+    pub(crate) fn change_settings(&mut self, spec: &Arc<TableSpec>) {
+        self.spec = Arc::clone(spec);
+    }
+
+    /// Refuse settings under which rows of this table cannot be changed.
+    pub fn check_stamp(&self, stamp: Option<&OptimizerSpec>) -> Result<(), Refusal> {
+        let fits = |stamp: &OptimizerSpec| {
+            Optimizer::from_spec(stamp).state_elements(self.elements) == self.state_words
+        };
+        if stamp.is_some_and(fits) {
+            return Ok(());
+        }
+        Err(Refusal::InvalidRequest(format!(
+            "a push to table {} came with settings of another optimizer, or with none",
+            self.spec.name
+        )))
     }
 
     /// 32-bit words of optimizer state behind a row's weights.
@@ -164,14 +182,13 @@ impl Table {
         }
     }
 
-    /// Apply a change to `keys` with `values`, \[n, `row_elements`].
-    pub fn write(&mut self, keys: &[u64], values: &[f32], change: Change) {
+    /// Apply a change to `keys` with `values`, \[n, `row_elements`], under the settings of
+    /// `optimizer`, whose state fits the rows.
+    pub fn write(&mut self, keys: &[u64], values: &[f32], change: Change, optimizer: &Optimizer) {
         match change {
             Change::Update {
                 learning_rate_scale,
             } => {
-                // Cheap to copy, and the visitor needs the table mutably.
-                let optimizer = self.optimizer.clone();
                 optimizer.dispatch(Update {
                     table: self,
                     keys,
@@ -179,12 +196,20 @@ impl Table {
                     learning_rate_scale,
                 });
             }
-            Change::Assign { only_if_absent } => self.assign(keys, values, only_if_absent),
+            Change::Assign { only_if_absent } => {
+                self.assign(keys, values, only_if_absent, optimizer);
+            }
             Change::Close => {}
         }
     }
 
-    fn assign(&mut self, keys: &[u64], values: &[f32], only_if_absent: bool) {
+    fn assign(
+        &mut self,
+        keys: &[u64],
+        values: &[f32],
+        only_if_absent: bool,
+        optimizer: &Optimizer,
+    ) {
         self.ensure_maps();
         for (&key, value) in keys.iter().zip(values.chunks_exact(self.elements)) {
             let hash = mix64(key);
@@ -193,7 +218,7 @@ impl Table {
                 let words = self.maps[slot].values_mut(row);
                 let (weights, state) = words.split_at_mut(self.weight_words);
                 storage::encode(self.spec.storage, value, weights);
-                self.optimizer.init_state(bytemuck::cast_slice_mut(state));
+                optimizer.init_state(bytemuck::cast_slice_mut(state));
             }
         }
     }

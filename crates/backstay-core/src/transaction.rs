@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::SlotSpace;
+use crate::spec::OptimizerSpec;
 use crate::stream::TransactionId;
 
 /// Keys and the values that go with them, in one 8-byte aligned buffer, as they came from
@@ -120,6 +121,10 @@ pub struct Transaction {
     pub batch: Batch,
     /// The routing version that its client went by: it knows no life of a slot that began later.
     pub known_version: u64,
+    /// The settings under which its master took it on; it travels with them, so that a change of
+    /// settings has one place in a slot's order, whatever each replica knows of the table. `None`:
+    /// the table's, where there are no replicas.
+    pub optimizer: Option<OptimizerSpec>,
     runs: Vec<Run>,
     attachment: Option<Attachment>,
 }
@@ -152,6 +157,7 @@ impl Transaction {
             change,
             batch,
             known_version: u64::MAX,
+            optimizer: None,
             runs,
             attachment: None,
         })
@@ -171,6 +177,7 @@ impl Transaction {
             change: Change::Close,
             batch: Batch::default(),
             known_version: u64::MAX,
+            optimizer: None,
             runs: slots.into_iter().map(run).collect(),
             attachment: None,
         }

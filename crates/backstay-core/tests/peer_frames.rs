@@ -9,6 +9,7 @@ use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::SlotSpace;
 use backstay_core::replication::message::{Message, Refuse, SettledSlot};
+use backstay_core::spec::OptimizerSpec;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame};
@@ -81,7 +82,10 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
         learning_rate_scale: 0.5,
     };
     let batch = Batch::new(&keys, &values);
-    let push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
+    let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
+    push.optimizer = Some(OptimizerSpec::Sgd {
+        learning_rate: 0.25,
+    });
     let place = |(n, run): (usize, &_)| StagedRun {
         term: 2,
         position: 100 + n as u64,
@@ -190,6 +194,7 @@ fn a_prepare_carries_the_keys_of_its_places() {
     };
     assert_eq!((got.id, got.floor, got.table), (transaction.id, 8, 77));
     assert_eq!(got.change, transaction.change);
+    assert_eq!(got.optimizer, transaction.optimizer);
     for (place, sent) in back.iter().zip(&places) {
         assert_eq!((place.term, place.position), (sent.term, sent.position));
         assert_eq!(place.run.slot, sent.run.slot);
@@ -203,6 +208,43 @@ fn a_prepare_carries_the_keys_of_its_places() {
         assert_eq!(values(&got, place), values(&transaction, sent));
     }
     assert_eq!(back.len(), places.len());
+}
+
+/// Every setting of every optimizer, each a number of its own.
+#[test]
+fn a_prepare_carries_the_settings_it_is_applied_under() {
+    let (transaction, places) = push();
+    #[rustfmt::skip] // A table: one line per optimizer.
+    let all = [
+        r#"{"sgd":{"learning_rate":0.5}}"#,
+        r#"{"momentum":{"learning_rate":0.5,"momentum":0.25,"nesterov":true}}"#,
+        r#"{"momentum":{"learning_rate":0.5,"momentum":0.25,"nesterov":false}}"#,
+        r#"{"adagrad":{"learning_rate":0.5,"epsilon":0.25,"initial_accumulator":3}}"#,
+        r#"{"adam":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125}}"#,
+        r#"{"adamw":{"learning_rate":0.5,"beta1":0.25,"beta2":0.75,"epsilon":0.125,"weight_decay":2}}"#,
+        r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":true,"epsilon_inside_sqrt":false}}"#,
+        r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":false,"epsilon_inside_sqrt":true}}"#,
+        r#"{"ftrl":{"learning_rate":0.5,"l1":0.25,"l2":0.75,"learning_rate_power":-0.125,"initial_accumulator":2}}"#,
+    ];
+    for text in all {
+        let mut stamped = (*transaction).clone();
+        stamped.optimizer = Some(serde_json::from_str(text).unwrap());
+        let message = Message::Prepare {
+            number: 1,
+            lsn: 2,
+            decided: 1,
+            places: places.clone(),
+            transaction: Arc::new(stamped.clone()),
+        };
+        let (meta, body) = bytes(&encode(&message));
+        let PeerFrame::Message(Message::Prepare {
+            transaction: got, ..
+        }) = read(&meta, &body).unwrap()
+        else {
+            panic!("no prepare came back");
+        };
+        assert_eq!(got.optimizer, stamped.optimizer, "{text}");
+    }
 }
 
 #[test]

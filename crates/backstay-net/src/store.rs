@@ -57,7 +57,7 @@ pub struct Store {
     space: SlotSpace,
     stripes: Vec<RwLock<Engine>>,
     stripe_slots: u32,
-    specs: RwLock<BTreeMap<u64, Arc<TableSpec>>>,
+    specs: RwLock<BTreeMap<u64, Described>>,
     routing_version: AtomicU64,
     /// 0 = no limit.
     memory_limit_bytes: u64,
@@ -65,6 +65,13 @@ pub struct Store {
     /// Promised to pushes under way.
     reserved_bytes: Arc<AtomicU64>,
     closed_streams: Mutex<ClosedStreams>,
+}
+
+/// A table's description, and which of its settings these are.
+#[derive(Debug, Clone)]
+struct Described {
+    spec: Arc<TableSpec>,
+    revision: u64,
 }
 
 /// The closed streams that some slot here knows of, to be forgotten in time.
@@ -142,25 +149,38 @@ impl Store {
         Rows::set_version(self, version);
     }
 
-    /// Create a table; the same settings again change nothing.
-    pub fn create_table(&self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
+    /// Create a table, or give it the settings of a newer `revision`: pushes that are taken on
+    /// from now on are applied under them. An older revision changes nothing.
+    pub fn create_table(&self, spec: &Arc<TableSpec>, revision: u64) -> Result<(), Refusal> {
         let mut specs = self.specs.write();
         let id = table_id(&spec.name);
-        if specs.len() >= MAX_TABLES && !specs.contains_key(&id) {
+        let known = specs.get(&id).map(|known| known.revision);
+        if specs.len() >= MAX_TABLES && known.is_none() {
             return Err(Refusal::LimitExceeded(format!(
                 "the cluster has {MAX_TABLES} tables, the limit"
             )));
         }
-        for stripe in &self.stripes {
-            stripe.write().create_table(spec)?;
+        if known.is_some_and(|known| revision < known) {
+            return Ok(());
         }
-        specs.entry(id).or_insert_with(|| Arc::clone(spec));
+        let is_newer = known.is_some_and(|known| revision > known);
+        for stripe in &self.stripes {
+            let mut engine = stripe.write();
+            if is_newer {
+                engine.change_settings(spec)?;
+            } else {
+                engine.create_table(spec)?;
+            }
+        }
+        let spec = Arc::clone(spec);
+        specs.insert(id, Described { spec, revision });
         Ok(())
     }
 
     /// A table's description by its id.
     pub fn spec(&self, table: u64) -> Result<Arc<TableSpec>, Refusal> {
-        let found = self.specs.read().get(&table).cloned();
+        let specs = self.specs.read();
+        let found = specs.get(&table).map(|known| Arc::clone(&known.spec));
         found.ok_or_else(|| Refusal::UnknownTable(format!("with id {table:#018x}")))
     }
 
@@ -170,7 +190,7 @@ impl Store {
             .specs
             .read()
             .iter()
-            .map(|(&id, spec)| (id, Arc::clone(spec)))
+            .map(|(&id, known)| (id, Arc::clone(&known.spec)))
             .collect();
         specs
             .into_iter()
@@ -193,8 +213,9 @@ impl Store {
         Ok(())
     }
 
-    /// Check a push, clip its values as its table says, and promise room for the rows it may
-    /// create, or refuse it before anything changes.
+    /// Check a push, clip its values as its table says, settle under which of the table's settings
+    /// every replica applies it, and promise room for the rows it may create, or refuse it before
+    /// anything changes.
     pub fn prepare(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
         let spec = self.spec(transaction.table)?;
         let policy = match transaction.change {
@@ -203,6 +224,7 @@ impl Store {
         };
         gradient::apply_policy(policy, transaction.batch.values_mut())
             .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
+        transaction.optimizer = Some(spec.optimizer);
         let room = self.reserve(transaction)?;
         transaction.attach(room);
         Ok(())
@@ -437,7 +459,7 @@ mod tests {
         store.set_routing(1, &owned);
         let spec = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
         store
-            .create_table(&Arc::new(TableSpec::from_json(spec).unwrap()))
+            .create_table(&Arc::new(TableSpec::from_json(spec).unwrap()), 1)
             .unwrap();
         let mut keys: Vec<u64> = (0..2000).collect();
         keys.sort_by_key(|&key| space.slot_of(key));

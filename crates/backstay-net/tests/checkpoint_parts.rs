@@ -43,7 +43,7 @@ fn node_of(version: u64, restoring: bool, memory_limit_bytes: u64) -> Arc<Replic
             r#"{{"name":"{name}","kind":{{"sparse":{{"dim":5}}}},"storage":"{storage}","initializer":{{"uniform":{{"low":-1.0,"high":1.0}}}},"optimizer":{{"adagrad":{{"learning_rate":0.1}}}}}}"#
         );
         let spec = Arc::new(TableSpec::from_json(&spec).unwrap());
-        store.create_table(&spec).unwrap();
+        store.create_table(&spec, 1).unwrap();
     }
     let node = Replicator::new(ME, store, ReplicaOptions::default());
     node.set_routing(routing(version, 1, restoring));

@@ -36,7 +36,7 @@ fn server(listen: &str, instance: u64) -> Server {
     store.set_routing(1, &[true; SLOTS as usize]);
     let spec = r#"{"name":"t","kind":{"sparse":{"dim":2}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
     let spec = Arc::new(TableSpec::from_json(spec).unwrap());
-    store.create_table(&spec).unwrap();
+    store.create_table(&spec, 1).unwrap();
     let options = ServerOptions {
         cluster_id: "c".into(),
         node_id: "n".into(),

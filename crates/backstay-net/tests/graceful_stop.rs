@@ -33,7 +33,7 @@ fn start_wide() -> Server {
         r#"{{"name":"wide","kind":{{"sparse":{{"dim":{WIDE}}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}}}}"#
     );
     let spec = TableSpec::from_json(&spec).unwrap();
-    server.store().create_table(&Arc::new(spec)).unwrap();
+    server.store().create_table(&Arc::new(spec), 1).unwrap();
     server
 }
 

@@ -46,6 +46,13 @@ fn canonical_table(py: Python<'_>, spec_json: &str) -> PyResult<String> {
     Ok(table_spec(py, spec_json)?.canonical_json())
 }
 
+/// The first description with the settings of the second, as far as a table can take them over.
+#[pyfunction]
+fn table_with_settings(py: Python<'_>, present_json: &str, wanted_json: &str) -> PyResult<String> {
+    let (present, wanted) = (table_spec(py, present_json)?, table_spec(py, wanted_json)?);
+    Ok(present.with_settings_of(&wanted).canonical_json())
+}
+
 /// What a node wants of the controller, as JSON.
 pub(crate) fn report_json(report: &Report) -> String {
     let json = serde_json::json!({
@@ -80,6 +87,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(table_id, module)?)?;
     module.add_function(wrap_pyfunction!(slots_of, module)?)?;
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
+    module.add_function(wrap_pyfunction!(table_with_settings, module)?)?;
     module.add_function(wrap_pyfunction!(logging::log_to_stderr, module)?)?;
     module.add_class::<server::DataServer>()?;
     module.add_class::<server::Cancellation>()?;

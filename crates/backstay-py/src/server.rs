@@ -226,9 +226,10 @@ impl DataServer {
         })
     }
 
-    fn create_table(&self, py: Python<'_>, spec_json: &str) -> PyResult<()> {
+    #[pyo3(signature = (spec_json, revision=1))]
+    fn create_table(&self, py: Python<'_>, spec_json: &str, revision: u64) -> PyResult<()> {
         let spec = Arc::new(table_spec(py, spec_json)?);
-        py.detach(|| self.store.create_table(&spec))
+        py.detach(|| self.store.create_table(&spec, revision))
             .map_err(|refusal| from_refusal(py, &refusal))
     }
 

@@ -147,6 +147,13 @@ impl SimNode {
         created.map_err(|refusal| from_refusal(py, &refusal))
     }
 
+    /// Give a table the settings of this description, for the pushes taken on from now on.
+    fn change_settings(&self, py: Python<'_>, spec_json: &str) -> PyResult<()> {
+        let spec = Arc::new(table_spec(py, spec_json)?);
+        let changed = self.node().rows.0.borrow_mut().change_settings(&spec);
+        changed.map_err(|refusal| from_refusal(py, &refusal))
+    }
+
     /// Go by a routing record; one that is not newer changes nothing.
     fn set_routing_json(&self, py: Python<'_>, now: u64, routing_json: &str) -> PyResult<()> {
         let table = RoutingTable::from_json(routing_json, self.slots)
@@ -272,9 +279,11 @@ impl SimNode {
             .map_err(|refusal| from_refusal(py, &refusal))?;
         transaction.known_version = known_version;
         let node = &mut *self.node();
-        let outcome = node
-            .replica
-            .push(now, &node.rows, token, &Arc::new(transaction));
+        let stamped = node.rows.0.borrow().stamp(&mut transaction);
+        let outcome = stamped.and_then(|()| {
+            node.replica
+                .push(now, &node.rows, token, &Arc::new(transaction))
+        });
         Ok(outcome_of(outcome))
     }
 

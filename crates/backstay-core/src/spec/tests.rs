@@ -116,6 +116,60 @@ fn differences_are_named() {
 }
 
 #[test]
+fn settings_may_change_and_layouts_may_not() {
+    let fixed = |here: &str, there: &str| {
+        let (here, there) = (read("optimizer", here), read("optimizer", there));
+        here.fixed_difference(&there)
+    };
+    assert_eq!(
+        fixed(
+            r#"{"adam": {}}"#,
+            r#"{"adam": {"learning_rate": 1, "beta1": 0.5, "epsilon": 1}}"#
+        ),
+        None
+    );
+    assert_eq!(
+        fixed(
+            r#"{"momentum": {"learning_rate": 1}}"#,
+            r#"{"momentum": {"learning_rate": 2, "nesterov": true}}"#
+        ),
+        None
+    );
+    assert_eq!(
+        fixed(
+            r#"{"rmsprop": {"momentum": 0.5}}"#,
+            r#"{"rmsprop": {"momentum": 0.25}}"#
+        ),
+        None
+    );
+    assert_eq!(
+        fixed(
+            r#"{"rmsprop": {}}"#,
+            r#"{"rmsprop": {"momentum": 0.5, "rho": 0.5}}"#
+        )
+        .unwrap(),
+        "optimizer.rmsprop.momentum: 0.0 here, 0.5 there"
+    );
+    assert_eq!(
+        fixed(
+            r#"{"rmsprop": {}}"#,
+            r#"{"rmsprop": {"centered": true, "rho": 0.5}}"#
+        )
+        .unwrap(),
+        "optimizer.rmsprop.centered: false here, true there"
+    );
+    assert!(fixed(r#"{"sgd": {}}"#, r#"{"adam": {}}"#)
+        .unwrap()
+        .starts_with("optimizer: "));
+    assert!(fixed(r#"{"adam": {}}"#, r#"{"adamw": {}}"#)
+        .unwrap()
+        .starts_with("optimizer: "));
+    let clipped = read("non_finite", r#"{"clip": {"limit": 10}}"#);
+    assert_eq!(read("", "").fixed_difference(&clipped), None);
+    assert!(read("", "").fixed_difference(&read("seed", "1")).is_some());
+}
+
+#[test]
 fn unknown_fields_and_words() {
     assert!(refusal("colour", "1").contains("unknown field `colour`"));
     assert!(refusal("kind", r#"{"sparse": {"dim": 4, "dims": 4}}"#).contains("`dims`"));

@@ -4,6 +4,7 @@
 mod frame;
 mod message;
 pub mod peer;
+mod settings;
 
 pub use frame::{
     checksum, cut_text, Header, Limits, Opcode, FLAG_CHECKSUM, HEADER_BYTES, MAGIC, MAX_META_BYTES,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::frame::{cut_text, Header, Opcode, HEADER_BYTES};
 use super::message::{PushMeta, MAX_ERROR_TEXT_BYTES};
+use super::settings::optimizer_words;
 use crate::engine::SlotMemory;
 use crate::replication::message::{Message, Refuse, SettledSlot};
 use crate::replication::NodeId;
@@ -182,6 +183,9 @@ fn prepare(
     let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
     for field in [number, lsn, decided, places.len() as u64] {
         meta.extend(field.to_le_bytes());
+    }
+    for word in optimizer_words(transaction.optimizer.as_ref()) {
+        meta.extend(word.to_le_bytes());
     }
     let push = PushMeta {
         table: transaction.table,

@@ -90,12 +90,16 @@ impl World {
             learning_rate_scale: 1.0,
         };
         let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
-        let transaction =
+        let mut transaction =
             Transaction::new(space(count), id(push), 0, table_id("t"), change, batch).unwrap();
-        let transaction = Arc::new(transaction);
         let pushes = self.pushes.len() as u64;
         let one = &mut self.pushes[push];
         one.attempts += 1;
+        // The table's settings change between any two attempts.
+        transaction.optimizer = Some(OptimizerSpec::Sgd {
+            learning_rate: 1.0 + one.attempts as f64 / 64.0,
+        });
+        let transaction = Arc::new(transaction);
         let token = one.attempts * pushes + push as u64;
         one.waits.push((token, slots));
         let mut outcome = Ok(None);

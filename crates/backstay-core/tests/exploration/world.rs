@@ -16,7 +16,7 @@ use backstay_core::replication::{
     fingerprint, LocalRows, Message, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows,
     Way, Work,
 };
-use backstay_core::spec::TableSpec;
+use backstay_core::spec::{OptimizerSpec, TableSpec};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 
@@ -221,7 +221,7 @@ impl Node {
         for slot in 0..slots {
             let staged: Vec<_> = engine
                 .staged(slot)
-                .map(|one| (one.tag, one.transaction.id))
+                .map(|one| (one.tag, one.transaction.id, one.transaction.optimizer))
                 .collect();
             let all = (engine.memory(slot), engine.standing(slot), staged);
             print = mix64(print ^ fingerprint(&all)) ^ engine.digest(slot);

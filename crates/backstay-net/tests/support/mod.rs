@@ -77,7 +77,7 @@ pub fn start_with_memory(options: ServerOptions, memory_limit_bytes: u64) -> Ser
             r#"{{"name":"{name}","kind":{{"sparse":{{"dim":{DIM}}}}},"initializer":{{"zeros":{{}}}},"optimizer":{{"sgd":{{"learning_rate":1.0}}}},"non_finite":{policy}}}"#
         );
         let spec = TableSpec::from_json(&spec).unwrap();
-        store.create_table(&Arc::new(spec)).unwrap();
+        store.create_table(&Arc::new(spec), 1).unwrap();
     }
     Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), options, store).unwrap()
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::super::frame::Reader;
 use super::super::message::PushMeta;
+use super::super::settings::{read_optimizer, OPTIMIZER_WORDS};
 use super::{Introduction, PeerFrame, CLOSED_WORDS, PLACE_WORDS, SETTLED_WORDS, STREAM_WORDS};
 use crate::engine::SlotMemory;
 use crate::error::{code, Refusal};
@@ -107,6 +108,10 @@ fn decode_prepare(
 ) -> Result<PeerFrame, Refusal> {
     let (number, lsn, decided) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let count = fields.u64()? as usize;
+    let mut optimizer = [0; OPTIMIZER_WORDS];
+    for word in &mut optimizer {
+        *word = fields.u64()?;
+    }
     let push = PushMeta::decode(fields.rest())?;
     let (keys, elements) = (push.key_count as usize, push.row_elements as usize);
     let values = keys.saturating_mul(elements);
@@ -133,7 +138,7 @@ fn decode_prepare(
         });
         start = end;
     }
-    let transaction = if is_close {
+    let mut transaction = if is_close {
         Transaction::close(push.id, places.iter().map(|place| place.run.slot))
     } else {
         let batch = Batch::from_words(body, keys, values)?;
@@ -148,6 +153,7 @@ fn decode_prepare(
         }
         whole
     };
+    transaction.optimizer = read_optimizer(optimizer)?;
     Ok(PeerFrame::Message(Message::Prepare {
         number,
         lsn,
