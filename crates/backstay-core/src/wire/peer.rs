@@ -163,12 +163,6 @@ fn prepare(
     places: &[StagedRun],
     transaction: &Arc<Transaction>,
 ) -> Encoded {
-    let is_close = transaction.change == Change::Close;
-    let kind = if is_close {
-        Kind::PrepareClose
-    } else {
-        Kind::Prepare
-    };
     let keys: usize = places
         .iter()
         .map(|place| (place.run.end - place.run.start) as usize)
@@ -180,30 +174,8 @@ fn prepare(
         .len()
         .checked_div(total)
         .unwrap_or(0);
-    let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
-    for field in [number, lsn, decided, places.len() as u64] {
-        meta.extend(field.to_le_bytes());
-    }
-    for word in optimizer_words(transaction.optimizer.as_ref()) {
-        meta.extend(word.to_le_bytes());
-    }
-    let push = PushMeta {
-        table: transaction.table,
-        routing_version: 0,
-        id: transaction.id,
-        floor: transaction.floor,
-        key_count: keys as u32,
-        row_elements: elements as u32,
-        // A close is told by the kind of frame.
-        change: if is_close {
-            Change::Assign {
-                only_if_absent: false,
-            }
-        } else {
-            transaction.change
-        },
-    };
-    meta.extend(push.encode());
+    let numbers = [number, lsn, decided, places.len() as u64];
+    let meta = prepare_meta(numbers, transaction, [keys, elements]);
     let values = keys * elements * 4;
     let padding = values.next_multiple_of(8) - values;
     let mut encoded = begin(
@@ -229,6 +201,39 @@ fn prepare(
     encoded.push = Some((Arc::clone(transaction), ranges));
     encoded.tail = tail;
     encoded
+}
+
+fn prepare_meta(
+    numbers: [u64; 4],
+    transaction: &Transaction,
+    [keys, elements]: [usize; 2],
+) -> Vec<u8> {
+    // A close is told by the kind of frame.
+    let (kind, change) = match transaction.change {
+        Change::Close => (
+            Kind::PrepareClose,
+            Change::Assign {
+                only_if_absent: false,
+            },
+        ),
+        change => (Kind::Prepare, change),
+    };
+    let mut meta = vec![kind as u8, 0, 0, 0, 0, 0, 0, 0];
+    let settings = optimizer_words(transaction.optimizer.as_ref());
+    for field in numbers.iter().chain(&settings) {
+        meta.extend(field.to_le_bytes());
+    }
+    let push = PushMeta {
+        table: transaction.table,
+        routing_version: 0,
+        id: transaction.id,
+        floor: transaction.floor,
+        key_count: keys as u32,
+        row_elements: elements as u32,
+        change,
+    };
+    meta.extend(push.encode());
+    meta
 }
 
 fn settled_words(one: &SettledSlot) -> [u64; SETTLED_WORDS] {
