@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from backstay.consensus.json_fields import (
     check_times,
     dump,
+    fields_of,
     parse_fields,
     strings_of,
     whole_numbers_of,
@@ -50,6 +51,7 @@ __all__ = [
     "ClusterHealthRecord",
     "ClusterStatus",
     "ControllerRecord",
+    "DeclaredTable",
     "Event",
     "EventKind",
     "MemberRecord",
@@ -327,6 +329,35 @@ class ShardRecord:
 
 
 @dataclass(frozen=True)
+class DeclaredTable:
+    """What a job asked a table to be when it began or went on.
+
+    Attributes:
+        job: Number of the job's streams: its own, and new when it begins anew.
+        start: Which of the job's starts it was.
+        spec_json: The description that the first worker of that start declared.
+    """
+
+    job: int
+    start: int
+    spec_json: str
+
+    def to_document(self) -> dict[str, Any]:
+        """Return it as the plain values of the JSON form."""
+        return {"job": self.job, "start": self.start, "spec": json.loads(self.spec_json)}
+
+    @classmethod
+    def from_document(cls, value: object) -> DeclaredTable:
+        """Return what ``to_document`` gave.
+
+        Raises:
+            InvalidRequest: It is not that.
+        """
+        fields = fields_of("declared table", value, {"job": int, "start": int, "spec": dict})
+        return cls(fields["job"], fields["start"], dump(fields["spec"]))
+
+
+@dataclass(frozen=True)
 class TableRecord:
     """``tables/<name>``: a table of the cluster.
 
@@ -335,14 +366,26 @@ class TableRecord:
             object, not a text, in the JSON form.
         table_id: The id under which it travels, as the native ``table_id`` gives it; ``id`` in
             the JSON form.
+        revision: Which of its settings these are: 1 when it was made, and one more with each
+            change of them.
+        declared: What the newest start of a job asked for; None: no job did.
     """
 
     spec_json: str
     table_id: int
+    revision: int = 1
+    declared: DeclaredTable | None = None
 
     def to_json(self) -> str:
         """Return the record as the text that the coordination store keeps."""
-        return dump({"spec": json.loads(self.spec_json), "id": self.table_id})
+        return dump(
+            {
+                "spec": json.loads(self.spec_json),
+                "id": self.table_id,
+                "revision": self.revision,
+                "declared": {} if self.declared is None else self.declared.to_document(),
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> TableRecord:
@@ -354,8 +397,10 @@ class TableRecord:
         Raises:
             InvalidRequest: It is not such a text.
         """
-        fields = parse_fields("table record", text, {"spec": dict, "id": int})
-        return cls(dump(fields["spec"]), fields["id"])
+        expected = {"spec": dict, "id": int, "revision": int, "declared": dict}
+        fields = parse_fields("table record", text, expected)
+        declared = DeclaredTable.from_document(fields["declared"]) if fields["declared"] else None
+        return cls(dump(fields["spec"]), fields["id"], fields["revision"], declared)
 
 
 _CONFIG_FIELDS: Mapping[str, type] = {

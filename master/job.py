@@ -39,6 +39,7 @@ from backstay.trainer.metrics import METRICS
 __all__ = ["Job"]
 
 EVALUATIONS_MAX = 100
+TABLE_NOTES_MAX = 64
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Job:
         self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, journal)
         self.damaged = opened.damaged
         self.known = KnownWorkers()
+        # What became of settings that the job's tables did not have, in words.
+        self.table_notes: list[str] = []
         self.workers = JobWorkers(
             opened.workers, self.known, clock, drop=self.drop_worker, changed=self.stage_state
         )
@@ -165,8 +168,12 @@ class Job:
         self.hold_ttl_ms = self.state.hold_ttl_ms
         self.rounds.hold_for(self.hold_ttl_ms)
 
-    def declare_tables(self, names: Sequence[str]) -> None:
+    def declare_tables(self, names: Sequence[str], notes: Sequence[str] = ()) -> None:
         """Take the job's tables from the first worker, and compare those of the others.
+
+        Args:
+            names: Of the tables.
+            notes: What became of settings that the tables did not have.
 
         Raises:
             TableConflict: They differ.
@@ -176,6 +183,10 @@ class Job:
         if not self.state.tables:
             self.state = replace(self.state, tables=tuple(names))
             self.stage_state()
+        for note in notes:
+            if note not in self.table_notes and len(self.table_notes) < TABLE_NOTES_MAX:
+                log.info("%s", note)
+                self.table_notes.append(note)
 
     def assign(self, worker: str) -> Given | None:
         """Give a worker a task, from the rounds that come first; None: there is none now."""

@@ -81,6 +81,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         return job_pb2.JoinResponse(
             spec_json=job.spec.to_json(),
             stream_job=job.stream_job,
+            start=job.state.starts,
             hold_ttl_ms=job.hold_ttl_ms,
         )
 
@@ -90,7 +91,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Take or compare the names of the job's tables."""
         job = self._open()
         known = self._heard(job, request.worker)
-        job.declare_tables(request.names)
+        job.declare_tables(request.names, request.notes)
         known.has_program = True
         await job.journal.durable(DURABLE_S)
         return job_pb2.DeclareTablesResponse()

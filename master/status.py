@@ -68,6 +68,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         inexact=job.state.inexact,
         saving=job.saves_still or (bool(job.unsaved) and not job.is_over),
         checkpoints_failed=job.checkpoints_failed,
+        table_notes=job.table_notes,
     )
     _add_round(status, job)
     _add_workers(status, job)

@@ -20,7 +20,13 @@ from backstay.errors import BackstayError, TableConflict, UnknownTable
 from backstay.tables import TableSpec
 from backstay.trainer.adapter.session import Session, TrainerEnvironment, open_session
 from backstay.trainer.client import Client
-from backstay.trainer.directory import ClusterInfo, Directory, RoutingStream
+from backstay.trainer.directory import (
+    ClusterInfo,
+    DeclaredTable,
+    Directory,
+    RoutingStream,
+    TableTerms,
+)
 
 __all__ = ["TrialServers"]
 
@@ -116,8 +122,9 @@ class _TrialDirectory(Directory):
         del node, deadline_ms
         return INSTANCE
 
-    def create_table(self, spec: TableSpec) -> TableSpec:
+    def create_table(self, spec: TableSpec, terms: TableTerms) -> DeclaredTable:
         """Create a table as a server does, or refuse it as a server does."""
+        del terms  # it began empty
         canonical = canonical_table(spec.to_json())
         try:
             self._server.create_table(canonical)
@@ -125,7 +132,7 @@ class _TrialDirectory(Directory):
             # It began empty, so both are this model's.
             raise TableConflict(f"two layers of the model share a name: {error}") from error
         table = self._tables[spec.name] = TableSpec.from_json(canonical)
-        return table
+        return DeclaredTable(table, (), ())
 
     def table(self, name: str) -> TableSpec:
         """Return a table's description."""

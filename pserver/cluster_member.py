@@ -174,11 +174,11 @@ class ClusterMember:
                 figures=self._figures,
             ),
             writer=SlotWriter(self._plane.server, identity.instance),
-            create_table=self.creation.create,
+            create_table=self.creation.have,
         )
         self._loader = SlotLoader(
             self._plane.server,
-            self._keeper.apply,
+            self._keeper.have,
             self._reporter.set_load_trouble,
         )
         self.plans = PlanRequests(store, keys, mirror, self._calls)

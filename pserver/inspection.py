@@ -28,6 +28,9 @@ from backstay.errors import BackstayError, TransportError
 from backstay.pserver.cluster_channels import ClusterChannels
 from backstay.pserver.verification import HeldSlot, compare_replicas
 
+# It waits until every living node has it.
+SET_TABLE_S = 15.0
+
 __all__ = ["ClusterInspection", "roles_of_nodes", "slots_short_of_copies"]
 
 
@@ -237,11 +240,44 @@ class ClusterInspection(ClusterChannels):
                         "rows": 0,
                         "bytes": 0,
                         "spec": json.loads(table.spec_json),
+                        "revision": table.revision,
                     },
                 )
                 entry["rows"] += table.rows
                 entry["bytes"] += table.bytes
         return {"tables": [tables[name] for name in sorted(tables)], "silent_nodes": silent}
+
+    def set_table(
+        self, name: str, settings: Mapping[str, Any], *, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Change settings of a table, on every living node; return what was changed.
+
+        Args:
+            name: The table's.
+            settings: Those of its optimizer by name, and ``non_finite``.
+            dry_run: Only say what would change.
+
+        Raises:
+            UnknownTable: There is no such table.
+            ConfigError: There is no such setting, or its value is out of range.
+            TableConflict: It cannot change on a table that has rows.
+            ServerUnavailable: None of the endpoints answers, or not all nodes have it yet.
+        """
+        request = tables_pb2.SetTableRequest(
+            name=name, settings_json=json.dumps(settings), dry_run=dry_run
+        )
+        answer = self.first_answer(
+            lambda channel: tables_pb2_grpc.TablesServiceStub(channel).SetTable(
+                request, timeout=max(self.timeout_s, SET_TABLE_S)
+            )
+        )
+        return {
+            "table": name,
+            "changed": list(answer.changed),
+            "dry_run": dry_run,
+            "revision": answer.table.revision,
+            "spec": json.loads(answer.table.spec_json),
+        }
 
     def verify(self) -> dict[str, Any]:
         """Compare the replicas of every slot, while the cluster works.

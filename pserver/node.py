@@ -101,6 +101,7 @@ class Node:
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
             id_of=_native.table_id,
+            with_settings=_native.table_with_settings,
             max_tables=config.max_tables,
         )
         self._keeper = TableKeeper(self._registry, self._plane.server.create_table)

@@ -42,11 +42,11 @@ class PeerCalls:
             with rpc.mapped_errors(address):
                 return await stub.Describe(node_pb2.DescribeRequest(), timeout=self._deadline_s)
 
-    async def apply_table(self, address: str, spec_json: str) -> None:
+    async def apply_table(self, address: str, spec_json: str, revision: int) -> None:
         """Let the node at a control address take over a table."""
         async with rpc.open_aio_channel(address, self._security) as channel:
             stub: node_pb2_grpc.NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)
-            request = node_pb2.ApplyTableRequest(spec_json=spec_json)
+            request = node_pb2.ApplyTableRequest(spec_json=spec_json, revision=revision)
             with rpc.mapped_errors(address):
                 await stub.ApplyTable(request, timeout=self._deadline_s)
 

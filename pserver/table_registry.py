@@ -1,7 +1,7 @@
-"""The tables that a node knows: their names and settings, and what may join them.
+"""The tables that a node knows: their names and settings, what may join them, what may change.
 
-Pure: checking and canonical form come in as functions (they are the data plane's, which is the
-judge of a description). It never talks to other nodes and holds no rows.
+Pure: checking, canonical form and which settings may change come in as functions (they are the data
+plane's, which is the judge of a description). It never talks to other nodes and holds no rows.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from backstay.errors import LimitExceeded, TableConflict, UnknownTable
+from backstay.pserver.table_settings import NON_FINITE, shown_policy
 
-__all__ = ["KnownTable", "TableRegistry", "differences"]
+__all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
 
 SPEC_BYTES_MAX = 65_536
 DIFFERENCES_SHOWN_MAX = 8
@@ -25,21 +27,30 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class KnownTable:
-    """A table's name, the id under which it travels, and its canonical settings."""
+    """A table's name, the id under which it travels, and its canonical settings.
+
+    Attributes:
+        name: Unique in the cluster.
+        id: A fixed hash of the name.
+        spec_json: The description, with every default filled in.
+        revision: Which of its settings these are: 1 when it was made, one more with each change.
+    """
 
     name: str
     id: int
     spec_json: str
+    revision: int = 1
 
 
 class TableRegistry:
-    """Name to settings. A table never changes and never leaves in this version."""
+    """Name to settings. A table's rows keep their layout, and it never leaves in this version."""
 
     def __init__(
         self,
         *,
         canonical: Callable[[str], str],
         id_of: Callable[[str], int],
+        with_settings: Callable[[str, str], str],
         max_tables: int,
     ) -> None:
         """Begin empty.
@@ -47,10 +58,13 @@ class TableRegistry:
         Args:
             canonical: Checks a description and returns it with all defaults filled in.
             id_of: Returns the id of a name.
+            with_settings: Returns the first description with the settings of the second, as far as
+                a table can take them over.
             max_tables: How many tables there may be.
         """
         self._canonical = canonical
         self._id_of = id_of
+        self._with_settings = with_settings
         self._max_tables = max_tables
         self._tables: dict[str, KnownTable] = {}
         self._name_of_id: dict[int, str] = {}
@@ -99,30 +113,78 @@ class TableRegistry:
             TableConflict: The name is taken with other settings.
             LimitExceeded: The description is too long, or there are too many tables.
         """
+        table = self.described(spec_json)
+        present = self._tables.get(table.name)
+        if present is None:
+            self._check_new(table)
+            return table
+        if present.spec_json != table.spec_json:
+            self.changed(present, table.spec_json)  # Says what can never change, if that differs.
+            raise TableConflict(_other_settings(present, table))
+        return present
+
+    def recorded(self, spec_json: str, revision: int) -> KnownTable:
+        """Return what a table of the cluster's records is here once that record is taken in.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            TableConflict: Rows that are here cannot go on under it.
+            LimitExceeded: There are too many tables.
+        """
+        table = replace(self.described(spec_json), revision=revision)
+        present = self._tables.get(table.name)
+        if present is None:
+            self._check_new(table)
+            return table
+        if revision <= present.revision:
+            return present
+        self.changed(present, table.spec_json)
+        return table
+
+    def changed(self, present: KnownTable, spec_json: str) -> KnownTable:
+        """Return a table with other settings, of the next revision; itself if they are the same.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            TableConflict: They differ in what the layout of a row depends on.
+        """
+        wanted = self.described(spec_json)
+        nearest = self._with_settings(present.spec_json, wanted.spec_json)
+        if nearest != wanted.spec_json:
+            raise TableConflict(_other_rows(present, differences_of(nearest, wanted.spec_json)))
+        if wanted.spec_json == present.spec_json:
+            return present
+        return replace(wanted, revision=present.revision + 1)
+
+    def described(self, spec_json: str) -> KnownTable:
+        """Return the table that a description makes, whatever there is.
+
+        Raises:
+            ConfigError: A setting is wrong.
+            LimitExceeded: The description is too long.
+        """
         if len(spec_json) > SPEC_BYTES_MAX:
             raise LimitExceeded(
                 f"a table description of {len(spec_json)} bytes; at most {SPEC_BYTES_MAX}"
             )
         canonical = self._canonical(spec_json)
         name: str = json.loads(canonical)["name"]
-        table = KnownTable(name, self._id_of(name), canonical)
-        present = self._tables.get(name)
-        if present is not None:
-            if present != table:
-                raise TableConflict(_conflict(present, table))
-            return present
+        return KnownTable(name, self._id_of(name), canonical)
+
+    def _check_new(self, table: KnownTable) -> None:
         twin = self._name_of_id.get(table.id)
         if twin is not None:
-            raise TableConflict(f"table {name!r} would have the same id as {twin!r}; rename it")
+            raise TableConflict(
+                f"table {table.name!r} would have the same id as {twin!r}; rename it"
+            )
         if len(self._tables) >= self._max_tables:
             raise LimitExceeded(
-                f"table {name!r}: there are {len(self._tables)} tables, and max_tables is "
+                f"table {table.name!r}: there are {len(self._tables)} tables, and max_tables is "
                 f"{self._max_tables}"
             )
-        return table
 
     def add(self, table: KnownTable) -> None:
-        """Take in a table that ``check`` has returned."""
+        """Take in a table that ``check`` or ``recorded`` has returned."""
         self._tables[table.name] = table
         self._name_of_id[table.id] = table.name
 
@@ -140,12 +202,48 @@ def differences(present: object, wanted: object, path: str = "") -> list[str]:
     return [f"{path}: {_shown(present)} there, {_shown(wanted)} asked for"]
 
 
-def _conflict(present: KnownTable, wanted: KnownTable) -> str:
-    lines = differences(json.loads(present.spec_json), json.loads(wanted.spec_json))
+def differences_of(present_json: str, wanted_json: str) -> list[str]:
+    """Return the differences of two descriptions; one line if they name two optimizers."""
+    present, wanted = json.loads(present_json), json.loads(wanted_json)
+    lines = []
+    if present["optimizer"].keys() != wanted["optimizer"].keys():
+        there, asked = (next(iter(spec.pop("optimizer"))) for spec in (present, wanted))
+        lines = [f"optimizer: {there} there, {asked} asked for"]
+    return lines + differences(present, wanted)
+
+
+def _other_rows(present: KnownTable, lines: list[str]) -> str:
+    return (
+        f"table {present.name!r} exists with other settings: {_few(lines)}. Its rows are laid out "
+        "for what is there, so this cannot be changed: use what is there, or another name for the "
+        "table or the job"
+    )
+
+
+def _other_settings(present: KnownTable, wanted: KnownTable) -> str:
+    lines = differences_of(present.spec_json, wanted.spec_json)
+    asked = _assignments(json.loads(present.spec_json), json.loads(wanted.spec_json))
+    return (
+        f"table {present.name!r} exists with other settings: {_few(lines)}. To change them: "
+        f"pserverctl tables set {present.name} {asked}, or update_settings=True where the trainer "
+        "connects"
+    )
+
+
+def _assignments(present: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Return what ``pserverctl tables set`` takes to make one description the other."""
+    (before,), (after,) = present["optimizer"].values(), wanted["optimizer"].values()
+    words = [f"{name}={_shown(after[name])}" for name in after if after[name] != before[name]]
+    if present[NON_FINITE] != wanted[NON_FINITE]:
+        words.append(f"{NON_FINITE}={shown_policy(wanted[NON_FINITE])}")
+    return " ".join(words)
+
+
+def _few(lines: list[str]) -> str:
     if len(lines) > DIFFERENCES_SHOWN_MAX:
         more = len(lines) - DIFFERENCES_SHOWN_MAX
         lines = [*lines[:DIFFERENCES_SHOWN_MAX], f"and {more} more differences"]
-    return f"table {present.name!r} exists with other settings: {'; '.join(lines)}"
+    return "; ".join(lines)
 
 
 def _shown(value: object) -> str:

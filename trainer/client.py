@@ -8,6 +8,7 @@ the server's.
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,12 +25,14 @@ from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
 from backstay.trainer.checkpoints import Checkpoints
 from backstay.trainer.data_plane import make_data_plane
-from backstay.trainer.directory import ClusterInfo, Directory
+from backstay.trainer.directory import ClusterInfo, Directory, TableTerms
 from backstay.trainer.pending import Pending
 from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream, TaskStreams, check_name
 from backstay.trainer.watch import ClusterWatch, ProgressHook
+
+log = logging.getLogger(__name__)
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -123,6 +126,9 @@ class Client:
         except BaseException:
             self._directory.close()
             raise
+        self.table_terms = TableTerms("update" if self._config.update_settings else "refuse")
+        # What became of other settings that were asked for, in words.
+        self.table_notes: list[str] = []
         self._tables: dict[str, Table] = {}
         self._dense_plans: dict[int, KeyPlan] = {}
         self._lock = threading.Lock()
@@ -143,14 +149,35 @@ class Client:
 
     # -- tables ---------------------------------------------------------------------------
 
-    def create_table(self, spec: TableSpec) -> Table:
+    def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
         """Create a table on all servers; one with the same settings is left as it is.
 
+        Args:
+            spec: What it shall be.
+            update_settings: Give a table that is there the settings of this description: those of
+                its optimizer, such as the learning rate, and the policy for bad gradients. False:
+                refuse. None: as the client's setting of that name says.
+
         Raises:
-            TableConflict: A table of that name exists with other settings.
+            TableConflict: A table of that name exists with other settings, or with rows that
+                cannot go on under these; the message says what differs and what to do.
         """
         self._check_open()
-        return self._remember(self._directory.create_table(spec))
+        terms = self.table_terms
+        if update_settings is not None:
+            terms = TableTerms("update" if update_settings else "refuse")
+        declared = self._directory.create_table(spec, terms)
+        note = ""
+        if declared.changed:
+            note = f"table {spec.name!r} goes on with {', '.join(declared.changed)}"
+            log.info("%s", note)
+        elif declared.kept:
+            note = f"table {spec.name!r} keeps its settings; not taken over: "
+            note += ", ".join(declared.kept)
+            log.warning("%s", note)
+        if note:
+            self.table_notes = [*self.table_notes, note]
+        return self._remember(declared.spec)
 
     def table(self, name: str) -> Table:
         """Return the table of that name.
@@ -447,7 +474,10 @@ class Client:
             raise ClosedError("the client is closed")
 
     def _remember(self, spec: TableSpec) -> Table:
-        return self._tables.setdefault(spec.name, Table.of(spec))
+        known = self._tables.get(spec.name)
+        if known is None or known.spec != spec:
+            known = self._tables[spec.name] = Table.of(spec)
+        return known
 
     def _table(self, table: Table | str) -> Table:
         return self.table(table) if isinstance(table, str) else table

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import Literal, Protocol, TypeVar, cast
 
 import grpc
 
@@ -111,6 +111,44 @@ class ClusterInfo:
     def nodes(self) -> tuple[NodeRecord, ...]:
         """The nodes, in the order that the routing table refers to."""
         return self.routing.nodes
+
+
+@dataclass(frozen=True)
+class TableTerms:
+    """What happens to a table that is there with other settings, but rows of the same layout.
+
+    Attributes:
+        other_settings: The call is refused; the table takes over those asked for; or it stays.
+        job: With "update": number of the streams of the job that asks. Only the first worker of
+            each start of it is heard, and only if its model asks for something new. 0: no job.
+        job_start: Which start of the job it is.
+    """
+
+    other_settings: Literal["refuse", "update", "keep"] = "refuse"
+    job: int = 0
+    job_start: int = 0
+
+
+@dataclass(frozen=True)
+class DeclaredTable:
+    """A table as it is on the servers, and what became of other settings that were asked for.
+
+    Attributes:
+        spec: Its description.
+        changed: What was changed, "learning_rate: 0.1 -> 0.01" each.
+        kept: What was asked for and not taken over, in the same form.
+    """
+
+    spec: TableSpec
+    changed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+_OTHER_SETTINGS = {
+    "refuse": tables_pb2.OTHER_SETTINGS_REFUSE,
+    "update": tables_pb2.OTHER_SETTINGS_UPDATE,
+    "keep": tables_pb2.OTHER_SETTINGS_KEEP,
+}
 
 
 class Directory:
@@ -232,16 +270,25 @@ class Directory:
                 trainers_pb2.DeregisterTrainerRequest(id=trainer_id), timeout=timeout_s
             )
 
-    def create_table(self, spec: TableSpec) -> TableSpec:
+    def create_table(self, spec: TableSpec, terms: TableTerms) -> DeclaredTable:
         """Create a table on all servers and return it as it is there."""
-        request = tables_pb2.CreateTableRequest(spec_json=spec.to_json())
+        request = tables_pb2.CreateTableRequest(
+            spec_json=spec.to_json(),
+            other_settings=_OTHER_SETTINGS[terms.other_settings],
+            job=terms.job,
+            job_start=terms.job_start,
+        )
         response = self._call(
             lambda channel, timeout_s: tables_pb2_grpc.TablesServiceStub(channel).CreateTable(
                 request, timeout=timeout_s
             ),
             attempt_ms=_THOROUGH_ATTEMPT_MS,
         )
-        return TableSpec.from_json(response.table.spec_json)
+        return DeclaredTable(
+            TableSpec.from_json(response.table.spec_json),
+            tuple(response.changed),
+            tuple(response.kept),
+        )
 
     def table(self, name: str) -> TableSpec:
         """Fetch one table's description."""

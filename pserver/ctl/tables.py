@@ -1,7 +1,8 @@
-"""``pserverctl tables``: the tables, with rows and memory over all nodes."""
+"""``pserverctl tables``: the tables, with rows and memory over all nodes, and their settings."""
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -9,30 +10,115 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from backstay.exits import print_json
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
+from backstay.errors import ConfigError
+from backstay.exits import exit_on_error, print_json
+from backstay.pserver.ctl.asking import (
+    EXIT_NO_ANSWER,
+    EXIT_UNHEALTHY,
+    Given,
+    ask,
+    examples,
+    json_option,
+)
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.table_settings import NON_FINITE, shown_policy
 
-__all__ = ["tables"]
+__all__ = ["parse_assignments", "tables"]
 
-EXAMPLES = examples("pserverctl --endpoint 127.0.0.1:7000 tables --json")
+EXAMPLES = examples(
+    "pserverctl --endpoint 127.0.0.1:7000 tables --json",
+    "pserverctl tables set user/emb learning_rate=0.01",
+)
+SET_EXAMPLES = examples(
+    "pserverctl tables set user/emb learning_rate=0.01",
+    "pserverctl tables set user/emb learning_rate=0.001 epsilon=1e-6 --dry-run",
+    "pserverctl tables set user/emb non_finite=clip:5 --json",
+)
 
 
-@click.command(epilog=EXAMPLES)
+@click.group(invoke_without_command=True, epilog=EXAMPLES)
 @json_option()
-@click.pass_obj
-def tables(given: Given, as_json: bool) -> None:
+@click.pass_context
+def tables(context: click.Context, as_json: bool) -> None:
     """Show the tables, with rows and memory over all nodes; each copy of a row counts.
 
     The exit code is 1 if a node does not answer, so that its rows are missing in the sums.
     """
-    report = ask(given, ClusterInspection.tables, as_json=as_json)
+    if context.invoked_subcommand is not None:
+        return
+    report = ask(context.find_object(Given) or Given(), ClusterInspection.tables, as_json=as_json)
     if as_json:
         print_json(report)
     else:
         _show(report)
     sys.exit(EXIT_UNHEALTHY if report["silent_nodes"] else 0)
+
+
+@tables.command("set", epilog=SET_EXAMPLES)
+@click.argument("name")
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@json_option()
+@click.pass_obj
+def set_settings(
+    given: Given, name: str, assignments: tuple[str, ...], dry_run: bool, as_json: bool
+) -> None:
+    """Change settings of a table that exists, while it is trained.
+
+    KEY is a setting of its optimizer, such as learning_rate, epsilon or beta1, or non_finite, whose
+    VALUE is refuse or clip:LIMIT. Every push taken on after this has ended is applied under the
+    new settings, on all copies. What the layout of the rows depends on cannot change: another
+    optimizer, the dimension, the storage.
+    """
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
+        settings = parse_assignments(assignments)
+    done = ask(
+        given,
+        lambda inspection: inspection.set_table(name, settings, dry_run=dry_run),
+        as_json=as_json,
+    )
+    if as_json:
+        print_json(done)
+    elif not done["changed"]:
+        click.echo(f"table {name!r} has these settings already")
+    else:
+        would = "would change" if dry_run else f"revision {done['revision']}"
+        click.echo(f"table {name!r}, {would}: {', '.join(done['changed'])}")
+
+
+def parse_assignments(words: tuple[str, ...]) -> dict[str, Any]:
+    """Return settings by name from words like ``learning_rate=0.01``.
+
+    Raises:
+        ConfigError: One is not of that form, or names a setting a second time.
+    """
+    settings: dict[str, Any] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        name = name.strip()
+        if not sign or not name or not value.strip():
+            raise ConfigError(f"{word!r}: expected KEY=VALUE, such as learning_rate=0.01")
+        if name in settings:
+            raise ConfigError(f"{name} is given twice")
+        settings[name] = _policy(value.strip()) if name == NON_FINITE else _value(value.strip())
+    return settings
+
+
+def _policy(text: str) -> Any:
+    """Read a policy for bad gradients: ``refuse``, or ``clip:LIMIT``."""
+    kind, _, limit = text.partition(":")
+    if kind == "clip":
+        return {"clip": {"limit": _value(limit)}}
+    return text
+
+
+def _value(text: str) -> Any:
+    """Read a number or a flag; anything else stays a text, which the servers refuse by name."""
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except ValueError:
+        return text
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -58,8 +144,17 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
             escape(table["name"]),
             f"{kind} {size}",
             spec["storage"],
-            next(iter(spec["optimizer"])),
+            settings_text(spec),
             f"{table['rows']:,}",
             size_text(table["bytes"]),
         )
     print_whole(console, shown)
+
+
+def settings_text(spec: dict[str, Any]) -> str:
+    """Return an optimizer with its settings, and the policy for bad gradients if it is set."""
+    ((name, own),) = spec["optimizer"].items()
+    words = [name, *(f"{key}={json.dumps(value)}" for key, value in own.items())]
+    if spec[NON_FINITE] != "refuse":
+        words.append(f"{NON_FINITE}={shown_policy(spec[NON_FINITE])}")
+    return " ".join(words)

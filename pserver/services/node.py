@@ -28,7 +28,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         config: ServerConfig,
         own: Callable[[], NodeRecord],
         cluster_uid: Callable[[], str],
-        apply_here: Callable[[str], KnownTable],
+        apply_here: Callable[[str, int], KnownTable],
         slot_bytes: Callable[[], NDArray[np.uint64]],
     ) -> None:
         """Prepare.
@@ -37,7 +37,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             config: This node's settings.
             own: Says who this node is at present.
             cluster_uid: Says which cluster it has joined; empty before.
-            apply_here: Takes a table in on this node.
+            apply_here: Takes a table in on this node: its description, and of which revision.
             slot_bytes: Says how many bytes each slot takes here.
         """
         self._config = config
@@ -65,7 +65,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> node_pb2.ApplyTableResponse:
         """Take over a table of the cluster's records."""
-        self._apply_here(request.spec_json)
+        self._apply_here(request.spec_json, request.revision)
         return node_pb2.ApplyTableResponse()
 
     async def GetSlotBytes(  # noqa: N802

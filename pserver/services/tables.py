@@ -1,8 +1,8 @@
-"""``TablesService``: creating, listing and describing tables."""
+"""``TablesService``: creating, changing, listing and describing tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpc import aio
@@ -10,10 +10,21 @@ from grpc import aio
 from backstay._native import DataServer
 from backstay._proto.v1 import tables_pb2, tables_pb2_grpc
 from backstay.errors import ServerUnavailable
-from backstay.pserver.table_creation import TableCreation
+from backstay.pserver.table_creation import (
+    Declarer,
+    OtherSettings,
+    TableCreation,
+    settings_of,
+)
 from backstay.pserver.table_registry import KnownTable, TableRegistry
 
 __all__ = ["TablesService"]
+
+_OTHER_SETTINGS: Mapping[int, OtherSettings] = {
+    tables_pb2.OTHER_SETTINGS_REFUSE: "refuse",
+    tables_pb2.OTHER_SETTINGS_UPDATE: "update",
+    tables_pb2.OTHER_SETTINGS_KEEP: "keep",
+}
 
 
 class TablesService(tables_pb2_grpc.TablesServiceServicer):
@@ -37,11 +48,28 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         context: aio.ServicerContext[Any, Any],
     ) -> tables_pb2.CreateTableResponse:
         """Answer when every living node has the table."""
-        creation = self._creation()
-        if creation is None:
-            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
-        table = await creation.create(request.spec_json)
-        return tables_pb2.CreateTableResponse(table=self._message(table))
+        creation = self._creator()
+        declarer = Declarer(request.job, request.job_start) if request.job else None
+        outcome = await creation.create(
+            request.spec_json,
+            other_settings=_OTHER_SETTINGS.get(request.other_settings, "refuse"),
+            declarer=declarer,
+        )
+        return tables_pb2.CreateTableResponse(
+            table=self._message(outcome.table), changed=outcome.changed, kept=outcome.kept
+        )
+
+    async def SetTable(  # noqa: N802
+        self,
+        request: tables_pb2.SetTableRequest,
+        context: aio.ServicerContext[Any, Any],
+    ) -> tables_pb2.SetTableResponse:
+        """Answer when every living node has the new settings."""
+        settings = settings_of(request.settings_json)
+        outcome = await self._creator().set(request.name, settings, dry_run=request.dry_run)
+        return tables_pb2.SetTableResponse(
+            table=self._message(outcome.table), changed=outcome.changed
+        )
 
     async def ListTables(  # noqa: N802
         self,
@@ -62,6 +90,12 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         table = self._registry.get(request.name)
         return tables_pb2.GetTableResponse(table=self._message(table))
 
+    def _creator(self) -> TableCreation:
+        creation = self._creation()
+        if creation is None:
+            raise ServerUnavailable("this node has not joined its cluster yet; repeat the call")
+        return creation
+
     def _message(self, table: KnownTable) -> tables_pb2.Table:
         rows, size_bytes = self._data_server.table_usage(table.name)
         return tables_pb2.Table(
@@ -70,4 +104,5 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
             spec_json=table.spec_json,
             rows=rows,
             bytes=size_bytes,
+            revision=table.revision,
         )

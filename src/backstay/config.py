@@ -512,6 +512,11 @@ class ClientConfig(SecurityConfig):
         minimum=4096,
         maximum=2**30,
     )
+    update_settings: bool = setting(
+        False,
+        "Whether a table that is there takes over the settings that a trainer asks for, such as "
+        "another learning rate; off: that is refused. Jobs have a rule of their own.",
+    )
 
 
 def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:

@@ -197,7 +197,9 @@ def mapped_errors(address: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise error_of(error, address) from error
+        meant = error_of(error, address)
+        # A refusal says it all; gRPC's own pages about the call would only hide it.
+        raise meant from (None if isinstance(meant, errors.RequestRefused) else error)
 
 
 def error_of(error: grpc.RpcError, address: str) -> BackstayError:

@@ -25,6 +25,7 @@ from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
     ControllerRecord,
+    DeclaredTable,
     Event,
     MemberRecord,
     NodeRecord,
@@ -291,6 +292,7 @@ RECORDS: tuple[Any, ...] = (
     Event(8, "promoted", "ps-1", 40, (0, 2, 9), "because"),
     ShardRecord(3, 1, "ps-1", 5, "in_sync", 1490184573.25, 1490184574.0, 4),
     TableRecord('{"name":"t","dim":8}', 2**64 - 1),
+    TableRecord('{"name":"t"}', 1, 7, DeclaredTable(2**64 - 1, 3, '{"name":"t"}')),
 )
 
 

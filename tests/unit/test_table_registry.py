@@ -14,7 +14,10 @@ from backstay.tables import SGD, Adagrad, TableSpec
 
 def registry(max_tables: int = 10) -> TableRegistry:
     return TableRegistry(
-        canonical=_native.canonical_table, id_of=_native.table_id, max_tables=max_tables
+        canonical=_native.canonical_table,
+        id_of=_native.table_id,
+        with_settings=_native.table_with_settings,
+        max_tables=max_tables,
     )
 
 
@@ -46,13 +49,26 @@ def test_a_conflict_shows_each_difference() -> None:
     message = str(refused.value)
     assert "table 'emb' exists with other settings" in message
     assert "kind.sparse.dim: 4 there, 8 asked for" in message
+    # What could be changed is not what stands in the way.
+    assert "learning_rate" not in message
+    assert "another name" in message
+    with pytest.raises(TableConflict) as refused:
+        tables.check(sparse(rate=0.2))
+    message = str(refused.value)
     assert "optimizer.adagrad.learning_rate: 0.1 there, 0.2 asked for" in message
-    with pytest.raises(TableConflict, match=r"optimizer\.adagrad: .* there, nothing asked for"):
+    assert "pserverctl tables set emb learning_rate=0.2, or update_settings=True" in message
+    assert "\n" not in message
+    with pytest.raises(TableConflict, match="optimizer: adagrad there, sgd asked for"):
         tables.check(TableSpec.sparse("emb", 4, optimizer=SGD(0.1)).to_json())
 
 
 def test_a_twin_of_another_tables_id_is_refused() -> None:
-    tables = TableRegistry(canonical=_native.canonical_table, id_of=lambda _: 7, max_tables=10)
+    tables = TableRegistry(
+        canonical=_native.canonical_table,
+        id_of=lambda _: 7,
+        with_settings=_native.table_with_settings,
+        max_tables=10,
+    )
     tables.add(tables.check(sparse("a")))
     with pytest.raises(TableConflict, match="'b' would have the same id as 'a'; rename it"):
         tables.check(sparse("b"))

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -175,6 +175,7 @@ def init(
     trainer_id: int | None = None,
     trainers_num: int | None = None,
     job: str = "",
+    update_settings: bool | None = None,
     config: ClientConfig | None = None,
     trainer: TrainerName | None = None,
 ) -> Session:
@@ -186,6 +187,8 @@ def init(
         trainer_id: Default: ``PADDLE_TRAINER_ID``, else ``RANK``; 0 if there is one trainer only.
         trainers_num: Default: ``PADDLE_TRAINERS_NUM``, else ``WORLD_SIZE``, else 1.
         job: Comes before the names of all tables, as "job/name".
+        update_settings: Give tables that are there the settings of this program, such as another
+            learning rate. False: refuse that. Default: ``BACKSTAY_UPDATE_SETTINGS``, else False.
         config: Timeouts, token and TLS. Default: from the ``BACKSTAY_*`` names.
         trainer: What ``pserverctl trainers`` shows it to work for. Default: ``job``.
 
@@ -198,6 +201,8 @@ def init(
     environment = TrainerEnvironment.read(
         os.environ, endpoints=endpoints, trainer_id=trainer_id, trainers_num=trainers_num
     )
+    if update_settings is not None:
+        config = replace(config or ClientConfig.load(), update_settings=update_settings)
     client = Client(environment.endpoints, config=config, trainer=trainer or TrainerName(job))
     return open_session(Session(client, environment, job))
 

@@ -61,9 +61,9 @@ class ForwardingClient:
         """Stand before a client, which stays its owner's."""
         self.behind = client
 
-    def create_table(self, spec: TableSpec) -> Table:
+    def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
         """See ``Client.create_table``."""
-        return self.behind.create_table(spec)
+        return self.behind.create_table(spec, update_settings=update_settings)
 
     def table(self, name: str) -> Table:
         """See ``Client.table``."""

@@ -100,13 +100,13 @@ class GeoClient(ForwardingClient):
         self._rows: dict[str, LocalRows] = {}
         self._tensors: dict[str, _LocalTensor] = {}
 
-    def create_table(self, spec: TableSpec) -> Table:
+    def create_table(self, spec: TableSpec, *, update_settings: bool | None = None) -> Table:
         """Create a table, which must have SGD.
 
         Raises:
             ConfigError: It has another optimizer.
         """
-        table = super().create_table(spec)
+        table = super().create_table(spec, update_settings=update_settings)
         _rate_of(table)
         return table
 

@@ -15,11 +15,13 @@ from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.client import Client
+from backstay.trainer.directory import TableTerms
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.registration import TrainerName
 from backstay.trainer.table import Table
 from backstay.trainer.worker.audit import RecordCounter
+from backstay.trainer.worker.job_tasks import JobTerms
 from backstay.trainer.worker.pace import Pace
 
 __all__ = ["Engine", "open_engine"]
@@ -70,10 +72,13 @@ def open_engine(
     endpoints: str | Sequence[str],
     config: ClientConfig | None,
     pace: Pace,
-    stream_job: int,
+    terms: JobTerms,
     worker_id: str = "",
 ) -> Engine:
     """Connect, make the program, and create its tables or find those of other workers.
+
+    Of a job that goes on, the first worker of each start settles the tables' settings; a job that
+    uses the model of another one changes nothing.
 
     Dense values are those of the servers: the first worker's, or what became of them.
 
@@ -94,10 +99,15 @@ def open_engine(
     with contextlib.ExitStack() as undo:
         undo.callback(session.close)
         client = session.client
+        client.table_terms = (
+            TableTerms("keep")
+            if spec.model_from
+            else TableTerms("update", terms.stream_job, terms.start)
+        )
         # It has the methods that adapters use; the session is the one place that is told.
         session.client = pace.stand_before(client)
         program = framework.build(definition, session.client, spec)
-        counter = RecordCounter(client, spec.name, stream_job) if spec.audit else None
+        counter = RecordCounter(client, spec.name, terms.stream_job) if spec.audit else None
         names = [*program.tables(), *([counter.table_name] if counter else [])]
         tables = tuple(client.table(name) for name in names)
         rows = _rows_of(client)

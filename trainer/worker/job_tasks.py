@@ -49,10 +49,12 @@ class JobTerms:
     Attributes:
         spec_json: The spec, for ``JobSpec.from_json``.
         stream_job: First part of the ids of the job's streams (u64).
+        start: Which start of the job it is: how often a master took it over.
     """
 
     spec_json: str
     stream_job: int
+    start: int = 0
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,7 @@ class MasterLink:
         return JobTerms(
             spec_json=answer.spec_json,
             stream_job=answer.stream_job,
+            start=answer.start,
         )
 
     def lead_at(self, address: str) -> None:
@@ -148,13 +149,17 @@ class MasterLink:
             self._who.sync_address = address
             self._figures.worker.sync_address = address
 
-    def declare_tables(self, names: Sequence[str]) -> None:
+    def declare_tables(self, names: Sequence[str], notes: Sequence[str] = ()) -> None:
         """Tell the names of the job's tables, in the order in which the program made them.
+
+        Args:
+            names: The names.
+            notes: What became of settings that the tables did not have.
 
         Raises:
             TableConflict: Another worker's list differs; the message says where.
         """
-        request = job_pb2.DeclareTablesRequest(worker=self._who, names=names)
+        request = job_pb2.DeclareTablesRequest(worker=self._who, names=names, notes=notes)
         self._calls.call(lambda stub, timeout: stub.DeclareTables(request, timeout=timeout))
 
     def get_task(self, rows: tuple[int, int] | None = None) -> Task | Wait | Ended:

@@ -441,11 +441,12 @@ class Worker:
                 self._endpoints,
                 self._config,
                 self._pace,
-                self._terms.stream_job,
+                self._terms,
                 self._id,
             )
             self._engine = engine
-            self._link.declare_tables([table.name for table in engine.tables])
+            names = [table.name for table in engine.tables]
+            self._link.declare_tables(names, engine.client.table_notes)
         return self._engine
 
     def _connected(self) -> Engine:

@@ -160,6 +160,7 @@ class Supervisor:
         )
         self._fresh = fresh
         self._log_dir = Path(spec.log_dir)
+        self._said_notes: set[str] = set()
         self._status: job_pb2.JobStatus | None = None
         self._parked: tuple[job_pb2.ParkedTask, ...] = ()
         self._file: StatusFile | None = None
@@ -275,6 +276,12 @@ class Supervisor:
             self._tell_what_is_left(client, end[0], servers)
             return end
 
+    def _say_new_notes(self, status: job_pb2.JobStatus) -> None:
+        for note in status.table_notes:
+            if note not in self._said_notes:
+                self._said_notes.add(note)
+                self._show.say(note)
+
     def _tell_what_is_left(self, client: JobClient, state: str, servers: JobServers) -> None:
         """Say what failed for good, and where a stopped job goes on; its servers may end soon."""
         status = self._status
@@ -353,6 +360,7 @@ class Supervisor:
                     if status.state in OVER_STATES and not status.saving:
                         return status.state, status.reason
             if self._status is not None:
+                self._say_new_notes(self._status)
                 self._show.update(self._status, servers.count(), trouble)
             now_s = time.monotonic()
             if give_up_s is None and stops.asked:

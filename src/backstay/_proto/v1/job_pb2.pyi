@@ -206,21 +206,25 @@ class JoinResponse(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     STREAM_JOB_FIELD_NUMBER: _builtins.int
     HOLD_TTL_MS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
     """The spec as backstay.job_spec reads it."""
     stream_job: _builtins.int
     """First part of the ids of the job's streams."""
     hold_ttl_ms: _builtins.int
+    start: _builtins.int
+    """Which start of the job it is; see CreateTableRequest."""
     def __init__(
         self,
         *,
         spec_json: _builtins.str = ...,
         stream_job: _builtins.int = ...,
         hold_ttl_ms: _builtins.int = ...,
+        start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "spec_json", b"spec_json", "stream_job", b"stream_job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "spec_json", b"spec_json", "start", b"start", "stream_job", b"stream_job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,19 +236,25 @@ class DeclareTablesRequest(_message.Message):
 
     WORKER_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For people: what became of settings that the tables did not have."""
+
     def __init__(
         self,
         *,
         worker: Global___Worker | None = ...,
         names: _abc.Iterable[_builtins.str] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "notes", b"notes", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1015,6 +1025,7 @@ class JobStatus(_message.Message):
     INEXACT_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FAILED_FIELD_NUMBER: _builtins.int
+    TABLE_NOTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1070,6 +1081,10 @@ class JobStatus(_message.Message):
 
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
+    @_builtins.property
+    def table_notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For people: what became of settings of the model file that the tables did not have."""
+
     def __init__(
         self,
         *,
@@ -1104,10 +1119,11 @@ class JobStatus(_message.Message):
         inexact: _builtins.str = ...,
         saving: _builtins.bool = ...,
         checkpoints_failed: _builtins.int = ...,
+        table_notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints_failed", b"checkpoints_failed", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints_failed", b"checkpoints_failed", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from backstay._proto.v1 import cluster_pb2 as backstay_dot_v1_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61\x63kstay/v1/node.proto\x12\x0b\x62\x61\x63kstay.v1\x1a\x19\x62\x61\x63kstay/v1/cluster.proto\"\x11\n\x0f\x44\x65scribeRequest\"v\n\x10\x44\x65scribeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Node\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x12\n\nslot_count\x18\x03 \x01(\r\x12\x13\n\x0b\x63luster_uid\x18\x05 \x01(\tJ\x04\x08\x04\x10\x05\"&\n\x11\x41pplyTableRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\"\x14\n\x12\x41pplyTableResponse\"\x15\n\x13GetSlotBytesRequest\"1\n\x14GetSlotBytesResponse\x12\x19\n\rbytes_of_slot\x18\x01 \x03(\x04\x42\x02\x10\x01\x32\xfa\x01\n\x0bNodeService\x12G\n\x08\x44\x65scribe\x12\x1c.backstay.v1.DescribeRequest\x1a\x1d.backstay.v1.DescribeResponse\x12M\n\nApplyTable\x12\x1e.backstay.v1.ApplyTableRequest\x1a\x1f.backstay.v1.ApplyTableResponse\x12S\n\x0cGetSlotBytes\x12 .backstay.v1.GetSlotBytesRequest\x1a!.backstay.v1.GetSlotBytesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61\x63kstay/v1/node.proto\x12\x0b\x62\x61\x63kstay.v1\x1a\x19\x62\x61\x63kstay/v1/cluster.proto\"\x11\n\x0f\x44\x65scribeRequest\"v\n\x10\x44\x65scribeResponse\x12\x1f\n\x04node\x18\x01 \x01(\x0b\x32\x11.backstay.v1.Node\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x12\n\nslot_count\x18\x03 \x01(\r\x12\x13\n\x0b\x63luster_uid\x18\x05 \x01(\tJ\x04\x08\x04\x10\x05\"8\n\x11\x41pplyTableRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\x04\"\x14\n\x12\x41pplyTableResponse\"\x15\n\x13GetSlotBytesRequest\"1\n\x14GetSlotBytesResponse\x12\x19\n\rbytes_of_slot\x18\x01 \x03(\x04\x42\x02\x10\x01\x32\xfa\x01\n\x0bNodeService\x12G\n\x08\x44\x65scribe\x12\x1c.backstay.v1.DescribeRequest\x1a\x1d.backstay.v1.DescribeResponse\x12M\n\nApplyTable\x12\x1e.backstay.v1.ApplyTableRequest\x1a\x1f.backstay.v1.ApplyTableResponse\x12S\n\x0cGetSlotBytes\x12 .backstay.v1.GetSlotBytesRequest\x1a!.backstay.v1.GetSlotBytesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,13 +39,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBERESPONSE']._serialized_start=85
   _globals['_DESCRIBERESPONSE']._serialized_end=203
   _globals['_APPLYTABLEREQUEST']._serialized_start=205
-  _globals['_APPLYTABLEREQUEST']._serialized_end=243
-  _globals['_APPLYTABLERESPONSE']._serialized_start=245
-  _globals['_APPLYTABLERESPONSE']._serialized_end=265
-  _globals['_GETSLOTBYTESREQUEST']._serialized_start=267
-  _globals['_GETSLOTBYTESREQUEST']._serialized_end=288
-  _globals['_GETSLOTBYTESRESPONSE']._serialized_start=290
-  _globals['_GETSLOTBYTESRESPONSE']._serialized_end=339
-  _globals['_NODESERVICE']._serialized_start=342
-  _globals['_NODESERVICE']._serialized_end=592
+  _globals['_APPLYTABLEREQUEST']._serialized_end=261
+  _globals['_APPLYTABLERESPONSE']._serialized_start=263
+  _globals['_APPLYTABLERESPONSE']._serialized_end=283
+  _globals['_GETSLOTBYTESREQUEST']._serialized_start=285
+  _globals['_GETSLOTBYTESREQUEST']._serialized_end=306
+  _globals['_GETSLOTBYTESRESPONSE']._serialized_start=308
+  _globals['_GETSLOTBYTESRESPONSE']._serialized_end=357
+  _globals['_NODESERVICE']._serialized_start=360
+  _globals['_NODESERVICE']._serialized_end=610
 # @@protoc_insertion_point(module_scope)

@@ -69,16 +69,20 @@ class ApplyTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_JSON_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
     """Canonical settings."""
+    revision: _builtins.int
+    """Which of its settings they are; an older revision than the node's is ignored."""
     def __init__(
         self,
         *,
         spec_json: _builtins.str = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

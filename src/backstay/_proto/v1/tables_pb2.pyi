@@ -11,6 +11,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -22,6 +23,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _OtherSettings:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OtherSettingsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OtherSettings.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OTHER_SETTINGS_REFUSE: _OtherSettings.ValueType  # 0
+    """The call is refused."""
+    OTHER_SETTINGS_UPDATE: _OtherSettings.ValueType  # 1
+    """The table takes over those asked for."""
+    OTHER_SETTINGS_KEEP: _OtherSettings.ValueType  # 2
+    """The table stays as it is."""
+
+class OtherSettings(_OtherSettings, metaclass=_OtherSettingsEnumTypeWrapper):
+    """What happens to a table that is there with other settings, but rows of the same layout."""
+
+OTHER_SETTINGS_REFUSE: OtherSettings.ValueType  # 0
+"""The call is refused."""
+OTHER_SETTINGS_UPDATE: OtherSettings.ValueType  # 1
+"""The table takes over those asked for."""
+OTHER_SETTINGS_KEEP: OtherSettings.ValueType  # 2
+"""The table stays as it is."""
+Global___OtherSettings: _TypeAlias = OtherSettings  # noqa: Y015
+
 @_typing.final
 class Table(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -31,6 +56,7 @@ class Table(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     id: _builtins.int
     """A fixed hash of the name, under which the table travels on the data plane."""
@@ -39,6 +65,8 @@ class Table(_message.Message):
     rows: _builtins.int
     """Rows (or dense blocks) that the answering node holds, and the memory they take."""
     bytes: _builtins.int
+    revision: _builtins.int
+    """Which of its settings these are: 1 when it was made, one more with each change."""
     def __init__(
         self,
         *,
@@ -47,10 +75,11 @@ class Table(_message.Message):
         spec_json: _builtins.str = ...,
         rows: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "name", b"name", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "name", b"name", "revision", b"revision", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -61,15 +90,27 @@ class CreateTableRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPEC_JSON_FIELD_NUMBER: _builtins.int
+    OTHER_SETTINGS_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    JOB_START_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
+    other_settings: Global___OtherSettings.ValueType
+    job: _builtins.int
+    """With OTHER_SETTINGS_UPDATE, for a job: the first worker of each start of the job settles it,
+    and only if its model asks for something else than the start before. 0: no job.
+    """
+    job_start: _builtins.int
     def __init__(
         self,
         *,
         spec_json: _builtins.str = ...,
+        other_settings: Global___OtherSettings.ValueType = ...,
+        job: _builtins.int = ...,
+        job_start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "job_start", b"job_start", "other_settings", b"other_settings", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -80,20 +121,85 @@ class CreateTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def table(self) -> Global___Table: ...
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was changed, "learning_rate: 0.1 -> 0.01" each."""
+
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was asked for and not taken over, in the same form."""
+
     def __init__(
         self,
         *,
         table: Global___Table | None = ...,
+        changed: _abc.Iterable[_builtins.str] | None = ...,
+        kept: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "kept", b"kept", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateTableResponse: _TypeAlias = CreateTableResponse  # noqa: Y015
+
+@_typing.final
+class SetTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SETTINGS_JSON_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    settings_json: _builtins.str
+    """A JSON object: settings of the optimizer by name, and non_finite as in a description."""
+    dry_run: _builtins.bool
+    """Only say what would change."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        settings_json: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "name", b"name", "settings_json", b"settings_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTableRequest: _TypeAlias = SetTableRequest  # noqa: Y015
+
+@_typing.final
+class SetTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___Table: ...
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in CreateTableResponse; empty: the table had these settings already."""
+
+    def __init__(
+        self,
+        *,
+        table: Global___Table | None = ...,
+        changed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTableResponse: _TypeAlias = SetTableResponse  # noqa: Y015
 
 @_typing.final
 class ListTablesRequest(_message.Message):

@@ -39,6 +39,11 @@ class TablesServiceStub:
                 request_serializer=backstay_dot_v1_dot_tables__pb2.CreateTableRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_tables__pb2.CreateTableResponse.FromString,
                 _registered_method=True)
+        self.SetTable = channel.unary_unary(
+                '/backstay.v1.TablesService/SetTable',
+                request_serializer=backstay_dot_v1_dot_tables__pb2.SetTableRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_tables__pb2.SetTableResponse.FromString,
+                _registered_method=True)
         self.ListTables = channel.unary_unary(
                 '/backstay.v1.TablesService/ListTables',
                 request_serializer=backstay_dot_v1_dot_tables__pb2.ListTablesRequest.SerializeToString,
@@ -57,6 +62,7 @@ class TablesServiceServicer:
     def CreateTable(self, request, context):
         """Creates the table on every node, or answers with the one that is there already if its
         settings are equal (so repeating the call is safe, and completes one that was cut short).
+        other_settings says what happens to one that is there with other settings.
 
         ALREADY_EXISTS: a table of that name has other settings; the message shows which.
         Every node that is alive has it then; the others take it over when they come.
@@ -64,6 +70,19 @@ class TablesServiceServicer:
         UNAVAILABLE: the coordination store does not answer, or a node that counts as alive did not
         confirm; the message names it. Repeat the call.
         INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTable(self, request, context):
+        """Changes settings of a table that is there: those of its optimizer that do not change the layout
+        of its rows, and the policy for bad gradients. Every push that a master takes on after the
+        answer is applied under them.
+
+        NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that
+        has rows. INVALID_ARGUMENT: there is no such setting, or its value is out of range.
+        UNAVAILABLE: as of CreateTable. Repeat the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,6 +109,11 @@ def add_TablesServiceServicer_to_server(servicer, server):
                     servicer.CreateTable,
                     request_deserializer=backstay_dot_v1_dot_tables__pb2.CreateTableRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_tables__pb2.CreateTableResponse.SerializeToString,
+            ),
+            'SetTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTable,
+                    request_deserializer=backstay_dot_v1_dot_tables__pb2.SetTableRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_tables__pb2.SetTableResponse.SerializeToString,
             ),
             'ListTables': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTables,
@@ -129,6 +153,33 @@ class TablesService:
             '/backstay.v1.TablesService/CreateTable',
             backstay_dot_v1_dot_tables__pb2.CreateTableRequest.SerializeToString,
             backstay_dot_v1_dot_tables__pb2.CreateTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/backstay.v1.TablesService/SetTable',
+            backstay_dot_v1_dot_tables__pb2.SetTableRequest.SerializeToString,
+            backstay_dot_v1_dot_tables__pb2.SetTableResponse.FromString,
             options,
             channel_credentials,
             insecure,

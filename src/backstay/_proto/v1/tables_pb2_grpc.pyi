@@ -38,6 +38,7 @@ class TablesServiceStub:
     CreateTable: _grpc.UnaryUnaryMultiCallable[_tables_pb2.CreateTableRequest, _tables_pb2.CreateTableResponse]
     """Creates the table on every node, or answers with the one that is there already if its
     settings are equal (so repeating the call is safe, and completes one that was cut short).
+    other_settings says what happens to one that is there with other settings.
 
     ALREADY_EXISTS: a table of that name has other settings; the message shows which.
     Every node that is alive has it then; the others take it over when they come.
@@ -45,6 +46,15 @@ class TablesServiceStub:
     UNAVAILABLE: the coordination store does not answer, or a node that counts as alive did not
     confirm; the message names it. Repeat the call.
     INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
+    """
+    SetTable: _grpc.UnaryUnaryMultiCallable[_tables_pb2.SetTableRequest, _tables_pb2.SetTableResponse]
+    """Changes settings of a table that is there: those of its optimizer that do not change the layout
+    of its rows, and the policy for bad gradients. Every push that a master takes on after the
+    answer is applied under them.
+
+    NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that
+    has rows. INVALID_ARGUMENT: there is no such setting, or its value is out of range.
+    UNAVAILABLE: as of CreateTable. Repeat the call.
     """
     ListTables: _grpc.UnaryUnaryMultiCallable[_tables_pb2.ListTablesRequest, _tables_pb2.ListTablesResponse]
     """All tables that the node knows, sorted by name, with this node's share of their rows."""
@@ -57,6 +67,7 @@ class TablesServiceAsyncStub(TablesServiceStub):
     CreateTable: _aio.UnaryUnaryMultiCallable[_tables_pb2.CreateTableRequest, _tables_pb2.CreateTableResponse]  # type: ignore[assignment]
     """Creates the table on every node, or answers with the one that is there already if its
     settings are equal (so repeating the call is safe, and completes one that was cut short).
+    other_settings says what happens to one that is there with other settings.
 
     ALREADY_EXISTS: a table of that name has other settings; the message shows which.
     Every node that is alive has it then; the others take it over when they come.
@@ -64,6 +75,15 @@ class TablesServiceAsyncStub(TablesServiceStub):
     UNAVAILABLE: the coordination store does not answer, or a node that counts as alive did not
     confirm; the message names it. Repeat the call.
     INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
+    """
+    SetTable: _aio.UnaryUnaryMultiCallable[_tables_pb2.SetTableRequest, _tables_pb2.SetTableResponse]  # type: ignore[assignment]
+    """Changes settings of a table that is there: those of its optimizer that do not change the layout
+    of its rows, and the policy for bad gradients. Every push that a master takes on after the
+    answer is applied under them.
+
+    NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that
+    has rows. INVALID_ARGUMENT: there is no such setting, or its value is out of range.
+    UNAVAILABLE: as of CreateTable. Repeat the call.
     """
     ListTables: _aio.UnaryUnaryMultiCallable[_tables_pb2.ListTablesRequest, _tables_pb2.ListTablesResponse]  # type: ignore[assignment]
     """All tables that the node knows, sorted by name, with this node's share of their rows."""
@@ -79,6 +99,7 @@ class TablesServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_tables_pb2.CreateTableResponse, _abc.Awaitable[_tables_pb2.CreateTableResponse]]:
         """Creates the table on every node, or answers with the one that is there already if its
         settings are equal (so repeating the call is safe, and completes one that was cut short).
+        other_settings says what happens to one that is there with other settings.
 
         ALREADY_EXISTS: a table of that name has other settings; the message shows which.
         Every node that is alive has it then; the others take it over when they come.
@@ -86,6 +107,21 @@ class TablesServiceServicer(metaclass=_abc_1.ABCMeta):
         UNAVAILABLE: the coordination store does not answer, or a node that counts as alive did not
         confirm; the message names it. Repeat the call.
         INVALID_ARGUMENT: a setting is wrong. RESOURCE_EXHAUSTED: too many tables.
+        """
+
+    @_abc_1.abstractmethod
+    def SetTable(
+        self,
+        request: _tables_pb2.SetTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tables_pb2.SetTableResponse, _abc.Awaitable[_tables_pb2.SetTableResponse]]:
+        """Changes settings of a table that is there: those of its optimizer that do not change the layout
+        of its rows, and the policy for bad gradients. Every push that a master takes on after the
+        answer is applied under them.
+
+        NOT_FOUND: there is no such table. ALREADY_EXISTS: the setting cannot change on a table that
+        has rows. INVALID_ARGUMENT: there is no such setting, or its value is out of range.
+        UNAVAILABLE: as of CreateTable. Repeat the call.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,84 @@
+"""Settings of a table by name, as people change them: ``learning_rate=0.01``.
+
+Pure. Which values are allowed, and what can change on a table that has rows, is the data plane's to
+say; here it is settled what a name means.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from backstay.errors import ConfigError, TableConflict
+
+__all__ = ["NON_FINITE", "settings_changed", "shown_policy", "with_assignments"]
+
+NON_FINITE = "non_finite"
+# What a description holds besides settings.
+_FIXED = {
+    "dim": "kind",
+    "shape": "kind",
+    "block_elements": "kind",
+    "dtype": "storage",
+    "kind": "kind",
+    "storage": "storage",
+    "initializer": "initializer",
+    "seed": "seed",
+    "name": "name",
+    "optimizer": "optimizer",
+}
+
+
+def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
+    """Return a description with some settings changed; whether they are allowed is checked later.
+
+    Args:
+        spec_json: Canonical.
+        settings: Of its optimizer by name, and ``non_finite``.
+
+    Raises:
+        ConfigError: It has no such setting.
+        TableConflict: What is named is no setting: the table's rows depend on it.
+    """
+    spec = json.loads(spec_json)
+    ((kind, own),) = spec["optimizer"].items()
+    for name, value in settings.items():
+        if name == NON_FINITE:
+            spec[NON_FINITE] = value
+        elif name in own:
+            own[name] = value
+        elif name in _FIXED:
+            raise TableConflict(
+                f"{name} of table {spec['name']!r} cannot be changed: its rows are made for it; "
+                "make a table of another name"
+            )
+        else:
+            near = difflib.get_close_matches(name, [*own, NON_FINITE], 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(
+                f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
+                f"{', '.join([*own, NON_FINITE])}"
+            )
+    return json.dumps(spec)
+
+
+def settings_changed(before_json: str, after_json: str) -> tuple[str, ...]:
+    """Return what differs in two descriptions, "learning_rate: 0.1 -> 0.01" each."""
+    before, after = json.loads(before_json), json.loads(after_json)
+    (old,), (new,) = before["optimizer"].values(), after["optimizer"].values()
+    lines = [
+        f"{name}: {json.dumps(old.get(name))} -> {json.dumps(new[name])}"
+        for name in new
+        if old.get(name) != new[name]
+    ]
+    if before[NON_FINITE] != after[NON_FINITE]:
+        was, is_now = (shown_policy(spec[NON_FINITE]) for spec in (before, after))
+        lines.append(f"{NON_FINITE}: {was} -> {is_now}")
+    return tuple(lines)
+
+
+def shown_policy(policy: Any) -> str:
+    """Return a policy for bad gradients as ``pserverctl tables set`` takes it."""
+    return policy if isinstance(policy, str) else f"clip:{json.dumps(policy['clip']['limit'])}"
