@@ -484,3 +484,60 @@ def test_a_disk_that_is_full_at_the_end_loses_no_model(folder: Path) -> None:
         result = result_of(folder, process)
     assert (result["state"], result["exit_code"]) == ("done", 0)
     assert result["checkpoint"] in {path.name for path in other.iterdir()}
+
+
+def rate_of_rows(endpoint: str) -> tuple[float, int]:
+    """The learning rate that the servers have for the model's rows, and of which revision."""
+    command = [sys.executable, "-m", "backstay.pserver.ctl.cli", "--endpoint", endpoint]
+    done = subprocess.run([*command, "tables", "--json"], capture_output=True, timeout=WAIT_S)
+    (rows,) = (
+        one for one in json.loads(done.stdout)["tables"] if one["name"].startswith("tiny/rows")
+    )
+    return rows["spec"]["optimizer"]["sgd"]["learning_rate"], rows["revision"]
+
+
+def test_a_job_goes_on_with_another_learning_rate_and_says_so(folder: Path) -> None:
+    model = folder / "model.py"
+    with LocalCluster(1) as cluster:
+        endpoint = cluster.endpoints[0]
+        command = ("train", "job.yaml", "--endpoint", endpoint, "--json")
+        assert run(folder, *command, "--epochs", "1")["state"] == "done"
+        assert rate_of_rows(endpoint) == (0.1, 1)
+        model.write_text(MODEL.replace("lr=0.1", "lr=0.05"))
+        result = run(folder, *command, "--epochs", "2")
+        assert (result["state"], result["records_counted_once"]) == ("done", True)
+        assert rate_of_rows(endpoint) == (0.05, 2)
+        said = (folder / "stderr").read_text().splitlines()
+        lines = [line for line in said if "goes on with learning_rate: 0.1 -> 0.05" in line]
+        # One for the rows and one for the dense parameters, and none of both workers' twice.
+        assert len(lines) == len(set(lines)) == 2, said
+        # What is set by hand stays, as long as the model file does not ask for something else.
+        ctl = [sys.executable, "-m", "backstay.pserver.ctl.cli", "--endpoint", endpoint]
+        name = lines[0].split("'")[1]
+        subprocess.run([*ctl, "tables", "set", name, "learning_rate=0.5"], check=True)
+        assert run(folder, *command, "--epochs", "3")["state"] == "done"
+        assert rate_of_rows(endpoint) == (0.5, 3)
+        # Evaluation changes nothing, whatever its model file says.
+        model.write_text(MODEL.replace("lr=0.1", "lr=0.01"))
+        judged = run(folder, "evaluate", "job.yaml", "--endpoint", endpoint, "--json")
+        assert judged["state"] == "done"
+        assert rate_of_rows(endpoint) == (0.5, 3)
+        # Another optimizer has other rows.
+        model.write_text(MODEL.replace("torch.optim.SGD", "torch.optim.Adam"))
+        refused = run_to_its_end(folder, *command, "--epochs", "4")
+        assert refused.returncode != 0
+        assert "optimizer: sgd there, adam asked for" in refused.stderr + refused.stdout
+
+
+def test_a_job_with_its_own_servers_goes_on_with_another_learning_rate(folder: Path) -> None:
+    command = ("train", "job.yaml", "--servers", "1", "--json")
+    close(folder, "evaluation")
+    with started(folder, *command) as process:
+        wait_until(lambda: shown(folder).get("checkpoint"))
+        process.send_signal(signal.SIGINT)
+        assert result_of(folder, process)["state"] == "stopped"
+    open_gate(folder, "evaluation")
+    (folder / "model.py").write_text(MODEL.replace("lr=0.1", "lr=0.05"))
+    result = run(folder, *command)
+    assert (result["state"], result["records_counted_once"]) == ("done", True)
+    assert "goes on with learning_rate: 0.1 -> 0.05" in (folder / "stderr").read_text()
