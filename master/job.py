@@ -272,6 +272,9 @@ class Job:
             if round_id.kind is RoundKind.TRAINING:
                 self.figures.update(examples=examples, tasks=1)
                 self._checkpoint_every_tasks()
+            elif self.spec.training is None:
+                # What the job is there for; evaluations beside a training are not.
+                self.figures.update(examples=examples)
             self.stage_state()
         self.rounds.stage(opened)
         if opened.ledger.is_over:

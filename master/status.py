@@ -13,12 +13,14 @@ from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable
+from backstay.job_spec import JobSpec
 from backstay.master.core.holds import ParkedTask
 from backstay.master.job import Job
 
 __all__ = [
     "KIND_OF_MESSAGE",
     "MESSAGE_OF_KIND",
+    "complete_with_spec",
     "job_status",
     "newest_evaluation",
     "parked_message",
@@ -92,6 +94,14 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
     )
     status.evaluations.extend(map(_evaluation_message, record.evaluations))
     return status
+
+
+def complete_with_spec(status: job_pb2.JobStatus, spec: JobSpec) -> None:
+    """Add what records without a master do not tell, and the job's own description does."""
+    if not status.passes and spec.training is not None:
+        status.passes = spec.epochs
+    if not status.kind:
+        status.kind = MESSAGE_OF_KIND[RoundKind(spec.kind)]
 
 
 def _recorded_parked_count(record: JobStateRecord) -> int:

@@ -156,7 +156,8 @@ def show(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
         return
     click.echo(f"{info.id}: {_summary(info)}, of cluster {info.cluster}, {info.slot_count} slots")
     click.echo(f"created {info.created}; tables: {', '.join(info.tables) or 'none'}")
-    click.echo("restored from: " + " + ".join(chain))
+    if len(chain) > 1:
+        click.echo("a restore of it reads: " + " + ".join(chain))
     if info.tags:
         click.echo(f"tags: {_tags_text(info)}")
     if progress:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -11,6 +13,9 @@ from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, js
 from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["verify"]
+
+# More of them say nothing new; --json has all.
+RANGES_SHOWN_MAX = 8
 
 EXAMPLES = examples("pserverctl --endpoint 127.0.0.1:7000 verify")
 
@@ -28,11 +33,35 @@ def verify(given: Given, as_json: bool) -> None:
         print_json(report)
     else:
         click.echo(f"{report['equal']} slots have equal copies, {report['single']} only one copy")
-        for name, meaning in (
-            ("different", "copies differ"),
-            ("undecided", "copies could not be compared at one position"),
-            ("silent_nodes", "no answer"),
-        ):
-            if report[name]:
-                click.echo(f"{meaning}: {', '.join(map(str, report[name]))}")
+        for line in _lines(report):
+            click.echo(line)
     sys.exit(0 if report["good"] else EXIT_UNHEALTHY)
+
+
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is not as it should be, and what to do about it."""
+    if report["different"]:
+        yield f"{_slots(report['different'])}: copies DIFFER"
+        yield "  restore these slots from a checkpoint (pserverctl checkpoint restore --slots)"
+    if report["silent_nodes"]:
+        yield f"no answer from {', '.join(report['silent_nodes'])}: their copies are not compared"
+    if report["undecided"]:
+        yield f"{_slots(report['undecided'])}: not compared"
+        if not report["silent_nodes"]:
+            yield (
+                "  pushes came between the looks at their copies, which were never met at the same "
+                "position; run it again when fewer pushes come"
+            )
+
+
+def _slots(slots: Sequence[int]) -> str:
+    """Return so many slots as ranges, the first ones of many."""
+    ranges: list[list[int]] = []
+    for slot in slots:
+        if ranges and ranges[-1][1] == slot - 1:
+            ranges[-1][1] = slot
+        else:
+            ranges.append([slot, slot])
+    shown = [f"{a}-{b}" if a != b else str(a) for a, b in ranges[:RANGES_SHOWN_MAX]]
+    more = ", ..." if len(ranges) > RANGES_SHOWN_MAX else ""
+    return f"{len(slots)} slots ({', '.join(shown)}{more})"

@@ -519,6 +519,9 @@ class ClientConfig(SecurityConfig):
     )
 
 
+_warned_of: set[str] = set()
+
+
 def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
     """Log the variables with our prefix that nothing reads: mostly, a setting's name is misspelt.
 
@@ -529,8 +532,10 @@ def _warn_of_unknown_variables(environment: Mapping[str, str]) -> None:
         for kind in (ServerConfig, ClientConfig)
         for item in fields(kind)
     }
-    for name in sorted(environment.keys() - known):
+    for name in sorted(environment.keys() - known - _warned_of):
         if name.startswith(ENVIRONMENT_PREFIX):
+            # Once in a process: its settings are read in several places.
+            _warned_of.add(name)
             log.warning(
                 "environment variable %s is no setting of a server or client%s",
                 name,

@@ -150,7 +150,7 @@ def test_a_job_of_one_process_keeps_the_rows_of_its_own_server(folder: Path) -> 
         (("train", "--output", "/proc/x", "--local"), 2, "output: cannot write to /proc/x: "),
         (("train", "--output", "nowhere://x"), 2, "output: cannot write to nowhere://x: Protocol"),
         (("predict", "--output", "/proc/x"), 2, "output: cannot write to /proc/x: No such file"),
-        (("evaluate", "--validation", "empty"), 1, "empty: there is no such file or folder"),
+        (("evaluate", "--validation", "empty"), 1, "empty: the folder is empty, or has only"),
         (("predict", "--prediction", "head.csv"), 2, "prediction: there are no records in"),
     ],
 )

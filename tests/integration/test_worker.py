@@ -93,6 +93,8 @@ def test_a_worker_killed_in_a_task(cluster: LocalCluster, tmp_path: Path, framew
     told = audit(cluster, spec)
     assert told.records_counted_once, told
     assert told.right == RECORDS
+    # The audit's figure: attempts that were cut short count with the rest.
+    assert status.examples == 2 * RECORDS
     assert len(status.evaluations) == 2
     assert status.evaluations[-1].metrics["auc"] > 0.7
     assert set(status.evaluations[-1].metrics) == {"auc", "logloss", "positives"}
@@ -110,6 +112,7 @@ def test_sigterm_gives_the_task_back(cluster: LocalCluster, tmp_path: Path) -> N
         assert status.state == "done", status.reason
         # What was settled is not done again: the other worker has the rest.
         assert status.steps == RECORDS // BATCH
+        assert status.examples == RECORDS
     told = audit(cluster, spec)
     assert told.records_counted_once, told
 

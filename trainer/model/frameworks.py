@@ -193,7 +193,7 @@ def checked_loss(value: float) -> float:
     """
     if not math.isfinite(value):
         raise NonFiniteLoss(
-            f"the loss is {value}: look for damaged numbers in the records named below, or for a "
+            f"the loss is {value}: look for damaged numbers in the records of the batch, or for a "
             "learning rate that is too high"
         )
     return value

@@ -56,6 +56,11 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "eval_metrics": ("eval_metrics", "eval_metrics_fn"),
 }
 FRAMEWORKS = ("paddle", "torch")
+KERAS_HINT = (
+    "TensorFlow does not run here, and Keras does on PyTorch: use Keras 3 with KERAS_BACKEND=torch "
+    "(workers.env of the job, and the shell for --local), loss and optimizer of PyTorch; or write "
+    "the model in Paddle or PyTorch"
+)
 TRACE_LINES = 6
 
 
@@ -105,6 +110,8 @@ class ModelDefinition:
         found = {name for name in FRAMEWORKS if _uses(self.module, name)} or self.new_frameworks
         if len(found) == 1:
             return min(found)
+        if not found and (_uses(self.module, "keras") or _uses(self.module, "tensorflow")):
+            raise ConfigError(f"{self.path}: {KERAS_HINT}")
         which = "both Paddle and PyTorch" if found else "neither Paddle nor PyTorch"
         raise ConfigError(
             f"{self.path}: it imports {which}; set the job's framework to 'paddle' or 'torch'"
@@ -196,9 +203,10 @@ def _run(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(
-            f"model: {file} cannot be loaded:\n{user_traceback(error, file)}"
-        ) from error
+        text = f"model: {file} cannot be loaded:\n{user_traceback(error, file)}"
+        if isinstance(error, ModuleNotFoundError) and error.name == "tensorflow":
+            text += KERAS_HINT
+        raise ConfigError(text) from error
     return module
 
 

@@ -176,7 +176,7 @@ class FileSet:
         for path in self._paths:
             found = self._remote_names(path) if "://" in path else _local_names(path)
             if not found:
-                raise DataUnavailable(f"{_without_secret(path)}: there is no such file or folder")
+                raise DataUnavailable(f"{_without_secret(path)}: {self._why_none(path)}")
             names.update(dict.fromkeys(found))
         return [self.file(name) for name in names]
 
@@ -186,6 +186,18 @@ class FileSet:
             return DataFile(name, name)
         system, path = self._system(name)
         return DataFile(_without_secret(name), path, system)
+
+    def _why_none(self, path: str) -> str:
+        """Return why a path leads to no file."""
+        if "://" in path:
+            system, place = self._system(path)
+            with reading(_without_secret(path)):
+                is_folder = not _PATTERN.search(place) and bool(system.isdir(place))
+        else:
+            is_folder = os.path.isdir(path)
+        if is_folder:
+            return "the folder is empty, or has only files whose names begin with '.' or '_'"
+        return "there is no such file or folder"
 
     def _remote_names(self, url: str) -> list[str]:
         system, path = self._system(url)

@@ -260,7 +260,7 @@ class MasterLink:
         Args:
             task: The task.
             batches: Batches of the whole task, those before ``first_batch`` included.
-            examples: Records that this worker went through.
+            examples: Records of the task that were gone through, in all attempts.
             loss: Mean over those.
             outputs: Of an evaluation task.
             bad_record_count: Damaged records that were skipped.

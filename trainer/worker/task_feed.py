@@ -134,6 +134,7 @@ class TaskFeed:
         self._batch_size = batch_size
         self._first = first_batch
         self._batches: int | None = None
+        self._records = 0
         # Taken from the queue before its turn; of the thread that takes.
         self._first_ready: Fed | None = None
         self._ready: queue.Queue[Fed | Exception | None] = queue.Queue(BATCHES_AHEAD_MAX)
@@ -152,6 +153,14 @@ class TaskFeed:
     def known_batches(self) -> int | None:
         """The same, None before it is known."""
         return self._batches
+
+    @property
+    def records(self) -> int:
+        """Good records of the whole task, those of batches before ``first_batch`` included.
+
+        Known once the first batch was taken, or the end was met.
+        """
+        return self._records
 
     @property
     def all_made(self) -> bool:
@@ -215,6 +224,7 @@ class TaskFeed:
             records = read_batch(reader, part.shard, part.start, part.count, self.bad)
             order = record_order(len(records), part.shuffle_seed)
             size = self._batch_size
+            self._records = len(records)
             self._batches = -(-len(records) // size)
             for number in range(self._first, self._batches):
                 places = order[number * size : (number + 1) * size]

@@ -347,11 +347,14 @@ class Worker:
     ) -> bool:
         """Tell that a task is done; return whether this attempt was the first."""
         feed = work.feed
+        # Of training all records of the task, whoever trained on them: attempts that were cut short
+        # have told of their batches, and nobody else tells of their records.
+        is_training = work.task.kind == "training" and feed is not None
         return self._told(
             lambda: self._link.complete(
                 work.task,
                 batches=0 if feed is None else feed.batches,
-                examples=work.examples,
+                examples=feed.records if is_training and feed else work.examples,
                 loss=loss,
                 outputs=outputs,
                 bad_record_count=0 if feed is None else feed.bad.count,

@@ -37,6 +37,7 @@ from backstay.errors import (
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, find_job, list_jobs
+from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl.asking import (
     Given,
     config_option,
@@ -278,6 +279,8 @@ def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
         try:
             silent = not entry.master_address and entry.state not in OVER_STATES
             status = None if silent else client.status()
+            if status is not None:
+                complete_with_spec(status, JobSpec.from_json(entry.spec_json))
             parked = () if silent else client.parked()
         finally:
             client.close()

@@ -139,7 +139,6 @@ class MasterProcess:
             if self._stopping.is_set() or code in self._final_codes or restarts >= RESTARTS_MAX:
                 break
             restarts += 1
-            log.warning("the job's master ended with %d and is started again", code)
             self._on_restart(code)
             # At once after the first, so that tasks flow again soon; slower when it goes on.
             pause_s = min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2 ** (restarts - 2))

@@ -59,7 +59,7 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     loss = f", loss {status.loss:.4f}" if status.HasField("loss") else ""
     lines = [
         f"{status.job}: {status.state}{f' ({status.reason})' if status.reason else ''}",
-        f"{status.examples:,} examples in {status.steps:,} steps{loss}",
+        _work_text(status) + loss,
     ]
     metrics = metrics_text(status)
     if metrics:
@@ -75,6 +75,14 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
             f"{status.parked:,} tasks failed too often; see `backstay jobs show {status.job}`"
         )
     return lines
+
+
+def _work_text(status: job_pb2.JobStatus) -> str:
+    """Return how much was done; a job that trains nothing has no steps."""
+    done = {"evaluation": "evaluated", "prediction": "predicted"}.get(kind_name(status.kind))
+    if status.passes or status.steps or done is None:
+        return f"{status.examples:,} examples in {status.steps:,} steps"
+    return f"{status.examples:,} records {done}"
 
 
 class Show:

@@ -41,6 +41,7 @@ from backstay.master.job_client import JobClient, find_job
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
+from backstay.master.status import complete_with_spec
 from backstay.trainer.worker.audit import RecordsAudit
 
 __all__ = ["Outcome", "Supervisor"]
@@ -400,6 +401,7 @@ class Supervisor:
             if self._status.HasField("loss"):
                 status.loss = self._status.loss
             status.tasks.CopyFrom(self._status.tasks)
+        complete_with_spec(status, self._spec)
         self._status = status
         metrics.write(status)
         if self._file is not None:
