@@ -11,7 +11,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -33,14 +34,17 @@ __all__ = [
     "EXPORT_FORMAT",
     "TABLE_FORMAT",
     "Format",
+    "ModelLayer",
+    "ModelPart",
     "export",
+    "is_kept_out",
 ]
 
 Format: TypeAlias = Literal["safetensors", "parquet"]
 # Called with a table's name and the rows of it written so far.
 Progress: TypeAlias = Callable[[str, int], None]
 
-EXPORT_FORMAT = 1
+EXPORT_FORMAT = 2
 EXPORT_FILE = "export.json"
 DENSE_FILE = "dense.safetensors"
 TABLE_FORMAT = "backstay-table-1"
@@ -50,12 +54,52 @@ ROW_GROUP_ROWS = 65_536
 SLUG_LENGTH_MAX = 80
 
 
+@dataclass(frozen=True)
+class ModelLayer:
+    """An embedding of a model and the table that its rows are in.
+
+    Attributes:
+        path: Of the layer in the model.
+        table: Its name.
+        bag: How a bag's rows are combined, "sum" or "mean"; None: it is no bag.
+        padding_idx: The id that is answered with zeros.
+        include_last_offset: See PyTorch's ``EmbeddingBag``.
+    """
+
+    path: str
+    table: str
+    bag: str | None = None
+    padding_idx: int | None = None
+    include_last_offset: bool = False
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """What an export knows of a model.
+
+    Attributes:
+        framework: ``paddle`` or ``torch``.
+        layers: Its embeddings whose rows are in tables.
+        state: All else, by the names of ``state_dict()``.
+    """
+
+    framework: str
+    layers: tuple[ModelLayer, ...]
+    state: Mapping[str, NDArray[Any]] = field(repr=False)
+
+
+def is_kept_out(table: str) -> bool:
+    """Return whether a table is of backstay's own, such as the audit's: no part of a model."""
+    return table.rpartition("/")[2].startswith("__")
+
+
 def export(
     storage: CheckpointStorage,
     checkpoint_id: str,
     directory: str | Path,
     format: Format = "safetensors",  # noqa: A002  # the word that users know
     *,
+    model: ModelPart | None = None,
     scratch: Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -69,6 +113,8 @@ def export(
         directory: The folder to make; must not exist.
         format: Of the sparse tables: "safetensors", which can be looked up mapped, or "parquet".
             Dense tables are tensors, and always in a file of tensors.
+        model: Export this model: the tables of its layers, and its state in the place of dense
+            tables. None: all tables, but for those of backstay's own.
         scratch: A folder for copies of parts, if the storage is not local.
         progress: Called after each slot.
 
@@ -93,7 +139,7 @@ def export(
     with CheckpointReader(storage, checkpoint_id, scratch=scratch) as reader:
         try:
             aside.mkdir(parents=True)
-            _write(reader, aside, format, progress)
+            _write(reader, aside, format, model, progress)
             sync_folder(aside)
             aside.rename(target)
             sync_folder(target.parent)
@@ -107,10 +153,19 @@ def export(
     return target
 
 
-def _write(reader: CheckpointReader, folder: Path, kind: Format, progress: Progress | None) -> None:
+def _write(
+    reader: CheckpointReader,
+    folder: Path,
+    kind: Format,
+    model: ModelPart | None,
+    progress: Progress | None,
+) -> None:
     manifest = reader.manifest
     tables, dense = [], []
+    wanted = None if model is None else {layer.table for layer in model.layers}
     for number, spec in enumerate(manifest.tables):
+        if is_kept_out(spec.name) if wanted is None else spec.name not in wanted:
+            continue
         if not isinstance(spec.kind, Sparse):
             dense.append(spec)
             continue
@@ -118,6 +173,8 @@ def _write(reader: CheckpointReader, folder: Path, kind: Format, progress: Progr
         name = f"table-{number:04d}-{slug}.{kind}"
         count = _write_table(reader, spec, folder / name, kind, progress)
         tables.append({"spec": json.loads(spec.to_json()), "file": name, "rows": count})
+    if model is not None and model.state:
+        _write_state(model.state, folder / DENSE_FILE, manifest.id)
     if dense:
         _write_dense(reader, dense, folder / DENSE_FILE)
     files = []
@@ -137,6 +194,7 @@ def _write(reader: CheckpointReader, folder: Path, kind: Format, progress: Progr
                 {"spec": json.loads(spec.to_json()), "file": DENSE_FILE, "tensor": spec.name}
                 for spec in dense
             ],
+            "model": None if model is None else _model_entry(model),
             "files": files,
         }
     )
@@ -175,6 +233,27 @@ def _write_dense(reader: CheckpointReader, specs: list[TableSpec], path: Path) -
     metadata = {"format": DENSE_FORMAT, "checkpoint": reader.manifest.id}
     for name, array in tensors.create(path, shapes, metadata).items():
         reader.dense(name, out=array)
+
+
+def _model_entry(model: ModelPart) -> dict[str, Any]:
+    return {
+        "framework": model.framework,
+        "layers": [asdict(layer) for layer in model.layers],
+        "state": sorted(model.state),
+    }
+
+
+def _write_state(state: Mapping[str, NDArray[Any]], path: Path, checkpoint: str) -> None:
+    """Write a model's state: each tensor under its name, in its shape."""
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name in sorted(state, key=lambda name: (-state[name].itemsize, name)):
+        kind = tensors.kind_of(state[name])
+        if kind is None:
+            raise InvalidRequest(f"{name} of the model is {state[name].dtype}: not to be exported")
+        kinds[name] = kind, state[name].shape
+    metadata = {"format": DENSE_FORMAT, "checkpoint": checkpoint}
+    for name, array in tensors.create(path, kinds, metadata).items():
+        array[...] = state[name]
 
 
 def _shape_of(spec: TableSpec) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ from backstay.checkpoint.export import (
     EXPORT_FILE,
     EXPORT_FORMAT,
     TABLE_FORMAT,
+    ModelLayer,
+    ModelPart,
 )
 from backstay.checkpoint.initial import initial_rows
 from backstay.checkpoint.roots import sha256_of
@@ -129,6 +131,7 @@ class Export:
     dense_tables: tuple[TableSpec, ...]
     _entries: tuple[Mapping[str, Any], ...]
     _files: Mapping[str, Mapping[str, Any]]
+    _model: Mapping[str, Any] | None = None
 
     @classmethod
     def open(cls, directory: str | Path) -> Export:
@@ -155,6 +158,29 @@ class Export:
             raise CheckpointDamaged(f"{path}: {error}") from error
         opened._check_lengths()
         return opened
+
+    @property
+    def where(self) -> str:
+        """The folder, for messages."""
+        return str(self.directory)
+
+    @property
+    def model(self) -> ModelPart | None:
+        """The model that was exported, its state mapped and read-only; None: tables alone.
+
+        Raises:
+            CheckpointDamaged: The file of its state is damaged.
+        """
+        if self._model is None:
+            return None
+        layers = tuple(ModelLayer(**entry) for entry in self._model["layers"])
+        names, state = self._model["state"], {}
+        if names:
+            path, kinds = self.directory / DENSE_FILE, tensors.STATE_DTYPES
+            state = dict(tensors.read(path, DENSE_FILE, dtypes=kinds).tensors)
+        if sorted(state) != names:
+            raise CheckpointDamaged(f"{DENSE_FILE}: its tensors are not those of {EXPORT_FILE}")
+        return ModelPart(self._model["framework"], layers, state)
 
     def table(self, name: str) -> ExportedTable:
         """Open a sparse table.
@@ -255,7 +281,11 @@ def _read_index(document: dict[str, Any]) -> dict[str, Any]:
     dense_specs = tuple(TableSpec.from_json(json.dumps(each["spec"])) for each in dense)
     if not all(isinstance(spec.kind, Sparse) for spec in sparse_specs):
         raise InvalidRequest("a dense table among the sparse ones")
+    model = found["model"]
+    if model is not None:
+        _check_model(model, {spec.name for spec in sparse_specs})
     return {
+        "_model": model,
         "checkpoint": found["checkpoint"],
         "tags": found["tags"],
         "sparse": sparse_specs,
@@ -263,6 +293,18 @@ def _read_index(document: dict[str, Any]) -> dict[str, Any]:
         "_entries": entries,
         "_files": files,
     }
+
+
+def _check_model(model: Mapping[str, Any], tables: set[str]) -> None:
+    check_fields("model", model, _MODEL_FIELDS)
+    for entry in model["layers"]:
+        check_fields("a layer", entry, _LAYER_FIELDS)
+        if entry["table"] not in tables:
+            raise InvalidRequest(f"the layer {entry['path']!r} has no table")
+        if entry["bag"] not in (None, "sum", "mean"):
+            raise InvalidRequest(f"the layer {entry['path']!r} combines by {entry['bag']!r}")
+    if not all(isinstance(name, str) for name in model["state"]):
+        raise InvalidRequest("model: state is no list of names")
 
 
 _FIELDS: Mapping[str, tuple[type, ...]] = {
@@ -273,7 +315,16 @@ _FIELDS: Mapping[str, tuple[type, ...]] = {
     "tags": (dict,),
     "tables": (list,),
     "dense": (list,),
+    "model": (dict, type(None)),
     "files": (list,),
+}
+_MODEL_FIELDS = {"framework": (str,), "layers": (list,), "state": (list,)}
+_LAYER_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "path": (str,),
+    "table": (str,),
+    "bag": (str, type(None)),
+    "padding_idx": (int, type(None)),
+    "include_last_offset": (bool,),
 }
 _FILE_FIELDS = {"file": (str,), "bytes": (int,), "sha256": (str,)}
 _TABLE_FIELDS = {"spec": (dict,), "file": (str,), "rows": (int,)}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from backstay.checkpoint.documents import parse_json
 from backstay.errors import CheckpointDamaged, CheckpointUnavailable, InvalidRequest
 
-__all__ = ["HEADER_BYTES_MAX", "TensorFile", "create", "read"]
+__all__ = ["HEADER_BYTES_MAX", "STATE_DTYPES", "TensorFile", "create", "kind_of", "read"]
 
 # As the format's own library has it.
 HEADER_BYTES_MAX = 100_000_000
@@ -30,6 +30,18 @@ RANK_MAX = 16
 _LENGTH_BYTES = 8
 # The kinds of numbers in our files, little-endian whatever the machine.
 _DTYPES: Mapping[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F32": np.dtype("<f4")}
+# Besides those, what a model's state may hold.
+STATE_DTYPES: Mapping[str, np.dtype[Any]] = {
+    **_DTYPES,
+    "F64": np.dtype("<f8"),
+    "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("<i1"),
+    "U8": np.dtype("<u1"),
+    "BOOL": np.dtype("?"),
+}
 _METADATA = "__metadata__"
 
 Array: TypeAlias = NDArray[Any]
@@ -48,12 +60,19 @@ class TensorFile:
     tensors: Mapping[str, Array]
 
 
-def read(path: Path, where: str) -> TensorFile:
+def kind_of(array: Array) -> str | None:
+    """Return the dtype of an array as the format writes it; None: it has none for it."""
+    little = array.dtype.newbyteorder("<")
+    return next((kind for kind, dtype in STATE_DTYPES.items() if dtype == little), None)
+
+
+def read(path: Path, where: str, *, dtypes: Mapping[str, np.dtype[Any]] = _DTYPES) -> TensorFile:
     """Map a file of tensors.
 
     Args:
         path: On this machine. It must not be cut short while the arrays are in use.
         where: Its name, for the error.
+        dtypes: What its tensors may be, by the format's names.
 
     Raises:
         CheckpointDamaged: It is no such file; the message says where and what is wrong.
@@ -69,12 +88,12 @@ def read(path: Path, where: str) -> TensorFile:
     except OSError as error:
         raise CheckpointUnavailable(f"{where}: {error}") from error
     try:
-        return _parsed(content)
+        return _parsed(content, dtypes)
     except InvalidRequest as error:
         raise CheckpointDamaged(f"{where}: {error}") from error
 
 
-def _parsed(content: NDArray[np.uint8]) -> TensorFile:
+def _parsed(content: NDArray[np.uint8], dtypes: Mapping[str, np.dtype[Any]]) -> TensorFile:
     length = int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
     begin = _LENGTH_BYTES + length
     if length > HEADER_BYTES_MAX or begin > len(content):
@@ -85,7 +104,7 @@ def _parsed(content: NDArray[np.uint8]) -> TensorFile:
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
         raise InvalidRequest(f"{_METADATA} is no object of texts")
-    places = {name: _Place.of(name, entry) for name, entry in header.items()}
+    places = {name: _Place.of(name, entry, dtypes) for name, entry in header.items()}
     end = 0
     for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):
         if place.begin != end:
@@ -108,22 +127,23 @@ class _Place:
     end: int
 
     @classmethod
-    def of(cls, name: str, entry: object) -> _Place:
+    def of(cls, name: str, entry: object, dtypes: Mapping[str, np.dtype[Any]]) -> _Place:
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
             raise InvalidRequest(f"tensor {name} does not have dtype, shape and data_offsets")
         kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(kind, str) or kind not in _DTYPES:
-            raise InvalidRequest(f"tensor {name} is of dtype {kind!r}, not U64 or F32")
+        if not isinstance(kind, str) or kind not in dtypes:
+            known = " or ".join(dtypes)
+            raise InvalidRequest(f"tensor {name} is of dtype {kind!r}, not {known}")
         for numbers in (shape, offsets):
             if not isinstance(numbers, list) or not all(_is_size(number) for number in numbers):
                 raise InvalidRequest(f"tensor {name}: a shape or offset is no list of sizes")
         if len(shape) > RANK_MAX or len(offsets) != 2:
             raise InvalidRequest(f"tensor {name} has {len(shape)} dimensions, {offsets} offsets")
         # Python's numbers do not overflow: a shape cannot wrap around to the length it needs.
-        length = math.prod(shape) * _DTYPES[kind].itemsize
+        length = math.prod(shape) * dtypes[kind].itemsize
         if offsets[1] - offsets[0] != length:
             raise InvalidRequest(f"tensor {name} of shape {shape} does not fill {offsets}")
-        return cls(_DTYPES[kind], tuple(shape), offsets[0], offsets[1])
+        return cls(dtypes[kind], tuple(shape), offsets[0], offsets[1])
 
     def view(self, content: NDArray[np.uint8]) -> Array:
         array = content[self.begin : self.end].view(np.ndarray)
@@ -145,8 +165,8 @@ def create(
 
     Args:
         path: Must not exist.
-        tensors: dtype ("U64" or "F32") and shape of each, by name. U64 first, so that all
-            numbers lie on multiples of their size.
+        tensors: dtype (of ``STATE_DTYPES``) and shape of each, by name. The wide ones first, so
+            that all numbers lie on multiples of their size.
         metadata: Texts about the file as a whole.
 
     Raises:
@@ -155,8 +175,8 @@ def create(
     header: dict[str, object] = {_METADATA: dict(metadata)}
     places, end = {}, 0
     for name, (kind, shape) in tensors.items():
-        begin, end = end, end + math.prod(shape) * _DTYPES[kind].itemsize
-        places[name] = _Place(_DTYPES[kind], shape, begin, end)
+        begin, end = end, end + math.prod(shape) * STATE_DTYPES[kind].itemsize
+        places[name] = _Place(STATE_DTYPES[kind], shape, begin, end)
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.checkpoint.lookup import ExportedTable, Unknown
-from backstay.errors import ConfigError
+from backstay.errors import ConfigError, InvalidRequest
+from backstay.trainer.adapter.lookup import Bags, bag_of_each_key
 
-__all__ = ["looked_up", "sorted_rows"]
+__all__ = ["looked_up", "looked_up_bags", "sorted_rows"]
 
 
 def looked_up(
@@ -55,3 +56,39 @@ def sorted_rows(
     if padding is not None:
         weights[signed == padding] = 0.0
     return signed[order], np.concatenate([weights[order], np.zeros((1, table.dim), np.float32)])
+
+
+def looked_up_bags(
+    table: ExportedTable,
+    keys: NDArray[np.int64],
+    starts: NDArray[np.int64] | None,
+    padding: int | None,
+    unknown: Unknown,
+    *,
+    mean: bool,
+    weights: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Return one row a bag, float32 [bags, dim]; empty bags are 0.
+
+    Args:
+        table: Where from.
+        keys: [bags, n]; or flat, with ``starts``.
+        starts: Where each bag begins in the flat keys: [bags], from 0, never falling.
+        padding: The id that does not count.
+        unknown: What an id gets that training has not met.
+        mean: Average instead of sum.
+        weights: A factor for each key, of the shape of ``keys``.
+
+    Raises:
+        InvalidRequest: Shapes do not fit, or an id has no row and ``unknown`` is "refuse".
+    """
+    bag_of_key, bags = bag_of_each_key(keys, starts)
+    if weights is not None and weights.shape != keys.shape:
+        raise InvalidRequest(f"the weights have the shape {weights.shape}, the ids {keys.shape}")
+    keys = keys.reshape(-1)
+    present = np.ones(keys.shape, np.bool_) if padding is None else keys != padding
+    rows = table.lookup(keys[present], unknown=unknown)
+    if weights is not None:
+        rows = rows * weights.reshape(-1)[present][:, None]
+    counts = np.bincount(bag_of_key[present], minlength=bags)
+    return Bags(counts, mean).combine(rows)

@@ -109,7 +109,7 @@ class _ServerModule(ServerRows, torch.nn.Module):  # type: ignore[misc]
         return (
             f"the embedding {self.table_name!r} cannot be copied or pickled: it is a connection "
             "to rows on the pservers. Make the model anew in the other process, with the same "
-            "name=; for inference put an export's rows into it (docs/guide/checkpoints.md)"
+            "name=; for inference see load_for_inference (docs/guide/serve.md)"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from backstay._version import __version__
+from backstay.cli.export import export
 from backstay.cli.jobs import jobs
 from backstay.cli.run import evaluate, predict, train
 from backstay.command_line import settle, share
@@ -29,7 +30,7 @@ def main() -> None:
 # Started by `train` and its like; by hand only where those cannot run.
 master.hidden = True
 completion = completion_command("backstay", {0: "the script is printed", 2: "wrong arguments"})
-for command in (train, evaluate, predict, jobs, local, master, completion):
+for command in (train, evaluate, predict, jobs, export, local, master, completion):
     main.add_command(command)
 share(jobs, shared_options(), adds=True)
 share(main, shared_options(), adds=False)
