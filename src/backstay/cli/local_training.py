@@ -6,6 +6,7 @@ The model is kept in ``output``, else in the job's log folder.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from backstay.cli.metrics_log import MetricsLog
 from backstay.cli.progress import Servers, Show
 from backstay.cli.stop_signals import StopSignals
 from backstay.cli.supervisor import Outcome
+from backstay.cli.threads import chosen_threads, usable_cores
 from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
 from backstay.master.job_check import check_data, check_folders, load_definition
@@ -54,6 +56,10 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
         BackstayError: Data cannot be read, the loss is not finite, or the server or a hook failed.
     """
     check_folders(spec)
+    # Before the model file brings its framework, which reads them then.
+    threads = chosen_threads(spec, os.environ, processes=1, cores=usable_cores())
+    os.environ.update(threads.environment)
+    show.say(f"{spec.name}: {threads.text}")
     definition = load_definition(spec)
     with ExitStack() as stack:
         stack.enter_context(sole_run(Path(spec.log_dir), spec.name))

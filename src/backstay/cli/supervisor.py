@@ -30,6 +30,7 @@ from backstay.cli.metrics_log import MetricsLog, figures_of
 from backstay.cli.progress import Show
 from backstay.cli.servers import JobServers, accept_loss, job_servers
 from backstay.cli.stop_signals import StopSignals
+from backstay.cli.threads import chosen_threads, usable_cores
 from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.consensus.job_records import OVER_STATES
 from backstay.errors import BackstayError, ConfigError, JobError
@@ -262,10 +263,14 @@ class Supervisor:
             stack.callback(client.close)
             launch_client = self._client(servers, CALL_LIMIT_MS)
             stack.callback(launch_client.close)
+            threads = chosen_threads(
+                spec, os.environ, processes=max(1, spec.workers.initial), cores=usable_cores()
+            )
+            self._show.say(f"{spec.name}: {threads.text}")
             launcher = LocalLauncher(
                 self._worker_command,
                 self._log_dir / "workers",
-                env={**env, **_threads(spec), **spec.workers.env},
+                env={**env, **threads.environment, **spec.workers.env},
             )
             follower = stack.enter_context(
                 LaunchFollower(
@@ -504,14 +509,6 @@ class _Port:
         how = f"exit code {one.code}" if one.code > 0 else f"signal {-one.code}"
         last = one.last_words.rpartition("\n")[2] if one.code > 0 else ""
         self._say(f"worker {one.worker_id} ended by {how}{f': {last}' if last else ''}")
-
-
-def _threads(spec: JobSpec) -> dict[str, str]:
-    """Return the variable that keeps workers from using all cores each, unless it is set."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    cores = os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // max(1, spec.workers.initial)))}
 
 
 def _log_trouble(trouble: str) -> None:
