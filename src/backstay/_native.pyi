@@ -405,6 +405,10 @@ class SimMessage:
     def kind(self) -> str:
         """What it is, in one word."""
 
+    @property
+    def rows(self) -> int:
+        """How many rows of a copy or of a push it carries."""
+
 @final
 class SimNode:
     """One node's replication and rows without sockets, threads or clock, for simulators.
@@ -423,6 +427,8 @@ class SimNode:
         max_pending: int = 256,
         copies_at_once: int = 4,
         copy_bytes_per_s: int = 2**64 - 1,
+        copy_piece_bytes: int = 65_536,
+        copy_window_bytes: int = 262_144,
     ) -> SimNode: ...
     def create_table(self, spec_json: str) -> None:
         """Create a table, or do nothing if it exists with the same settings."""

@@ -246,7 +246,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     prepare_timeout_ms: int = setting(
         1000,
-        "Time after which a backup that does not confirm is reported as silent.",
+        "Time after which a backup that answers nothing is reported as silent.",
         minimum=50,
         maximum=60_000,
     )

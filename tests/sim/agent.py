@@ -195,6 +195,7 @@ class Agent:
         )
         for instance in refused:
             self._suspect(instance)
+        self.process.cluster.check_silent(self.process, report.silent)
         if self._reporting:
             self._report_again = True
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
@@ -55,6 +56,10 @@ class Options:
     slow_thought: Micros
     duplicates: float
     copy_bytes_per_s: int
+    row_time: Micros
+    """For how long a row of a copy occupies the wire."""
+    copy_window: int
+    """Rows of copies on the way to a node, at the least."""
     promise: Micros = 150 * MS
     heartbeat: Micros = 45 * MS
     prepare_timeout: Micros = 150 * MS
@@ -64,8 +69,10 @@ class Options:
     healed_within: Micros = 15 * S
 
     @classmethod
-    def draw(cls, random: Random) -> Options:
+    def draw(cls, random: Random, seed: int) -> Options:
         """Draw one."""
+        # Its own: what links are like must not change what else happens.
+        links = Random(f"links of {seed}")
         nodes = random.choice((3, 3, 4, 5))
         return cls(
             nodes=nodes,
@@ -78,6 +85,9 @@ class Options:
             duplicates=random.choice((0.0, 0.1)),
             # A slot is some fifty bytes.
             copy_bytes_per_s=random.choice((UNLIMITED, UNLIMITED, 2_000)),
+            # A slot is some four rows: on slow links its copy takes longer than a push may.
+            row_time=links.choice((0, 0, 0, 0, 10 * MS, 60 * MS)),
+            copy_window=links.choice((1, 1, 4)),
         )
 
 
@@ -109,7 +119,7 @@ class Cluster:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
         self.queue = EventQueue(seed, trace=trace)
-        self.options = Options.draw(self.queue.random)
+        self.options = Options.draw(self.queue.random, seed)
         self.network = Network(self.queue, self.options.slow)
         self.store = SimStore(self.queue, self.network)
         self.routings: list[RoutingTable] = []
@@ -213,6 +223,13 @@ class Cluster:
                 self.fail(f"slot {slot} began anew, empty, in routing {routing.version}")
 
     # Checks
+
+    def check_silent(self, reporter: Pserver, silent: Iterable[int]) -> None:
+        """A node that nobody hurt is not called silent, however slow the links are."""
+        for instance in silent:
+            one = self.processes[instance]
+            if not (reporter.is_hurt or one.is_hurt):
+                self.fail(f"{reporter.node_id} calls {one.node_id} silent, which nobody hurt")
 
     def _synced(self, routing: RoutingTable, slot: int) -> list[Pserver]:
         held = routing.replicas_of_slot[slot].synced

@@ -19,18 +19,41 @@ __all__ = ["Link", "Pserver"]
 TICK = 25 * MS
 RECONNECT = 40 * MS
 CONNECT_TIMEOUT = 120 * MS
+# A key and a weight.
+ROW_BYTES = 12
+# A row of a push takes so much less time on the wire than one of a copy: trainers must not fill
+# slow links alone.
+PUSHED_FASTER = 10
 # Of data_plane.md.
 NOT_READY = 13
 
 
 class Link:
-    """A connection from a master to its backup."""
+    """The connections from a master to its backup: one for orders, one for heartbeats."""
 
     def __init__(self, cluster: Cluster, master: Pserver, backup: Pserver) -> None:
         self.there = Stream(cluster.network, master.place, backup.place)
         self.back = Stream(cluster.network, backup.place, master.place)
+        self.heartbeats = Stream(cluster.network, master.place, backup.place)
+        self.promises = Stream(cluster.network, backup.place, master.place)
         self.number = master.queue.now
         self.is_up = True
+
+    def stream(self, kind: str, *, to_backup: bool) -> Stream:
+        """Return what carries messages of a kind."""
+        if kind in ("heartbeat", "promise"):
+            return self.heartbeats if to_backup else self.promises
+        return self.there if to_backup else self.back
+
+    def cut_there(self) -> None:
+        """Lose what has not arrived at the backup."""
+        self.there.cut()
+        self.heartbeats.cut()
+
+    def cut_back(self) -> None:
+        """Lose what has not arrived at the master."""
+        self.back.cut()
+        self.promises.cut()
 
 
 class Pserver:
@@ -51,6 +74,8 @@ class Pserver:
             heartbeat_us=options.heartbeat,
             prepare_timeout_us=options.prepare_timeout,
             copy_bytes_per_s=options.copy_bytes_per_s,
+            copy_piece_bytes=ROW_BYTES,
+            copy_window_bytes=options.copy_window * ROW_BYTES,
         )
         self.native.create_table(cluster.table_json)
         self.is_alive = True
@@ -87,6 +112,7 @@ class Pserver:
         if not self.is_alive or not self.is_paused:
             return
         self.is_paused = False
+        self.cluster.network.hurt(self.place)
         for slot in range(self.cluster.options.slots):
             self.cluster.probe(self, slot)
         inbox, self._inbox = self._inbox, []
@@ -98,7 +124,7 @@ class Pserver:
         self.is_alive = False
         for link in self.links.values():
             link.is_up = False
-            link.back.cut()
+            link.cut_back()
         for master in self.cluster.processes.values():
             link_here = master.links.get(self.instance)
             if link_here is not None and link_here.is_up:
@@ -148,10 +174,15 @@ class Pserver:
         link = self.links.get(peer) if to_backup else self.heard.get(peer)
         if other is None or link is None or (to_backup and not link.is_up):
             return
-        stream = link.there if to_backup else link.back
+        stream = link.stream(message.kind, to_backup=to_backup)
+        takes = self.cluster.options.row_time * message.rows
+        if message.kind == "prepare":
+            takes //= PUSHED_FASTER
 
         def arrive() -> None:
-            if to_backup and other.heard.get(self.instance) is not link:
+            # A heartbeat brings no order, and may come before the other connection is heard of.
+            ordered = to_backup and message.kind != "heartbeat"
+            if ordered and other.heard.get(self.instance) is not link:
                 other.close(link, self)  # Another one from here was heard after it.
                 return
             if not to_backup and other.links.get(self.instance) is not link:
@@ -162,7 +193,7 @@ class Pserver:
                 self.queue.log(other.node_id, lambda: f"gets from {self.node_id}: {message!r}")
             other.native.receive(other.clock.now(), self.instance, message)
 
-        stream.send(partial(other.handle, arrive))
+        stream.send(partial(other.handle, arrive), takes)
 
     def _dial(self, peer: int) -> None:
         """Try to connect; packets that do not get through mean trying again."""
@@ -211,18 +242,25 @@ class Pserver:
 
     def close(self, link: Link, master: Pserver) -> None:
         """Close a connection from a master, as its backup."""
-        link.there.cut()
+        link.cut_there()
         broken = partial(master.on_broken, self.instance, link, refused=False)
         self.cluster.network.send(self.place, master.place, partial(master.handle, broken))
+
+    @property
+    def is_hurt(self) -> bool:
+        """Whether a fault hits this process, or did a short time ago."""
+        dead_or_stopped = not self.is_alive or self.is_paused
+        return dead_or_stopped or self.cluster.network.is_hurt(self.place)
 
     def break_link(self, peer: int, *, late: bool) -> None:
         """Reset the connection to a backup; ``late``: what is on its way still arrives."""
         link = self.links.get(peer)
         if link is not None and link.is_up:
             link.is_up = False
+            self.cluster.network.hurt(self.place, self.cluster.processes[peer].place)
             if not late:
-                link.there.cut()
-            link.back.cut()
+                link.cut_there()
+            link.cut_back()
             self.handle(partial(self.on_broken, peer, link, refused=False))
 
     def on_broken(self, peer: int, link: Link, *, refused: bool) -> None:

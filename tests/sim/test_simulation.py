@@ -6,15 +6,17 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import RoutingTable
 from backstay.consensus.store import Put, Txn
-from tests.sim.cluster import Cluster, simulate
+from tests.sim.cluster import UNLIMITED, Cluster, Options, simulate
 from tests.sim.events import MS, S
 from tests.sim.faults import depose
 from tests.sim.network import STORE
@@ -94,6 +96,55 @@ def _plain_cluster(replicas: int) -> Cluster:
         if options.nodes == 4 and options.replicas == replicas:
             return cluster
     pytest.fail("no such seed")
+
+
+SLOW_ROW = 60 * MS
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_copies_over_slow_links_take_the_time_of_their_rows_and_cost_nobody_else_his(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = Options.draw
+
+    def on_slow_links(random: Random, seed: int) -> Options:
+        return replace(
+            draw(random, seed),
+            nodes=4,
+            replicas=2,
+            slots=16,
+            trainers=2,
+            slow=300,
+            slow_watch=2 * MS,
+            slow_thought=1 * MS,
+            copy_bytes_per_s=UNLIMITED,
+            row_time=SLOW_ROW,
+            copy_window=1,
+        )
+
+    monkeypatch.setattr(Options, "draw", on_slow_links)
+    cluster = Cluster(seed, trace=False)
+    cluster.queue.run_until(1 * S)
+    victim = next(one for one in cluster.processes.values() if one.node_id == "ps-3")
+    held = {
+        slot: cluster.keys_of[slot]
+        for slot, replicas in enumerate(cluster.routings[-1].replicas_of_slot)
+        if victim
+        in [cluster.processes[cluster.routings[-1].nodes[n].instance] for n in replicas.synced]
+    }
+    # A copy takes longer than a push may, if most of its rows are there.
+    assert max(map(len, held.values())) * SLOW_ROW > cluster.options.prepare_timeout
+    victim.die()
+    cluster.queue.after(200 * MS, partial(cluster.start_process, "ps-3"))
+    cluster.queue.run_until(cluster.queue.now + 500 * MS)
+    rows = sum(map(len, held.values()))
+    limit = cluster.queue.now + rows * SLOW_ROW + 1 * S
+    while any(len(one.synced) < 2 for one in cluster.routings[-1].replicas_of_slot):
+        # That nobody is called silent is looked at in every report.
+        assert cluster.queue.now < limit
+        cluster.queue.run_until(cluster.queue.now + 20 * MS)
+    assert cluster.queue.counts["slots_lost"] == 0
+    _run_to_the_end(cluster)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ use backstay_core::replication::message::{Message, Refuse, SettledSlot};
 use backstay_core::spec::OptimizerSpec;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
-use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame};
+use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};
 use backstay_core::wire::HEADER_BYTES;
 
 const SLOTS: u32 = 8;
@@ -113,7 +113,6 @@ fn messages() -> Vec<Message> {
         Message::Heartbeat {
             sent_at: 1,
             version: 2,
-            decided: 3,
         },
         Message::Commit { decided: 4 },
         Message::Rollback {
@@ -138,6 +137,10 @@ fn messages() -> Vec<Message> {
         Message::Promise {
             sent_at: 1,
             version: 2,
+        },
+        Message::CopyTaken {
+            slot: 3,
+            failed: true,
         },
         Message::Accepted { number: 3 },
         Message::Refused {
@@ -167,6 +170,7 @@ fn what_is_laid_out_is_read_back() {
     let introduction = Introduction {
         instance: 42,
         connection: 7,
+        purpose: Purpose::Heartbeats,
     };
     let (meta, body) = bytes(&introduction.encode());
     let back = read(&meta, &body).unwrap();

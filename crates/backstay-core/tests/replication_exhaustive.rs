@@ -215,6 +215,44 @@ fn a_copy_and_what_follows() {
     explore("copy", world.send_all());
 }
 
+/// Two slots with rows are copied one after the other, a row at a time; a push comes between the
+/// pieces, the connection may break, and the copies are taken in.
+fn two_slots_with_rows(budget: Budget) -> World {
+    let sets = vec![set(0, &[], &[]), set(0, &[], &[])];
+    let mut world = World::new(2, sets, [&[0, 1], &[0, 1]], budget);
+    for step in [Step::Send(0, 0), Step::Add(0, 1), Step::Add(1, 1)] {
+        world.apply(step);
+        world.settle_work();
+    }
+    for version in [2, 3] {
+        world.apply(Step::Route(1, version));
+    }
+    world.apply(Step::Route(0, 3));
+    world
+}
+
+/// What is pushed while a copy is under way is applied behind it, once, whoever is master then.
+#[test]
+fn copies_in_pieces_and_what_is_pushed_between_them() {
+    let budget = Budget {
+        changes: 4,
+        ..NOTHING
+    };
+    explore("copies in pieces", two_slots_with_rows(budget));
+}
+
+/// A break in the middle of a copy, after which it begins anew.
+#[test]
+fn a_break_between_the_pieces_of_a_copy() {
+    let budget = Budget {
+        changes: 3,
+        breaks: 1,
+        late: true,
+        ..NOTHING
+    };
+    explore("break in a copy", two_slots_with_rows(budget));
+}
+
 /// Promises run out while a routing change travels: no two nodes answer reads.
 #[test]
 fn a_handover_while_time_passes() {

@@ -1,5 +1,6 @@
-//! Connections to backups: one for each node that replicates a slot of this one, opened by the
-//! master, kept open, opened anew.
+//! Connections to backups: two for each node that replicates a slot of this one, opened by the
+//! master, kept open, opened anew, both together. One carries orders and their answers, the other
+//! heartbeats and promises, which must not wait behind orders.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
-use backstay_core::replication::{Message, NodeId};
-use backstay_core::wire::peer::{self, Introduction, PeerFrame};
+use backstay_core::replication::{Message, NodeId, Way};
+use backstay_core::wire::peer::{self, Introduction, PeerFrame, Purpose};
 use backstay_core::wire::{Hello, HelloReply, Limits, Opcode, HEADER_BYTES};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -124,7 +125,7 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
     loop {
         let connection = shared.replicator.next_connection();
         match open(&shared, node, &address, connection).await {
-            Ok((reader, writer)) => {
+            Ok([(reader, writer), (promises, heartbeats)]) => {
                 info!(node, address, "replicating to a backup");
                 shared.replicator.link_up(node, connection);
                 let open = Open {
@@ -133,8 +134,10 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
                     connection,
                 };
                 let why = tokio::select! {
-                    why = send(&shared, node, connection, writer) => why,
+                    why = send(&shared, node, Way::ToBackup, connection, writer) => why,
+                    why = send(&shared, node, Way::Heartbeats, connection, heartbeats) => why,
                     why = receive(&shared, node, connection, reader) => why,
+                    why = receive(&shared, node, connection, promises) => why,
                 };
                 debug!(node, address, why, "the connection to a backup is over");
                 drop(open);
@@ -154,17 +157,20 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
     }
 }
 
-/// Connect, shake hands and introduce this node.
+/// Connect, shake hands and introduce this node, for each purpose.
 async fn open(
     shared: &Shared,
     node: NodeId,
     address: &str,
     connection: u64,
-) -> Result<(Reader, Writer), Broken> {
+) -> Result<[(Reader, Writer); 2], Broken> {
     let limit = shared.options.handshake_timeout;
-    timeout(limit, shake_hands(shared, node, address, connection))
+    let open = |purpose| shake_hands(shared, node, address, connection, purpose);
+    let both = async { tokio::try_join!(open(Purpose::Orders), open(Purpose::Heartbeats)) };
+    let (orders, heartbeats) = timeout(limit, both)
         .await
-        .unwrap_or_else(|_| Err(Broken::Trouble(format!("no handshake within {limit:?}"))))
+        .unwrap_or_else(|_| Err(Broken::Trouble(format!("no handshake within {limit:?}"))))?;
+    Ok([orders, heartbeats])
 }
 
 async fn shake_hands(
@@ -172,6 +178,7 @@ async fn shake_hands(
     node: NodeId,
     address: &str,
     connection: u64,
+    purpose: Purpose,
 ) -> Result<(Reader, Writer), Broken> {
     let options = &shared.options;
     let stream = TcpStream::connect(address).await?;
@@ -215,28 +222,26 @@ async fn shake_hands(
     let me = Introduction {
         instance: options.instance,
         connection,
+        purpose,
     };
     write_encoded(&mut writer, &me.encode()).await?;
     Ok((reader, writer))
 }
 
 /// Send what the state machine has for a node; returns why that is over.
-async fn send(shared: &Shared, node: NodeId, connection: u64, mut writer: Writer) -> String {
-    let bell = shared.replicator.bell(node);
+async fn send(
+    shared: &Shared,
+    node: NodeId,
+    way: Way,
+    connection: u64,
+    mut writer: Writer,
+) -> String {
+    let bell = shared.replicator.bell(node, way);
     loop {
-        let Some(messages) = shared.replicator.take_outgoing(node, connection) else {
+        let Some(messages) = shared.replicator.take_outgoing(node, way, connection) else {
             return "replaced by a newer one".into();
         };
         for message in messages {
-            // Behind a long copy a promise would come too late: reads would stop, and the node
-            // would be taken for silent.
-            if matches!(message, Message::CopyRows { .. }) {
-                for heartbeat in shared.replicator.take_heartbeats(node, connection) {
-                    if let Err(why) = send_one(shared, &mut writer, &heartbeat).await {
-                        return why;
-                    }
-                }
-            }
             if let Err(why) = send_one(shared, &mut writer, &message).await {
                 return why;
             }

@@ -80,8 +80,8 @@ pub struct Replicator {
     has_backups: RwLock<bool>,
     /// Until when reads may be answered; see [`Replica::serving_until`].
     serving_until: AtomicU64,
-    /// Rung when there are messages for a node on the connection to it.
-    outgoing: Mutex<BTreeMap<NodeId, Arc<Notify>>>,
+    /// Rung when there are messages for a node on a connection to it.
+    outgoing: Mutex<BTreeMap<(NodeId, Way), Arc<Notify>>>,
     /// The nodes to be connected to, with their addresses.
     links: watch::Sender<BTreeMap<NodeId, String>>,
     report: Mutex<u64>,
@@ -268,7 +268,8 @@ impl Replicator {
     }
 
     /// A message from a master; what is to be answered goes to `answers` before anything slow.
-    /// False if that master has connected anew since: what still comes here is of the past.
+    /// False if that master has connected anew since: what still comes here is of the past. A
+    /// heartbeat is answered always: it brings no order, and its answer tells when it was sent.
     pub fn obey(
         &self,
         from: NodeId,
@@ -293,7 +294,8 @@ impl Replicator {
         };
         {
             let mut state = self.state.lock();
-            if !state.is_current(from, Way::ToMaster, connection) {
+            let is_heartbeat = matches!(message, Message::Heartbeat { .. });
+            if !is_heartbeat && !state.is_current(from, Way::ToMaster, connection) {
                 return false;
             }
             let now = self.now();
@@ -406,7 +408,7 @@ impl Replicator {
         drop(settling_since);
         let outgoing = self.outgoing.lock();
         for (node, way) in replica.with_messages() {
-            if let (Way::ToBackup, Some(notify)) = (way, outgoing.get(&node)) {
+            if let Some(notify) = outgoing.get(&(node, way)) {
                 notify.notify_one();
             }
         }
@@ -419,25 +421,20 @@ impl Replicator {
 
     /// Messages for a backup, in order.
     /// `None` if the connection was replaced: they are for the newer one.
-    pub(crate) fn take_outgoing(&self, node: NodeId, connection: u64) -> Option<Vec<Message>> {
+    pub(crate) fn take_outgoing(
+        &self,
+        node: NodeId,
+        way: Way,
+        connection: u64,
+    ) -> Option<Vec<Message>> {
         let mut state = self.state.lock();
         let current = state.is_current(node, Way::ToBackup, connection);
-        current.then(|| state.replica.take_messages(node, Way::ToBackup).into())
-    }
-
-    /// What asks a backup for promises; it goes ahead of the rest of a long copy.
-    pub(crate) fn take_heartbeats(&self, node: NodeId, connection: u64) -> Vec<Message> {
-        let mut state = self.state.lock();
-        if state.is_current(node, Way::ToBackup, connection) {
-            state.replica.take_heartbeats(node)
-        } else {
-            Vec::new()
-        }
+        current.then(|| state.replica.take_messages(node, way).into())
     }
 
     /// What rings when there are messages for a backup.
-    pub(crate) fn bell(&self, node: NodeId) -> Arc<Notify> {
-        Arc::clone(self.outgoing.lock().entry(node).or_default())
+    pub(crate) fn bell(&self, node: NodeId, way: Way) -> Arc<Notify> {
+        Arc::clone(self.outgoing.lock().entry((node, way)).or_default())
     }
 
     /// The nodes to be connected to, as that changes.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use backstay_core::error::Refusal;
 use backstay_core::replication::Message;
-use backstay_core::wire::peer::{self, PeerFrame};
+use backstay_core::wire::peer::{self, PeerFrame, Purpose};
 use backstay_core::wire::{Hello, HelloReply, Limits, Opcode, HEADER_BYTES};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -146,19 +146,20 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let shared = Arc::clone(&self.desk.shared);
         let mut limits = shared.options.limits;
         limits.max_frame_bytes += peer::MAX_PLACES_BYTES;
-        let (master, connection) = match peer_frame(&shared, first) {
-            Ok(PeerFrame::Introduction(who)) => (who.instance, who.connection),
+        let (master, connection, purpose) = match peer_frame(&shared, first) {
+            Ok(PeerFrame::Introduction(who)) => (who.instance, who.connection, who.purpose),
             Ok(PeerFrame::Message(_)) => {
                 let refusal = Refusal::Protocol("a server must introduce itself first".into());
                 return self.close_broken(peer, &refusal.into()).await;
             }
             Err(refusal) => return self.close_broken(peer, &refusal.into()).await,
         };
-        if !shared.replicator.master_connected(master, connection) {
+        let orders = purpose == Purpose::Orders;
+        if orders && !shared.replicator.master_connected(master, connection) {
             debug!(peer, master, connection, "the master has connected anew");
             return;
         }
-        debug!(peer, master, connection, "a master has connected");
+        debug!(peer, master, connection, ?purpose, "a master has connected");
         let mut answers = Vec::new();
         loop {
             let frame = tokio::select! {
@@ -177,6 +178,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             };
             match message {
                 Ok(PeerFrame::Message(message)) => {
+                    if matches!(message, Message::Heartbeat { .. }) == orders {
+                        let reason = format!("a message on a connection for {purpose:?}");
+                        return self
+                            .close_broken(peer, &Refusal::Protocol(reason).into())
+                            .await;
+                    }
                     let replicator = &shared.replicator;
                     if !replicator.obey(master, connection, message, &mut answers) {
                         debug!(peer, master, "the master has connected anew");

@@ -44,6 +44,20 @@ impl SimMessage {
             Message::Promise { .. } => "promise",
             Message::Accepted { .. } => "accepted",
             Message::Refused { .. } => "refused",
+            Message::CopyTaken { .. } => "copy_taken",
+        }
+    }
+
+    /// How many rows of a copy or of a push it carries.
+    #[getter]
+    fn rows(&self) -> usize {
+        match &self.0 {
+            Message::CopyRows { rows, .. } => rows.0.len(),
+            Message::Prepare { places, .. } => places
+                .iter()
+                .map(|place| (place.run.end - place.run.start) as usize)
+                .sum(),
+            _ => 0,
         }
     }
 
@@ -108,7 +122,7 @@ impl SimNode {
     #[new]
     #[pyo3(signature = (instance, slot_count, *, promise_us=400_000, heartbeat_us=100_000,
         prepare_timeout_us=1_000_000, max_pending=256, copies_at_once=4,
-        copy_bytes_per_s=u64::MAX))]
+        copy_bytes_per_s=u64::MAX, copy_piece_bytes=65_536, copy_window_bytes=262_144))]
     #[allow(clippy::too_many_arguments)] // Keywords only.
     fn new(
         py: Python<'_>,
@@ -120,6 +134,8 @@ impl SimNode {
         max_pending: usize,
         copies_at_once: usize,
         copy_bytes_per_s: u64,
+        copy_piece_bytes: u64,
+        copy_window_bytes: u64,
     ) -> PyResult<Self> {
         let space = slot_space(py, slot_count)?;
         let options = ReplicaOptions {
@@ -129,6 +145,8 @@ impl SimNode {
             max_pending,
             copies_at_once,
             copy_bytes_per_s,
+            copy_piece_bytes,
+            copy_window_bytes,
         };
         let node = Node {
             replica: Replica::new(instance, slot_count, options),
@@ -208,7 +226,7 @@ impl SimNode {
         let mut taken = Vec::new();
         for (peer, way) in addressed {
             let messages = replica.take_messages(peer, way).into_iter();
-            let to_backup = way == Way::ToBackup;
+            let to_backup = way != Way::ToMaster;
             taken.extend(messages.map(|message| (peer, to_backup, SimMessage(message))));
         }
         let links = replica.wanted_links().into_iter().collect();

@@ -42,7 +42,7 @@ impl Replica {
         let outcome = self.stage(rows, from, &places, &transaction);
         let outcome = outcome.map(|()| {
             self.counters.staged_for_others += 1;
-            places.retain(|place| !self.slots[place.run.slot as usize].torn);
+            places.retain(|place| self.slots[place.run.slot as usize].copy_failed.is_none());
             let peer = self.peers.entry(from).or_default();
             let prepared = peer.prepared.entry(lsn).or_default();
             prepared.push((transaction, places));
@@ -57,12 +57,17 @@ impl Replica {
         places: &[StagedRun],
         transaction: &Arc<Transaction>,
     ) -> Result<(), Refuse> {
-        let mut missing = Vec::with_capacity(places.len());
+        let (mut missing, mut behind) = (Vec::with_capacity(places.len()), Vec::new());
         for place in places {
             let Some(slot) = self.slots.get_mut(place.run.slot as usize) else {
                 return Err(Refuse::Gap);
             };
             if place.term < slot.fence {
+                return Err(Refuse::OldTerm);
+            }
+            // This node has left the slot by a table that its master does not have yet. That is no
+            // damage: nothing else of that master's is to be doubted.
+            if slot.birth == 0 {
                 return Err(Refuse::OldTerm);
             }
             if slot.source != from {
@@ -73,17 +78,25 @@ impl Replica {
                 return Err(Refuse::OldTerm);
             }
             slot.fence = place.term;
-            // A copy that failed: its master is told, and does not count on this slot.
-            if slot.torn {
-                continue;
+            if slot.copy_failed.is_some() {
+                // Its master is told, and does not count on this slot.
+            } else if !slot.torn {
+                missing.push(*place);
+            } else if slot.behind.end() + 1 < place.position {
+                return Err(Refuse::Gap);
+            } else {
+                behind.push(*place);
             }
-            missing.push(*place);
         }
         rows.check(transaction).map_err(Refuse::Rows)?;
-        match rows.stage(transaction, &missing, 0) {
-            None => Ok(()),
-            Some(_) => Err(Refuse::Gap),
+        if rows.stage(transaction, &missing, 0).is_some() {
+            return Err(Refuse::Gap);
         }
+        for place in behind {
+            let slot = &mut self.slots[place.run.slot as usize];
+            slot.behind.stage(transaction, place);
+        }
+        Ok(())
     }
 
     /// A master says that everything it has prepared up to `lsn` is decided.
@@ -95,7 +108,13 @@ impl Replica {
         let decided = std::mem::replace(&mut peer.prepared, rest);
         for (transaction, mut places) in decided.into_values().flatten() {
             // Slots that follow another master by now are none of its business.
-            places.retain(|place| self.slots[place.run.slot as usize].source == from);
+            places.retain(|place| {
+                let slot = &mut self.slots[place.run.slot as usize];
+                if slot.torn && slot.source == from {
+                    slot.behind.decided = slot.behind.decided.max(place.position);
+                }
+                !slot.torn && slot.source == from
+            });
             if !places.is_empty() {
                 let work = self.work.entry(from).or_default();
                 work.push_back(Work::Commit {
@@ -114,7 +133,13 @@ impl Replica {
         let undone = lsns.iter().filter_map(|lsn| peer.prepared.remove(lsn));
         for (_, places) in undone.flatten() {
             for place in places {
-                if self.slots[place.run.slot as usize].source == from {
+                let slot = &mut self.slots[place.run.slot as usize];
+                if slot.source != from {
+                    continue;
+                }
+                if slot.torn {
+                    slot.behind.discard_from(place.position);
+                } else {
                     rows.discard_from(place.run.slot, place.position);
                 }
             }
@@ -148,6 +173,9 @@ impl Replica {
                 return Err(Refuse::Gap);
             };
             self.check_term(one)?;
+            if slot.birth == 0 && self.routing.version > one.version {
+                return Err(Refuse::OldTerm);
+            }
             let end = if slot.birth == one.birth {
                 rows.position(one.slot).1
             } else {

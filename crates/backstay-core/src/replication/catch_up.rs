@@ -1,19 +1,74 @@
 //! Bringing a replica in: a copy of each slot, then everything staged since, then in sync.
 //!
-//! The copy of a slot and what follows it travel in order on one connection. Once the copy is
-//! there, nothing commits without that node; once it has answered everything that was sent
-//! before that moment, it lacks nothing, and the controller is asked to take it in.
+//! A copy is of one instant. Its beginning stands in the order of messages at that instant, so
+//! what was staged by then comes in the copy or right behind its beginning, and what is staged
+//! later comes later, as everywhere. Its rows and its end come when there is room for them
+//! ([`super::credit`]), between other messages; the receiver keeps what it is to stage in that
+//! slot until the end has come. Once the copy is there, nothing commits without that node; once
+//! it has answered everything that was sent before that moment, it lacks nothing, and the
+//! controller is asked to take it in.
 
 use super::message::{Message, Refuse, SettledSlot};
-use super::peer::{Awaited, Copy};
+use super::peer::{Awaited, Copy, Peer};
 use super::replica::Replica;
-use super::rows::Rows;
+use super::rows::{Rows, SlotCopy};
+use super::state::{Behind, Work};
 use super::{Micros, NodeId};
 use crate::engine::{SlotMemory, Standing};
 use crate::table::PlainRows;
+use crate::transaction::{StagedRun, Transaction};
 
-/// Bytes of rows in one message of a copy.
-const COPY_BYTES: usize = 4 << 20;
+/// Rows of a copy that take longer than this part of the time a push may take are slow.
+const SLOW_DIVISOR: Micros = 8;
+/// A copy's receiver keeps what is pushed meanwhile: as many bytes as came of the copy, and so
+/// many more. Who pushes more has to wait for the copy.
+const BEHIND_BYTES: u64 = 64 << 20;
+
+/// A copy that goes to a node.
+#[derive(Debug, Clone)]
+pub(super) struct CopyOut {
+    head: SettledSlot,
+    copy: SlotCopy,
+    /// Rows of the last table that have gone out.
+    rows_sent: usize,
+    bytes_sent: u64,
+    bytes_left: u64,
+    /// Bytes of pushes that have gone out since the copy began, and touch its slot.
+    bytes_behind: u64,
+}
+
+impl CopyOut {
+    /// Which slot's.
+    pub(super) fn slot(&self) -> u32 {
+        self.head.slot
+    }
+
+    /// The next rows, of about `most` bytes, one at least; their table.
+    fn next_piece(&mut self, most: u64) -> Option<(u64, PlainRows)> {
+        while let Some((table, (keys, weights, state))) = self.copy.tables.last() {
+            if self.rows_sent >= keys.len() {
+                self.copy.tables.pop();
+                self.rows_sent = 0;
+                continue;
+            }
+            let (wide, deep) = (weights.len() / keys.len(), state.len() / keys.len());
+            let row_bytes = 8 + 4 * (wide + deep) as u64;
+            let from = self.rows_sent;
+            let to = (from + (most / row_bytes).max(1) as usize).min(keys.len());
+            self.rows_sent = to;
+            let bytes = (to - from) as u64 * row_bytes;
+            self.bytes_sent += bytes;
+            self.bytes_left -= bytes;
+            let rows = (
+                keys[from..to].to_vec(),
+                weights[from * wide..to * wide].to_vec(),
+                state[from * deep..to * deep].to_vec(),
+            );
+            return Some((*table, rows));
+        }
+        None
+    }
+}
 
 impl Replica {
     /// Copies of slots that are not this node's any more, or to nodes that left.
@@ -45,7 +100,7 @@ impl Replica {
     pub(super) fn copy_again(&mut self, node: NodeId) {
         let peer = self.peers.entry(node).or_default();
         for copy in peer.copies.values_mut() {
-            if matches!(copy, Copy::Sent | Copy::Installed { .. }) {
+            if matches!(copy, Copy::UnderWay | Copy::Installed { .. }) {
                 *copy = Copy::Wanted;
             }
         }
@@ -53,10 +108,11 @@ impl Replica {
     }
 
     /// Begin copies of slots that are wanted, a few at a time.
-    pub(super) fn copy_next(&mut self, rows: &impl Rows) {
+    pub(super) fn copy_next(&mut self, now: Micros, rows: &impl Rows) {
         if !self.copying {
             return;
         }
+        self.send_copies(now);
         let mut wanted: Vec<(NodeId, u32)> = Vec::new();
         for slot in 0..self.routing.slots() {
             let set = self.routing.replicas(slot);
@@ -66,19 +122,22 @@ impl Replica {
         }
         for (node, slot) in wanted {
             let peer = self.peers.entry(node).or_default();
-            let under_way = peer.copies.values().filter(|copy| **copy == Copy::Sent);
+            let under_way = peer.copies.values().filter(|copy| **copy == Copy::UnderWay);
             let wanted = matches!(peer.copies.get(&slot), None | Some(Copy::Wanted));
             if self.pace.is_spent() {
                 return;
             }
+            // A copy costs its size in memory until it is sent: others wait for a large one.
+            let waiting: u64 = peer.sending.iter().map(|out| out.bytes_left).sum();
             let ready = peer.up && peer.rests_until.is_none();
+            let ready = ready && waiting < self.options.copy_window_bytes;
             if ready && wanted && under_way.count() < self.options.copies_at_once {
-                self.copy(rows, node, slot);
+                self.copy(now, rows, node, slot);
             }
         }
     }
 
-    fn copy(&mut self, rows: &impl Rows, node: NodeId, number: u32) {
+    fn copy(&mut self, now: Micros, rows: &impl Rows, node: NodeId, number: u32) {
         if rows.standing(number) != Standing::Serving {
             return;
         }
@@ -93,41 +152,131 @@ impl Replica {
             end: copy.memory.position + copy.staged.len() as u64,
         };
         slot.extra.push(node);
+        let mut copy = copy;
+        let staged = std::mem::take(&mut copy.staged);
         let peer = self.peers.entry(node).or_default();
-        peer.copies.insert(number, Copy::Sent);
+        peer.copies.insert(number, Copy::UnderWay);
+        peer.forget_copy(number);
         peer.to_backup.push_back(Message::CopyBegin { slot: head });
-        for (table, rows) in copy.tables {
-            self.pace.spend(bytes_of(&rows));
-            for rows in pieces(rows) {
-                peer.to_backup.push_back(Message::CopyRows {
-                    slot: number,
-                    table,
-                    rows,
-                });
-            }
-        }
-        let first = copy.memory.position + 1;
-        peer.ask(Awaited::Copy(number), |asked| Message::CopyEnd {
-            number: asked,
-            slot: head,
-            memory: copy.memory,
+        peer.sending.push_back(CopyOut {
+            head,
+            bytes_left: copy.tables.iter().map(|(_, rows)| bytes_of(rows)).sum(),
+            copy,
+            rows_sent: 0,
+            bytes_sent: 0,
+            bytes_behind: 0,
         });
-        for (position, staged) in (first..).zip(copy.staged) {
-            let place = crate::transaction::StagedRun {
+        for (position, staged) in (head.decided + 1..).zip(staged) {
+            let place = StagedRun {
                 term: head.term,
                 position,
                 run: staged.run,
             };
             self.send_prepare(node, staged.tag, &(staged.transaction, vec![place]));
         }
+        self.send_copies(now);
         self.counters.slots_copied += 1;
+    }
+
+    /// Send of the copies under way what there is room for.
+    pub(super) fn send_copies(&mut self, now: Micros) {
+        let (piece, window) = (
+            self.options.copy_piece_bytes,
+            self.options.copy_window_bytes,
+        );
+        for peer in self.peers.values_mut().filter(|peer| peer.up) {
+            while let Some(mut out) = peer.sending.pop_front() {
+                let slot = out.head.slot;
+                if peer.copies.get(&slot) != Some(&Copy::UnderWay) {
+                    continue; // Given up, or to begin anew.
+                }
+                if !peer.credit.has_room(window) || self.pace.is_spent() {
+                    peer.sending.push_front(out);
+                    break;
+                }
+                let before = out.bytes_sent;
+                if let Some((table, rows)) = out.next_piece(piece) {
+                    let bytes = out.bytes_sent - before;
+                    peer.credit.spend(now, bytes);
+                    self.pace.spend(bytes);
+                    peer.to_backup
+                        .push_back(Message::CopyRows { slot, table, rows });
+                    peer.sending.push_front(out);
+                } else {
+                    let (slot, memory) = (out.head, out.copy.memory);
+                    peer.ask(Awaited::Copy(slot.slot), |number| Message::CopyEnd {
+                        number,
+                        slot,
+                        memory,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Rows of a copy are taken in.
+    pub(super) fn copy_taken(
+        &mut self,
+        now: Micros,
+        rows: &impl Rows,
+        from: NodeId,
+        slot: u32,
+        failed: bool,
+    ) {
+        let smallest = self.options.copy_window_bytes;
+        let slow = self.options.prepare_timeout / SLOW_DIVISOR;
+        let peer = self.peers.entry(from).or_default();
+        if !peer.credit.confirm(now, slow, smallest) {
+            return;
+        }
+        peer.answered_at = now;
+        if failed {
+            // The rest would be of no use: the end comes at once, and is refused.
+            let outs = peer.sending.iter_mut();
+            for out in outs.filter(|out| out.head.slot == slot) {
+                out.copy.tables.clear();
+                out.bytes_left = 0;
+            }
+        }
+        let few = peer.sending.len() < 2;
+        self.send_copies(now);
+        if few {
+            self.copy_next(now, rows);
+        }
+    }
+
+    /// A push goes to a node: which copies to it are outrun by pushes.
+    pub(super) fn count_behind(peer: &mut Peer, places: &[StagedRun], transaction: &Transaction) {
+        if peer.sending.is_empty() {
+            return;
+        }
+        let (batch, runs) = (&transaction.batch, places.iter().map(|place| place.run));
+        let elements = batch.values().len().checked_div(batch.keys().len());
+        let row_bytes = 8 + 4 * elements.unwrap_or(0) as u64;
+        let keys: u64 = runs.clone().map(|run| u64::from(run.end - run.start)).sum();
+        // All of it is kept as long as one of its slots needs it.
+        let bytes = keys * row_bytes;
+        for out in &mut peer.sending {
+            if runs.clone().any(|run| run.slot == out.head.slot) {
+                out.bytes_behind += bytes;
+            }
+        }
+    }
+
+    /// Whether more is pushed to a slot than its copy to a node can follow.
+    pub(super) fn is_outrun(&self, node: NodeId, slot: u32) -> bool {
+        let sending = self.peers.get(&node).map(|peer| peer.sending.iter());
+        let mut outs = sending.into_iter().flatten();
+        outs.any(|out| {
+            out.head.slot == slot && out.bytes_behind > out.bytes_sent.saturating_add(BEHIND_BYTES)
+        })
     }
 
     /// A copy is there.
     pub(super) fn installed(&mut self, node: NodeId, slot: u32) {
         let peer = self.peers.entry(node).or_default();
         let after = peer.last_number;
-        if peer.copies.get(&slot) == Some(&Copy::Sent) {
+        if peer.copies.get(&slot) == Some(&Copy::UnderWay) {
             peer.copies.insert(slot, Copy::Installed { after });
             self.recount();
         }
@@ -163,8 +312,13 @@ impl Replica {
         // Its master may have undone some of it meanwhile and tells only those that it counts on;
         // what is still under way comes again behind the copy.
         self.forget_prepared(head.slot);
-        self.slots[number].torn = true;
-        self.slots[number].copy_failed = None;
+        let slot = &mut self.slots[number];
+        slot.torn = true;
+        slot.copy_failed = None;
+        slot.behind = Behind {
+            position: head.decided,
+            ..Behind::default()
+        };
     }
 
     pub(super) fn add_copied(
@@ -175,13 +329,18 @@ impl Replica {
         table: u64,
         some: &PlainRows,
     ) {
-        let Some(known) = self.slots.get_mut(slot as usize) else {
-            return;
-        };
-        if known.source == from && known.torn && known.copy_failed.is_none() {
-            // The end of the copy finds out, and is refused.
-            known.copy_failed = rows.add_rows(slot, table, some).err();
-        }
+        let known = self.slots.get_mut(slot as usize);
+        let known = known.filter(|known| known.source == from && known.torn);
+        let failed = known.is_some_and(|known| {
+            if known.copy_failed.is_none() {
+                known.copy_failed = rows.add_rows(slot, table, some).err();
+            }
+            known.copy_failed.is_some()
+        });
+        // Also of a copy that is of no use any more: its master counts what is on the way.
+        let peer = self.peers.entry(from).or_default();
+        peer.to_master
+            .push_back(Message::CopyTaken { slot, failed });
     }
 
     pub(super) fn end_copy(
@@ -192,46 +351,47 @@ impl Replica {
         head: SettledSlot,
         memory: &SlotMemory,
     ) {
-        let slot = self.slots.get_mut(head.slot as usize);
-        let outcome = match slot {
-            Some(slot) if slot.source == from && slot.torn => match slot.copy_failed.take() {
+        let known = self.slots.get_mut(head.slot as usize);
+        let outcome = match known.filter(|slot| slot.source == from && slot.torn) {
+            Some(slot) => match &slot.copy_failed {
                 None => {
                     rows.set_memory(head.slot, memory);
                     slot.torn = false;
                     slot.settled = true;
                     self.counters.slots_installed += 1;
+                    self.stage_behind(rows, from, head.slot);
                     Ok(())
                 }
                 Some(refusal) => {
                     // What came of it is of no use, and takes room.
+                    let refusal = refusal.clone();
+                    slot.behind = Behind::default();
                     rows.clear_slot(head.slot);
                     Err(Refuse::Rows(refusal))
                 }
             },
-            _ => Err(Refuse::Gap),
+            None => Err(Refuse::Gap),
         };
         self.answer(from, number, outcome);
+    }
+
+    /// A copy is whole: what was prepared meanwhile follows, and what was decided is applied.
+    fn stage_behind(&mut self, rows: &impl Rows, from: NodeId, slot: u32) {
+        let behind = std::mem::take(&mut self.slots[slot as usize].behind);
+        let work = self.work.entry(from).or_default();
+        for (transaction, place) in behind.parts {
+            let missing = rows.stage(&transaction, &[place], 0);
+            debug_assert!(missing.is_none(), "the positions follow one another");
+            if place.position <= behind.decided {
+                work.push_back(Work::Commit {
+                    transaction,
+                    places: vec![place],
+                });
+            }
+        }
     }
 }
 
 fn bytes_of((keys, weights, state): &PlainRows) -> u64 {
     (8 * keys.len() + 4 * (weights.len() + state.len())) as u64
-}
-
-/// Cut rows into messages of bounded size.
-fn pieces((keys, weights, state): PlainRows) -> Vec<PlainRows> {
-    if keys.is_empty() {
-        return Vec::new();
-    }
-    let (wide, deep) = (weights.len() / keys.len(), state.len() / keys.len());
-    let most = (COPY_BYTES / (8 + 4 * (wide + deep))).max(1);
-    let piece = |(n, keys): (usize, &[u64])| {
-        let (from, to) = (n * most, n * most + keys.len());
-        (
-            keys.to_vec(),
-            weights[from * wide..to * wide].to_vec(),
-            state[from * deep..to * deep].to_vec(),
-        )
-    };
-    keys.chunks(most).enumerate().map(piece).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::peer::Copy;
 use super::replica::Replica;
 use super::rows::Rows;
-use super::state::Entry;
+use super::state::{Behind, Entry};
 use super::{Micros, NodeId};
 use crate::error::Refusal;
 
@@ -30,6 +30,7 @@ impl Replica {
         let peer = self.peers.entry(node).or_default();
         peer.reset_way_there();
         peer.up = true;
+        (peer.heard_at, peer.answered_at) = (now, now);
         peer.refused = false;
         peer.fallen_behind = false;
         for copy in peer.copies.values_mut() {
@@ -39,7 +40,7 @@ impl Replica {
         }
         self.resume(rows, node);
         self.heartbeat(now, node);
-        self.copy_next(rows);
+        self.copy_next(now, rows);
         self.refresh_report(now);
     }
 
@@ -81,6 +82,8 @@ impl Replica {
         peer.prepared.clear();
         for slot in self.slots.iter_mut().filter(|slot| slot.source == node) {
             slot.settled = false;
+            // A copy that was under way begins anew.
+            slot.behind = Behind::default();
         }
     }
 

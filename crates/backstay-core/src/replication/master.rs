@@ -87,6 +87,14 @@ impl Replica {
                     ));
                 }
             }
+            let slot = place.run.slot;
+            let copied = self.slots[slot as usize].extra.iter();
+            if let Some(node) = copied.into_iter().find(|&&node| self.is_outrun(node, slot)) {
+                return not_ready(format!(
+                    "slot {slot} is copied to {}, and more is pushed than the link takes",
+                    self.routing.name(*node)
+                ));
+            }
         }
         Ok(())
     }
@@ -122,6 +130,7 @@ impl Replica {
         let (places, decided) = (self.share(node, &part.1), self.decided);
         let version = self.routing.version;
         let peer = self.peers.entry(node).or_default();
+        Self::count_behind(peer, &places, &part.0);
         peer.told = decided;
         peer.ask(Awaited::Entry { lsn, version }, |number| Message::Prepare {
             number,

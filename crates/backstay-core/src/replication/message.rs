@@ -30,14 +30,13 @@ pub struct SettledSlot {
 /// Messages that ask for an answer carry a number, per connection and from 1; answers name it.
 #[derive(Debug, Clone)]
 pub enum Message {
-    /// Master: I am here; give me your promise. Also tells what was decided.
+    /// Master: I am here; give me your promise. It and its answer have a connection of their own:
+    /// they must not wait behind pushes and copies.
     Heartbeat {
         /// On the master's clock; comes back in the answer.
         sent_at: Micros,
         /// The routing version the master goes by.
         version: u64,
-        /// Everything prepared up to here is decided.
-        decided: u64,
     },
     /// Master: stage this. Answered.
     Prepare {
@@ -76,7 +75,8 @@ pub enum Message {
         /// Which, and its term and birth.
         slot: SettledSlot,
     },
-    /// Master: rows of the copy.
+    /// Master: rows of the copy. Other messages may come between two of these. Answered by
+    /// [`Self::CopyTaken`].
     CopyRows {
         /// The slot.
         slot: u32,
@@ -93,6 +93,13 @@ pub enum Message {
         slot: SettledSlot,
         /// Its order and its streams.
         memory: SlotMemory,
+    },
+    /// Backup: the oldest rows of a copy that were not answered are taken in, more may come.
+    CopyTaken {
+        /// The slot.
+        slot: u32,
+        /// Whether rows of this copy could not be taken in: its end will be refused.
+        failed: bool,
     },
     /// Backup: for some time from now I will not be a master of anything you hold by the
     /// routing version that I name.

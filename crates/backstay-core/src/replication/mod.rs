@@ -18,11 +18,13 @@
 //! - `master`: prepare, commit, rollback, settling after a promotion.
 //! - `backup`: stage, apply, discard; the fence.
 //! - `catch_up`: copying slots to a replica that lacks them.
+//! - `credit`: how much of a copy may be on its way.
 //! - `fingerprint`: a number for a state, for exhaustive searches.
 //! - `promise`: who may answer reads, and until when.
 
 mod backup;
 mod catch_up;
+mod credit;
 mod fingerprint;
 mod links;
 mod load;

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::catch_up::CopyOut;
+use super::credit::Credit;
 use super::message::Message;
 use super::Micros;
 use crate::transaction::{StagedRun, Transaction};
@@ -31,8 +33,8 @@ pub(super) enum Awaited {
 pub(super) enum Copy {
     /// Not begun.
     Wanted,
-    /// Sent; what is staged from now on goes there, too.
-    Sent,
+    /// Begun; what is staged from now on goes there, too.
+    UnderWay,
     /// There. From now on nothing commits without that node; once it has answered everything
     /// up to this number, it has all that was committed.
     Installed {
@@ -55,7 +57,7 @@ pub(super) enum Copy {
 impl Copy {
     /// Whether commits wait for the node.
     pub(super) fn is_required(self) -> bool {
-        !matches!(self, Self::Wanted | Self::Sent)
+        !matches!(self, Self::Wanted | Self::UnderWay)
     }
 }
 
@@ -72,6 +74,16 @@ pub(super) struct Peer {
     pub(super) in_flight: VecDeque<(u64, Awaited)>,
     /// To be sent on the connection to it.
     pub(super) to_backup: VecDeque<Message>,
+    /// To be sent on the connection that is for nothing else.
+    pub(super) heartbeats: VecDeque<Message>,
+    /// When something was last heard of it.
+    pub(super) heard_at: Micros,
+    /// When it last answered a message of the ordered connection, or had none to answer.
+    pub(super) answered_at: Micros,
+    /// The copies that go to it, one after the other.
+    pub(super) sending: VecDeque<CopyOut>,
+    /// How much of them may be on the way.
+    pub(super) credit: Credit,
     /// The newest decision it was told of.
     pub(super) told: u64,
     /// It will not be promoted before, on this node's clock.
@@ -116,23 +128,26 @@ impl Peer {
         self.last_number = 0;
         self.in_flight.clear();
         self.to_backup.clear();
+        self.heartbeats.clear();
+        self.sending.clear();
+        self.credit = Credit::default();
         self.told = 0;
         self.unsettled_by = None;
     }
 
-    /// Take out what asks for promises, to be sent ahead of long copies. Ahead of others it
-    /// must not name decisions: some of what stands before may have been undone by now.
-    pub(super) fn take_heartbeats(&mut self) -> Vec<Message> {
-        let is_heartbeat = |message: &Message| matches!(message, Message::Heartbeat { .. });
-        let (mut heartbeats, rest): (VecDeque<Message>, VecDeque<Message>) =
-            self.to_backup.drain(..).partition(is_heartbeat);
-        self.to_backup = rest;
-        for heartbeat in &mut heartbeats {
-            if let Message::Heartbeat { decided, .. } = heartbeat {
-                *decided = 0;
+    /// A slot's copy begins, or begins anew: what was sent of an earlier one counts no more.
+    pub(super) fn forget_copy(&mut self, slot: u32) {
+        self.sending.retain(|one| one.slot() != slot);
+        for (_, awaited) in &mut self.in_flight {
+            if *awaited == Awaited::Copy(slot) {
+                *awaited = Awaited::Nothing;
             }
         }
-        heartbeats.into()
+    }
+
+    /// Whether it has to answer something on the ordered connection.
+    pub(super) fn owes_answers(&self) -> bool {
+        !self.in_flight.is_empty() || self.credit.is_awaited()
     }
 
     /// It refused something of an entry that settles slots, sent by this routing version: what
@@ -166,29 +181,5 @@ impl Peer {
     pub(super) fn oldest_unanswered(&self) -> u64 {
         let oldest = self.in_flight.front().map(|&(number, _)| number);
         oldest.unwrap_or(self.last_number + 1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heartbeats_that_overtake_name_no_decision() {
-        let mut peer = Peer::default();
-        peer.to_backup.extend([
-            Message::Commit { decided: 9 },
-            Message::Heartbeat {
-                sent_at: 1,
-                version: 1,
-                decided: 9,
-            },
-        ]);
-        let ahead = peer.take_heartbeats();
-        assert!(matches!(ahead[..], [Message::Heartbeat { decided: 0, .. }]));
-        assert!(matches!(
-            peer.to_backup.make_contiguous(),
-            [Message::Commit { decided: 9 }]
-        ));
     }
 }

@@ -7,13 +7,29 @@
 //! version than its own does not count it: there, it may be a master no more.
 
 use super::message::Message;
+use super::peer::Peer;
 use super::replica::Replica;
 use super::rows::Rows;
+use super::state::ReplicaOptions;
 use super::{Micros, NodeId};
 use crate::engine::Standing;
 
 /// A promise counts for this much less than it was given for: clocks drift.
 const MARGIN_DIVISOR: Micros = 10;
+
+/// A node that still promises, but answers nothing of what it owes for so many times as long as
+/// a silent one may be silent, is taken for silent.
+const STUCK_FACTOR: Micros = 10;
+
+/// For how long a promise counts.
+pub(super) fn counted(promise: Micros) -> Micros {
+    promise - promise / MARGIN_DIVISOR
+}
+
+/// Whether a node answers nothing on the ordered connection, whatever it says elsewhere.
+pub(super) fn is_stuck(options: &ReplicaOptions, peer: &Peer, now: Micros) -> bool {
+    peer.owes_answers() && peer.answered_at + STUCK_FACTOR * options.prepare_timeout <= now
+}
 
 impl Replica {
     /// The node's lease in the coordination store is alive until then (0: it is lost).
@@ -38,14 +54,12 @@ impl Replica {
     }
 
     pub(super) fn heartbeat(&mut self, now: Micros, node: NodeId) {
-        let (version, decided) = (self.routing.version, self.decided);
+        let version = self.routing.version;
         let peer = self.peers.entry(node).or_default();
         if peer.up {
-            peer.told = decided;
-            peer.to_backup.push_back(Message::Heartbeat {
+            peer.heartbeats.push_back(Message::Heartbeat {
                 sent_at: now,
                 version,
-                decided,
             });
         }
     }
@@ -67,22 +81,16 @@ impl Replica {
 
     /// A backup has promised.
     pub(super) fn promised(&mut self, now: Micros, from: NodeId, sent_at: Micros, version: u64) {
-        let counted = self.options.promise - self.options.promise / MARGIN_DIVISOR;
+        let counted = counted(self.options.promise);
         let mine = self.routing.version;
-        let silent = self.is_silent(from);
         let peer = self.peers.entry(from).or_default();
         peer.its_version = peer.its_version.max(version);
         if version <= mine {
             peer.promised_until = peer.promised_until.max(sent_at + counted);
         }
-        if peer.up && peer.promised_until > now {
-            let limit = self.options.prepare_timeout;
-            let late = self.pending.front().is_some_and(|entry| {
-                entry.since + limit <= now && entry.waiting.iter().any(|(node, _)| *node == from)
-            });
-            if !(late && silent) {
-                peer.trouble_since = None;
-            }
+        // Also one that goes by a newer table, which will come here, too, answers.
+        if peer.up && sent_at + counted > now && !is_stuck(&self.options, peer, now) {
+            peer.trouble_since = None;
             self.refresh_report(now);
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::message::{Message, Refuse};
 use super::pace::Pace;
 use super::peer::{Awaited, Copy, Peer};
+use super::promise::{counted, is_stuck};
 use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{
@@ -50,6 +51,8 @@ pub struct Replica {
     pub(super) pace: Pace,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
     pub(super) next_heartbeat: Micros,
+    /// When it was last told that time passes.
+    pub(super) ticked_at: Micros,
     report: (u64, Report),
     /// What has been done so far.
     pub counters: ReplicaCounters,
@@ -78,6 +81,7 @@ impl Replica {
             pace: Pace::new(options.copy_bytes_per_s),
             work: BTreeMap::new(),
             next_heartbeat: 0,
+            ticked_at: 0,
             report: (0, Report::default()),
             counters: ReplicaCounters::default(),
         }
@@ -132,7 +136,7 @@ impl Replica {
         for node in self.wanted_links() {
             self.heartbeat(now, node);
         }
-        self.copy_next(rows);
+        self.copy_next(now, rows);
         self.decide();
         self.serve_settled(now, rows);
         self.refresh_report(now);
@@ -227,7 +231,7 @@ impl Replica {
                 let copies = self.peers.get(&node).map(|peer| &peer.copies);
                 match copies.and_then(|copies| copies.get(&number)) {
                     Some(copy) if copy.is_required() => slot.required.push(node),
-                    Some(Copy::Sent) => slot.extra.push(node),
+                    Some(Copy::UnderWay) => slot.extra.push(node),
                     _ => {}
                 }
             }
@@ -254,30 +258,10 @@ impl Replica {
                 self.heartbeat(now, node);
             }
         }
-        let limit = self.options.prepare_timeout;
-        let late = |entry: &&Entry| !entry.waiting.is_empty() && entry.since + limit <= now;
-        let late: Vec<NodeId> = self
-            .pending
-            .iter()
-            .filter(late)
-            .flat_map(|entry| entry.waiting.iter().map(|(node, _)| *node))
-            .filter(|node| self.is_silent(*node))
-            .collect();
-        for node in late {
-            let peer = self.peers.entry(node).or_default();
-            peer.trouble_since.get_or_insert(now.saturating_sub(limit));
-        }
-        let stuck = |entry: &&Entry| {
-            entry.settles.is_empty() && !entry.waiting.is_empty() && entry.since + limit <= now
-        };
-        if let Some(entry) = self.pending.iter().find(stuck) {
-            let name = self.routing.name(entry.waiting[0].0);
-            let reason = format!("backup {name} did not answer in time");
-            self.roll_back(rows, entry.lsn, &Refusal::RolledBack(reason));
-        }
+        self.look_for_silence(now, rows);
         for node in &self.backups {
             let peer = self.peers.entry(*node).or_default();
-            if peer.promised_until <= now {
+            if peer.heard_at + counted(self.options.promise) <= now {
                 peer.trouble_since.get_or_insert(now);
             }
         }
@@ -288,27 +272,78 @@ impl Replica {
         }
         self.decide();
         self.serve_settled(now, rows);
-        self.copy_next(rows);
+        self.copy_next(now, rows);
         self.refresh_report(now);
     }
 
-    /// Whether an answer of a backup is still to come. One that goes by a newer routing table has
-    /// answered; what it refused waits for that table.
-    pub(super) fn is_silent(&self, node: NodeId) -> bool {
-        let peer = self.peers.get(&node);
-        peer.is_none_or(|peer| peer.unsettled_by.is_none())
+    /// Who says nothing is reported, and what waits for him is rolled back. A node that is slow,
+    /// or to which the link is slow, still says something: what waits for it goes on waiting.
+    fn look_for_silence(&mut self, now: Micros, rows: &impl Rows) {
+        let limit = self.options.prepare_timeout;
+        let stood_still = now.saturating_sub(self.ticked_at) > limit / 2;
+        self.ticked_at = now;
+        for peer in self.peers.values_mut() {
+            if stood_still {
+                // What came meanwhile is not read yet.
+                peer.heard_at = now;
+            }
+            if stood_still || !peer.owes_answers() {
+                peer.answered_at = now;
+            }
+        }
+        let options = &self.options;
+        let is_silent = |node: &NodeId, since: Micros| {
+            let silent = |peer: &Peer| {
+                since.max(peer.heard_at) + limit <= now || is_stuck(options, peer, now)
+            };
+            self.peers.get(node).is_none_or(silent)
+        };
+        let late = |entry: &Entry, node: &NodeId| {
+            entry.since + limit <= now && is_silent(node, entry.since)
+        };
+        let mut silent = BTreeSet::new();
+        let mut stuck = None;
+        for entry in &self.pending {
+            for (node, _) in &entry.waiting {
+                if late(entry, node) {
+                    silent.insert(*node);
+                    if entry.settles.is_empty() && stuck.is_none() {
+                        stuck = Some((entry.lsn, *node));
+                    }
+                }
+            }
+        }
+        for (node, peer) in &self.peers {
+            if is_stuck(options, peer, now) {
+                silent.insert(*node);
+            }
+        }
+        for node in silent {
+            let peer = self.peers.entry(node).or_default();
+            peer.trouble_since.get_or_insert(now.saturating_sub(limit));
+        }
+        if let Some((lsn, node)) = stuck {
+            let name = self.routing.name(node);
+            let reason = format!("backup {name} did not answer in time");
+            self.roll_back(rows, lsn, &Refusal::RolledBack(reason));
+        }
     }
 
     /// A message came: from a backup on the connection that this node opened, or from a master
     /// on its own.
     pub fn receive(&mut self, now: Micros, rows: &impl Rows, from: NodeId, message: Message) {
+        let answers = matches!(
+            message,
+            Message::Promise { .. }
+                | Message::Accepted { .. }
+                | Message::Refused { .. }
+                | Message::CopyTaken { .. }
+        );
+        if answers {
+            self.peers.entry(from).or_default().heard_at = now;
+        }
         match message {
-            Message::Heartbeat {
-                sent_at,
-                version,
-                decided,
-            } => {
-                self.apply_decided(from, decided);
+            Message::Heartbeat { sent_at, version } => {
                 self.promise(now, from, sent_at, version);
                 self.serve_settled(now, rows);
             }
@@ -338,6 +373,7 @@ impl Replica {
                 slot,
                 memory,
             } => self.end_copy(rows, from, number, slot, &memory),
+            Message::CopyTaken { slot, failed } => self.copy_taken(now, rows, from, slot, failed),
             Message::Promise { sent_at, version } => self.promised(now, from, sent_at, version),
             Message::Accepted { number } => self.accepted(now, rows, from, number),
             Message::Refused { number, reason } => self.refused(now, rows, from, number, &reason),
@@ -347,6 +383,7 @@ impl Replica {
     /// A backup has done what it was asked.
     fn accepted(&mut self, now: Micros, rows: &impl Rows, from: NodeId, number: u64) {
         let peer = self.peers.entry(from).or_default();
+        peer.answered_at = now;
         match peer.answered(number) {
             Some(Awaited::Entry { lsn, .. }) => self.staged_by(from, lsn),
             Some(Awaited::Copy(slot)) => self.installed(from, slot),
@@ -354,7 +391,7 @@ impl Replica {
             None => return,
         }
         self.check_caught_up(now, from);
-        self.copy_next(rows);
+        self.copy_next(now, rows);
         self.decide();
     }
 
@@ -367,6 +404,7 @@ impl Replica {
         reason: &Refuse,
     ) {
         let peer = self.peers.entry(from).or_default();
+        peer.answered_at = now;
         match peer.answered(number) {
             Some(Awaited::Entry { lsn, version }) => {
                 self.refused_entry(now, rows, from, (lsn, version), reason);
@@ -395,14 +433,9 @@ impl Replica {
         };
         match way {
             Way::ToBackup => std::mem::take(&mut peer.to_backup),
+            Way::Heartbeats => std::mem::take(&mut peer.heartbeats),
             Way::ToMaster => std::mem::take(&mut peer.to_master),
         }
-    }
-
-    /// What asks a backup for promises, to be sent ahead of what is long.
-    pub fn take_heartbeats(&mut self, node: NodeId) -> Vec<Message> {
-        let peer = self.peers.get_mut(&node);
-        peer.map(Peer::take_heartbeats).unwrap_or_default()
     }
 
     /// Nodes with messages to send.
@@ -410,6 +443,7 @@ impl Replica {
         let pairs = self.peers.iter().flat_map(|(&node, peer)| {
             [
                 (!peer.to_backup.is_empty()).then_some((node, Way::ToBackup)),
+                (!peer.heartbeats.is_empty()).then_some((node, Way::Heartbeats)),
                 (!peer.to_master.is_empty()).then_some((node, Way::ToMaster)),
             ]
         });

@@ -1,6 +1,6 @@
 //! The values that a replica's state is made of, and those it deals in with the outside.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::peer::Part;
@@ -16,7 +16,7 @@ pub struct ReplicaOptions {
     pub promise: Micros,
     /// How often a master asks for promises.
     pub heartbeat: Micros,
-    /// A backup that does not answer for so long is reported, and its pushes are rolled back.
+    /// A backup that says nothing for so long is reported, and what waits for it is rolled back.
     pub prepare_timeout: Micros,
     /// Transactions under way at once.
     pub max_pending: usize,
@@ -24,6 +24,11 @@ pub struct ReplicaOptions {
     pub copies_at_once: usize,
     /// Bytes of copies that go out in a second, so that they leave room for pushes.
     pub copy_bytes_per_s: u64,
+    /// Bytes of rows in one message of a copy.
+    pub copy_piece_bytes: u64,
+    /// Bytes of copies that may be on their way to a node, however slow the link. The window
+    /// grows from there to [`super::credit::GROWTH`] times as much.
+    pub copy_window_bytes: u64,
 }
 
 impl Default for ReplicaOptions {
@@ -35,6 +40,8 @@ impl Default for ReplicaOptions {
             max_pending: 256,
             copies_at_once: 4,
             copy_bytes_per_s: u64::MAX,
+            copy_piece_bytes: 64 << 10,
+            copy_window_bytes: 256 << 10,
         }
     }
 }
@@ -42,11 +49,13 @@ impl Default for ReplicaOptions {
 /// Whose answer an outcome is; chosen by the caller of [`Replica::push`].
 pub type Token = u64;
 
-/// The two directions between nodes: each connection is opened by a master.
+/// The connections between nodes, each opened by a master, and their directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     /// On the connection to the node, which is a backup of this one.
     ToBackup,
+    /// On the connection to that node which carries nothing but heartbeats and their answers.
+    Heartbeats,
     /// On the connection from the node, which is a master to this one.
     ToMaster,
 }
@@ -142,12 +151,56 @@ pub(super) struct Slot {
     pub(super) load: Load,
     /// A copy has begun and not ended.
     pub(super) torn: bool,
-    /// Why some of its rows could not be taken in.
+    /// What was prepared since the copy began; it is staged when the copy has ended.
+    pub(super) behind: Behind,
+    /// As long as it is torn: why some of its rows could not be taken in.
     pub(super) copy_failed: Option<Refusal>,
     /// As master: nothing commits without these.
     pub(super) required: Vec<NodeId>,
     /// As master: these get everything, too, but nobody waits for them.
     pub(super) extra: Vec<NodeId>,
+}
+
+/// What a backup keeps of a slot's order while a copy of the slot is on its way.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Behind {
+    /// The position of the copy.
+    pub(super) position: u64,
+    /// The positions from there on, one after the other.
+    pub(super) parts: VecDeque<(Arc<Transaction>, StagedRun)>,
+    /// Up to this position it is decided.
+    pub(super) decided: u64,
+}
+
+impl Behind {
+    /// The last position.
+    pub(super) fn end(&self) -> u64 {
+        self.position + self.parts.len() as u64
+    }
+
+    /// Keep what was prepared in a place, as [`crate::engine::Engine::stage`] would. Nothing
+    /// before it may be missing.
+    pub(super) fn stage(&mut self, transaction: &Arc<Transaction>, place: StagedRun) {
+        let Some(at) = place.position.checked_sub(self.position + 1) else {
+            return;
+        };
+        let at = at as usize;
+        let known = self.parts.get(at);
+        if known.is_none_or(|(known, _)| known.id != transaction.id) {
+            self.parts.truncate(at);
+        }
+        let new = (Arc::clone(transaction), place);
+        match self.parts.get_mut(at) {
+            Some(known) => *known = new,
+            None => self.parts.push_back(new),
+        }
+    }
+
+    /// Drop what is not decided, from a position on.
+    pub(super) fn discard_from(&mut self, position: u64) {
+        let kept = position.saturating_sub(self.position + 1);
+        self.parts.truncate(kept as usize);
+    }
 }
 
 /// An entry of the master's order that is not decided.

@@ -22,6 +22,9 @@ pub use decode::decode;
 /// Bytes that a frame between servers may be larger than the largest push: the places.
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 
+/// Version of the messages between servers; 1 had one connection for everything.
+pub const PEER_VERSION: u64 = 2;
+
 const PLACE_WORDS: usize = 3;
 const SETTLED_WORDS: usize = 6;
 const STREAM_WORDS: usize = 5;
@@ -34,6 +37,17 @@ pub struct Introduction {
     pub instance: NodeId,
     /// Grows with each of its connections: an older one may be read after a newer one.
     pub connection: u64,
+    /// What the connection is for.
+    pub purpose: Purpose,
+}
+
+/// What a connection between servers is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// What is to be done in order, and its answers.
+    Orders = 0,
+    /// Heartbeats and promises, which must not wait behind orders.
+    Heartbeats = 1,
 }
 
 /// What a peer frame holds.
@@ -92,12 +106,19 @@ enum Kind {
     Promise = 11,
     Accepted = 12,
     Refused = 13,
+    CopyTaken = 14,
 }
 
 impl Introduction {
     /// Lay it out.
     pub fn encode(self) -> Encoded {
-        frame(Kind::Introduction, &[self.instance, self.connection], &[])
+        let fields = [
+            self.instance,
+            self.connection,
+            self.purpose as u64,
+            PEER_VERSION,
+        ];
+        frame(Kind::Introduction, &fields, &[])
     }
 }
 
@@ -127,11 +148,9 @@ fn begin(meta: &[u8], body_bytes: usize) -> Encoded {
 /// Lay a message out.
 pub fn encode(message: &Message) -> Encoded {
     match message {
-        Message::Heartbeat {
-            sent_at,
-            version,
-            decided,
-        } => frame(Kind::Heartbeat, &[*sent_at, *version, *decided], &[]),
+        Message::Heartbeat { sent_at, version } => {
+            frame(Kind::Heartbeat, &[*sent_at, *version], &[])
+        }
         Message::Prepare {
             number,
             lsn,
@@ -152,6 +171,11 @@ pub fn encode(message: &Message) -> Encoded {
             slot,
             memory,
         } => copy_end(*number, slot, memory),
+        Message::CopyTaken { slot, failed } => frame(
+            Kind::CopyTaken,
+            &[u64::from(*slot), u64::from(*failed)],
+            &[],
+        ),
         Message::Promise { sent_at, version } => frame(Kind::Promise, &[*sent_at, *version], &[]),
         Message::Accepted { number } => frame(Kind::Accepted, &[*number], &[]),
         Message::Refused { number, reason } => refused(*number, reason),

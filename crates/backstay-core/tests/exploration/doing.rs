@@ -36,8 +36,10 @@ impl World {
         link.up = false;
         link.heard = false;
         link.back.clear();
+        link.promises.clear();
         if !self.budget.late || refused {
             link.there.clear();
+            link.beats.clear();
         }
         self.on(from, |node, now| {
             node.replica

@@ -14,19 +14,7 @@ impl World {
             }
             let wanted = node.replica.wanted_links();
             for (to, link) in self.links[at].iter().enumerate() {
-                if let Some((_, item)) = link.there.front().filter(|_| alive(to)) {
-                    steps.push(Step::There(at, to));
-                    let new = link
-                        .there
-                        .iter()
-                        .any(|(_, item)| matches!(item, Item::Hello));
-                    if new && !matches!(item, Item::Hello) && !link.heard {
-                        steps.push(Step::DropOld(at, to));
-                    }
-                }
-                if link.up && !link.back.is_empty() {
-                    steps.push(Step::Back(at, to));
-                }
+                self.arrivals(at, to, &mut steps);
                 if !link.up && wanted.contains(&instance(to)) && alive(to) {
                     steps.push(Step::Connect(at, to));
                 }
@@ -72,6 +60,30 @@ impl World {
             steps.push(Step::Time);
         }
         steps
+    }
+
+    /// What can arrive on the connections from a master to a backup.
+    fn arrivals(&self, at: usize, to: usize, steps: &mut Vec<Step>) {
+        let (link, alive) = (&self.links[at][to], self.nodes[to].is_some());
+        if let Some((_, item)) = link.there.front().filter(|_| alive) {
+            steps.push(Step::There(at, to));
+            let new = link
+                .there
+                .iter()
+                .any(|(_, item)| matches!(item, Item::Hello));
+            if new && !matches!(item, Item::Hello) && !link.heard {
+                steps.push(Step::DropOld(at, to));
+            }
+        }
+        if link.up && !link.back.is_empty() {
+            steps.push(Step::Back(at, to));
+        }
+        if !link.beats.is_empty() && alive {
+            steps.push(Step::Beat(at, to));
+        }
+        if link.up && !link.promises.is_empty() {
+            steps.push(Step::Promise(at, to));
+        }
     }
 
     /// What a client would send of a push to a node: the slots it masters by some routing that

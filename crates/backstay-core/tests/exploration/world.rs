@@ -30,8 +30,11 @@ const OPTIONS: ReplicaOptions = ReplicaOptions {
     heartbeat: STEP,
     prepare_timeout: 3 * STEP,
     max_pending: 8,
-    copies_at_once: 4,
+    copies_at_once: 1,
     copy_bytes_per_s: u64::MAX,
+    // A row in a message, and no second one before it is taken in.
+    copy_piece_bytes: 1,
+    copy_window_bytes: 1,
 };
 
 /// Who holds a slot, as the controller writes it. Nodes by number, from 0.
@@ -77,6 +80,10 @@ pub enum Step {
     DropOld(usize, usize),
     /// The next answer of a backup to its master.
     Back(usize, usize),
+    /// The next heartbeat of a master.
+    Beat(usize, usize),
+    /// The next promise of a backup to its master.
+    Promise(usize, usize),
     /// The next piece of work of a lane.
     Do(usize, NodeId),
     /// A routing table comes to a node.
@@ -117,6 +124,9 @@ struct Link {
     heard: bool,
     there: VecDeque<(u64, Item)>,
     back: VecDeque<(u64, Message)>,
+    /// Heartbeats, on a connection of their own, and their answers.
+    beats: VecDeque<(u64, Message)>,
+    promises: VecDeque<(u64, Message)>,
 }
 
 #[derive(Debug, Clone)]
@@ -346,7 +356,12 @@ impl World {
         let quiet = |step: &Step| {
             matches!(
                 step,
-                Step::There(..) | Step::Back(..) | Step::Do(..) | Step::Connect(..)
+                Step::There(..)
+                    | Step::Back(..)
+                    | Step::Beat(..)
+                    | Step::Promise(..)
+                    | Step::Do(..)
+                    | Step::Connect(..)
             )
         };
         while let Some(step) = self.steps().into_iter().find(quiet) {
@@ -400,6 +415,15 @@ impl World {
         Ok(())
     }
 
+    /// Do all work of every lane.
+    #[allow(dead_code)] // The search uses it.
+    pub fn settle_work(&mut self) {
+        let work = |step: &Step| matches!(step, Step::Do(..));
+        while let Some(step) = self.steps().into_iter().find(work) {
+            self.apply(step);
+        }
+    }
+
     /// All pushes are sent to the masters of their slots, in the order of their numbers.
     pub fn send_all(mut self) -> Self {
         for push in 0..self.pushes.len() {
@@ -427,9 +451,11 @@ impl World {
             for (one, _) in &link.there {
                 print = mix64(print ^ one);
             }
-            print = mix64(print ^ 7);
-            for (one, _) in &link.back {
-                print = mix64(print ^ one);
+            for answers in [&link.back, &link.beats, &link.promises] {
+                print = mix64(print ^ 7);
+                for (one, _) in answers {
+                    print = mix64(print ^ one);
+                }
             }
         }
         print
@@ -452,10 +478,17 @@ impl World {
             Step::Back(to, from) => {
                 let link = Arc::make_mut(&mut self.links[to][from]);
                 let (_, message) = link.back.pop_front().unwrap();
-                self.on(to, |node, now| {
-                    node.replica
-                        .receive(now, &node.rows, instance(from), message);
-                });
+                self.take(to, from, message);
+            }
+            Step::Beat(from, to) => {
+                let link = Arc::make_mut(&mut self.links[from][to]);
+                let (_, message) = link.beats.pop_front().unwrap();
+                self.take(to, from, message);
+            }
+            Step::Promise(to, from) => {
+                let link = Arc::make_mut(&mut self.links[to][from]);
+                let (_, message) = link.promises.pop_front().unwrap();
+                self.take(to, from, message);
             }
             Step::Do(at, lane) => self.work(at, lane),
             Step::Route(at, version) => {
@@ -464,14 +497,7 @@ impl World {
                     node.replica.set_routing(now, &node.rows, table);
                 });
             }
-            Step::Connect(from, to) => {
-                let link = Arc::make_mut(&mut self.links[from][to]);
-                link.up = true;
-                link.there.push_back((3, Item::Hello));
-                self.on(from, |node, now| {
-                    node.replica.link_up(now, &node.rows, instance(to));
-                });
-            }
+            Step::Connect(from, to) => self.connect(from, to),
             Step::Break(from, to) => {
                 self.budget.breaks -= 1;
                 self.sever(from, to, false);
@@ -511,6 +537,22 @@ impl World {
         }
     }
 
+    fn take(&mut self, at: usize, from: usize, message: Message) {
+        self.on(at, |node, now| {
+            node.replica
+                .receive(now, &node.rows, instance(from), message);
+        });
+    }
+
+    fn connect(&mut self, from: usize, to: usize) {
+        let link = Arc::make_mut(&mut self.links[from][to]);
+        link.up = true;
+        link.there.push_back((3, Item::Hello));
+        self.on(from, |node, now| {
+            node.replica.link_up(now, &node.rows, instance(to));
+        });
+    }
+
     fn crash(&mut self, at: usize) {
         self.budget.crashes -= 1;
         self.nodes[at] = None;
@@ -543,7 +585,7 @@ impl World {
             let messages = node.replica.take_messages(to, way);
             let to = number(to);
             let (from, backup) = match way {
-                Way::ToBackup => (at, to),
+                Way::ToBackup | Way::Heartbeats => (at, to),
                 Way::ToMaster => (to, at),
             };
             let link = Arc::make_mut(&mut self.links[from][backup]);
@@ -554,6 +596,10 @@ impl World {
                 let print = fingerprint(&message);
                 match way {
                     Way::ToBackup => link.there.push_back((print, Item::Message(message))),
+                    Way::Heartbeats => link.beats.push_back((print, message)),
+                    Way::ToMaster if matches!(message, Message::Promise { .. }) => {
+                        link.promises.push_back((print, message));
+                    }
                     // Answers on a connection that is no more go nowhere.
                     Way::ToMaster if !link.heard => {}
                     Way::ToMaster => link.back.push_back((print, message)),

@@ -8,11 +8,11 @@ fn replicator() -> Arc<Replicator> {
     Replicator::new(1, store, ReplicaOptions::default())
 }
 
-fn beat() -> Message {
-    Message::Heartbeat {
-        sent_at: 1,
-        version: 0,
-        decided: 0,
+fn order() -> Message {
+    Message::Settle {
+        number: 1,
+        lsn: 0,
+        slots: Vec::new(),
     }
 }
 
@@ -24,10 +24,10 @@ fn a_connection_that_was_replaced_is_not_heard() {
     let mut answers = Vec::new();
     let (old, new) = (1, 2);
     assert!(replicator.master_connected(7, old));
-    assert!(replicator.obey(7, old, beat(), &mut answers));
+    assert!(replicator.obey(7, old, order(), &mut answers));
     assert!(replicator.master_connected(7, new));
-    assert!(!replicator.obey(7, old, beat(), &mut answers));
-    assert!(replicator.obey(7, new, beat(), &mut answers));
+    assert!(!replicator.obey(7, old, order(), &mut answers));
+    assert!(replicator.obey(7, new, order(), &mut answers));
     assert_eq!(answers.len(), 2);
 }
 
@@ -39,8 +39,8 @@ fn a_connection_that_is_read_after_its_successor_is_not_heard() {
     let mut answers = Vec::new();
     assert!(replicator.master_connected(7, 2));
     assert!(!replicator.master_connected(7, 1));
-    assert!(!replicator.obey(7, 1, beat(), &mut answers));
-    assert!(replicator.obey(7, 2, beat(), &mut answers));
+    assert!(!replicator.obey(7, 1, order(), &mut answers));
+    assert!(replicator.obey(7, 2, order(), &mut answers));
     assert!(
         replicator.master_connected(8, 1),
         "others count for themselves"
@@ -55,11 +55,17 @@ fn the_end_of_a_connection_that_was_replaced_changes_nothing() {
     replicator.link_up(7, old);
     replicator.link_up(7, new);
     replicator.link_down(7, old);
-    assert!(replicator.take_outgoing(7, old).is_none());
-    let greeting = replicator.take_outgoing(7, new).unwrap();
+    assert!(replicator.take_outgoing(7, Way::ToBackup, old).is_none());
+    let greeting = replicator.take_outgoing(7, Way::Heartbeats, new).unwrap();
     assert_eq!(greeting.len(), 1);
     let third = replicator.next_connection();
     replicator.link_up(7, third);
     replicator.link_down(7, third);
-    assert_eq!(replicator.take_outgoing(7, third).unwrap().len(), 0);
+    assert_eq!(
+        replicator
+            .take_outgoing(7, Way::ToBackup, third)
+            .unwrap()
+            .len(),
+        0
+    );
 }

@@ -5,13 +5,19 @@ use std::sync::Arc;
 use super::super::frame::Reader;
 use super::super::message::PushMeta;
 use super::super::settings::{read_optimizer, OPTIMIZER_WORDS};
-use super::{Introduction, PeerFrame, CLOSED_WORDS, PLACE_WORDS, SETTLED_WORDS, STREAM_WORDS};
+use super::{
+    Introduction, PeerFrame, Purpose, CLOSED_WORDS, PEER_VERSION, PLACE_WORDS, SETTLED_WORDS,
+    STREAM_WORDS,
+};
 use crate::engine::SlotMemory;
 use crate::error::{code, Refusal};
 use crate::hash::SlotSpace;
 use crate::replication::message::{Message, Refuse, SettledSlot};
 use crate::stream::{StreamId, StreamWindow};
 use crate::transaction::{Batch, Run, StagedRun, Transaction};
+
+/// The meta part of an introduction.
+const INTRODUCTION_BYTES: usize = 8 + 4 * 8;
 
 /// Read a frame: its meta part, and its body in an aligned buffer of which `body_bytes` count.
 pub fn decode(
@@ -28,11 +34,11 @@ pub fn decode(
         slots: space.count(),
     };
     let message = match kind {
+        1 if meta.len() != INTRODUCTION_BYTES => return Err(other_version()),
         1 => return decode_introduction(fields),
         2 => Message::Heartbeat {
             sent_at: fields.u64()?,
             version: fields.u64()?,
-            decided: fields.u64()?,
         },
         3 | 4 => return decode_prepare(space, kind == 4, fields, body, body_bytes),
         5 => Message::Commit {
@@ -60,6 +66,10 @@ pub fn decode(
             sent_at: fields.u64()?,
             version: fields.u64()?,
         },
+        14 => Message::CopyTaken {
+            slot: words.slot(fields.u64()?)?,
+            failed: fields.u64()? != 0,
+        },
         12 => Message::Accepted {
             number: fields.u64()?,
         },
@@ -83,9 +93,27 @@ fn decode_introduction(mut fields: Reader<'_>) -> Result<PeerFrame, Refusal> {
     let introduction = Introduction {
         instance: fields.u64()?,
         connection: fields.u64()?,
+        purpose: match fields.u64()? {
+            0 => Purpose::Orders,
+            1 => Purpose::Heartbeats,
+            other => {
+                let reason = format!("a connection for unknown purpose {other}");
+                return Err(Refusal::Protocol(reason));
+            }
+        },
     };
+    if fields.u64()? != PEER_VERSION {
+        return Err(other_version());
+    }
     fields.end()?;
     Ok(PeerFrame::Introduction(introduction))
+}
+
+fn other_version() -> Refusal {
+    Refusal::Protocol(format!(
+        "a server of another release connects; this one speaks version {PEER_VERSION} of the \
+         messages between servers: use matching releases"
+    ))
 }
 
 fn decode_reason(code: u64, text: &str) -> Refuse {
