@@ -88,8 +88,8 @@ impl Replica {
         if version <= mine {
             peer.promised_until = peer.promised_until.max(sent_at + counted);
         }
-        // Also one that goes by a newer table, which will come here, too, answers.
-        if peer.up && sent_at + counted > now && !is_stuck(&self.options, peer, now) {
+        // Also who goes by a newer table, or whose promise comes too late to count, answers.
+        if peer.up && !is_stuck(&self.options, peer, now) {
             peer.trouble_since = None;
             self.refresh_report(now);
         }
