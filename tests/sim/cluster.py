@@ -22,6 +22,7 @@ from tests.sim.losses import LossOperator
 from tests.sim.network import Network
 from tests.sim.plans import Operators, plan_of
 from tests.sim.pserver import Pserver
+from tests.sim.settings import TableSettings
 from tests.sim.store import SimStore
 from tests.sim.tasks import TaskBook, TaskTrainer
 from tests.sim.trainer import Trainer
@@ -134,6 +135,7 @@ class Cluster:
         self._instance = 0
         self.checkpoints: Checkpoints | None = None
         self._losses = LossOperator(self, seed)
+        self.settings = TableSettings(self, seed, self.options.faults_end)
         self.queue.log("cluster", lambda: str(self.options))
         for number in range(self.options.nodes):
             self.start_process(f"ps-{number}")
@@ -181,6 +183,7 @@ class Cluster:
         self.queue.log(node_id, lambda: f"starts as process {self._instance}")
         process = Pserver(self, node_id, self._instance)
         self.processes[process.instance] = process
+        self.settings.tell(process)
 
     def sort_keys(self, keys: list[int]) -> list[int]:
         """Return keys ordered by slot, as pushes carry them."""
