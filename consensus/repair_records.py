@@ -43,8 +43,9 @@ class RepairRecord:
         state: ``copying`` until every slot has all its copies, then ``done``.
         lost: The nodes that lost copies.
         slots_lost: Slots of which every copy was lost.
-        copies_total: Copies that were lost, of slots that have others.
-        copies_left: Of them, those that are not in sync anywhere yet.
+        copies_total: Copies that were lost.
+        copies_left: Of them, those that are not in sync again yet; those of slots that lost every
+            copy stay until these are restored or begin anew.
         bytes_total: Size of those copies when the repair began; 0 while it is not known.
         bytes_left: Of it, what is not in sync yet.
         begun: When it began; seconds since the epoch.

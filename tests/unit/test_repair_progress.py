@@ -88,7 +88,7 @@ def test_one_record_from_the_loss_until_all_copies_are_back() -> None:
 
 
 def test_a_second_loss_belongs_to_the_same_repair_and_another_controller_goes_on() -> None:
-    records, known = step(without(cluster(nodes=4), 1), None, time=1.0)
+    records, known = step(without(cluster(nodes=5, replicas=3), 1), None, time=1.0)
     assert known is not None
     before = known.copies_total
     records, seen = followed(without(records, 1, 2), known, controller="ps-3")
@@ -112,10 +112,17 @@ def test_a_repair_waits_for_a_node_and_the_next_loss_after_its_end_is_another() 
     assert [one.node_id for one in again[-1].lost] == ["ps-0"]
 
 
-def test_slots_that_had_no_other_copy_are_told() -> None:
-    _, seen = followed(without(cluster(nodes=2, replicas=1), 1), None)
-    (only,) = seen
-    assert (only.state, only.slots_lost, only.copies_total) == ("done", SLOTS // 2, 0)
+def test_slots_that_had_no_other_copy_are_told_and_keep_the_repair_open() -> None:
+    """They wait for somebody to decide; with nothing to lose they begin anew at once."""
+    alone = without(cluster(nodes=2, replicas=1), 1)
+    _, seen = followed(alone, None)
+    assert (seen[-1].state, seen[-1].slots_lost, seen[-1].copies_left) == (
+        "copying",
+        SLOTS // 2,
+        SLOTS // 2,
+    )
+    records, _ = followed(replace(alone, has_tables=False), None)
+    assert not missing_copies(table(records)).any()
 
 
 def test_moving_and_growing_are_no_repairs() -> None:

@@ -188,7 +188,7 @@ class Repair(_message.Message):
     slots_lost: _builtins.int
     """Slots of which every copy was lost."""
     copies_total: _builtins.int
-    """Copies that were lost, of slots that have others, and how many are not in sync yet."""
+    """Copies that were lost, and how many are not in sync again yet."""
     copies_left: _builtins.int
     bytes_total: _builtins.int
     """Their size; 0 while it is not known."""
