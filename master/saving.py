@@ -268,9 +268,11 @@ class Saving:
             level = logging.WARNING if isinstance(error, CheckpointRefused) else logging.ERROR
             log.log(level, "no checkpoint was written: %s", why)
             job.note_trouble("checkpoint", f"no checkpoint was written: {why}")
-            job.checkpoints_failed += 1
             self._keeps_none = isinstance(error, NoCheckpointFolder)
-            return "" if self._keeps_none else why
+            if self._keeps_none:
+                return ""
+            job.checkpoints_failed += 1
+            return why
         job.note_trouble("checkpoint", "")
         self._keeps_none = False
         log.info("checkpoint %s is written", info.id)

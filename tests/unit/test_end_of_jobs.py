@@ -196,6 +196,7 @@ def test_a_cluster_that_keeps_no_checkpoints_has_jobs_that_end(tmp_path: Path) -
         await end.do_all()
         assert await end.ended() == "done"
         assert "no folder" in end.job.trouble["checkpoint"]
+        assert end.job.checkpoints_failed == 0
 
     scenario(tmp_path, play, servers_end=False)
 
