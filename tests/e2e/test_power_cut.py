@@ -27,8 +27,8 @@ from tests.e2e.test_train_command import (
     RECORDS,
     close,
     open_gate,
-    run,
     shown,
+    started,
     wait_until,
 )
 from tests.etcd import EtcdCluster
@@ -37,6 +37,8 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 PASSES = 5
+# Most of it is the start of workers, which load a framework, on a machine that does much else.
+RUN_LIMIT_S = 180.0
 
 
 @pytest.fixture
@@ -79,6 +81,15 @@ def in_a_group(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
                 yield process
             finally:
                 process.kill()
+
+
+def run(folder: Path, *words: str) -> dict[str, Any]:
+    """Run a command to its end and return what it says."""
+    with started(folder, *words) as process:
+        output, _ = process.communicate(timeout=RUN_LIMIT_S)
+    assert output, (folder / "stderr").read_text()
+    result: dict[str, Any] = json.loads(output)
+    return result
 
 
 def cut_power(
