@@ -85,7 +85,7 @@ fn every_optimizer_agrees_with_its_references() {
 fn every_optimizer_has_a_reference() {
     let mut sources: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for case in vectors().cases {
-        let name = serde_json::to_value(&case.optimizer).unwrap();
+        let name = serde_json::to_value(case.optimizer).unwrap();
         let name = name.as_object().unwrap().keys().next().unwrap().clone();
         let source = case.source.split(' ').next().unwrap().to_owned();
         sources.entry(name).or_default().push(source);
