@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from backstay.consensus.checkpoint_records import (
     RESTORE_STATES,
     CheckpointRecord,
+    LossAcceptance,
     RestorePlan,
     SaveRecord,
 )
@@ -85,7 +86,10 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         "state": st.sampled_from(RESTORE_STATES),
         "version": NUMBERS,
         "generation": NUMBERS,
+        "created": TEXTS,
+        "lost": NUMBERS,
     },
+    LossAcceptance: {"version": NUMBERS, "slots": NUMBERS, "time": TEXTS},
     ParkedTask: {"task": NUMBERS, "failures": NUMBERS, "failure": FAILURES, "settled": NUMBERS},
     WorkerRecord: {
         "held": tuples(st.builds(HeldTask, NUMBERS, NUMBERS, NUMBERS)),
