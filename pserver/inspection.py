@@ -221,7 +221,10 @@ class ClusterInspection(ClusterChannels):
         return answer.slots
 
     def tables(self) -> dict[str, Any]:
-        """Return the tables, with rows and bytes summed over the nodes that answer."""
+        """Return the tables, with rows, their copies and bytes over the nodes that answer.
+
+        ``rows`` counts each row once, at its slot's master; ``copies`` each copy of a row.
+        """
         routing = self.cluster()[1]
         tables: dict[str, dict[str, Any]] = {}
         silent = []
@@ -238,12 +241,14 @@ class ClusterInspection(ClusterChannels):
                         "name": table.name,
                         "id": table.id,
                         "rows": 0,
+                        "copies": 0,
                         "bytes": 0,
                         "spec": json.loads(table.spec_json),
                         "revision": table.revision,
                     },
                 )
-                entry["rows"] += table.rows
+                entry["rows"] += table.master_rows
+                entry["copies"] += table.rows
                 entry["bytes"] += table.bytes
         return {"tables": [tables[name] for name in sorted(tables)], "silent_nodes": silent}
 

@@ -41,7 +41,7 @@ SET_EXAMPLES = examples(
 @json_option()
 @click.pass_context
 def tables(context: click.Context, as_json: bool) -> None:
-    """Show the tables, with rows and memory over all nodes; each copy of a row counts.
+    """Show the tables, over all nodes: rows, copies of rows, and the memory that copies take.
 
     The exit code is 1 if a node does not answer, so that its rows are missing in the sums.
     """
@@ -135,7 +135,7 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
-    shown = grid("table", "kind", "storage", "optimizer", "rows", "memory")
+    shown = grid("table", "kind", "storage", "optimizer", "rows", "copies", "memory")
     for table in reported:
         spec = table["spec"]
         kind, shape = next(iter(spec["kind"].items()))
@@ -146,6 +146,7 @@ def _show_tables(console: Console, reported: list[dict[str, Any]]) -> None:
             spec["storage"],
             settings_text(spec),
             f"{table['rows']:,}",
+            f"{table['copies']:,}",
             size_text(table["bytes"]),
         )
     print_whole(console, shown)

@@ -97,12 +97,13 @@ class TablesService(tables_pb2_grpc.TablesServiceServicer):
         return creation
 
     def _message(self, table: KnownTable) -> tables_pb2.Table:
-        rows, size_bytes = self._data_server.table_usage(table.name)
+        rows, master_rows, size_bytes = self._data_server.table_usage(table.name)
         return tables_pb2.Table(
             name=table.name,
             id=table.id,
             spec_json=table.spec_json,
             rows=rows,
+            master_rows=master_rows,
             bytes=size_bytes,
             revision=table.revision,
         )

@@ -130,9 +130,9 @@ class DataServer:
                 that cannot go on under these.
         """
     def tables_json(self) -> str:
-        """A JSON list: ``[{"spec": {...}, "id": n, "rows": n, "bytes": n}, ...]``."""
-    def table_usage(self, table: str) -> tuple[int, int]:
-        """Rows of one table on this node, and the bytes they take."""
+        """A JSON list: ``[{"spec", "id", "rows", "master_rows", "bytes"}, ...]``."""
+    def table_usage(self, table: str) -> tuple[int, int, int]:
+        """Rows of one table on this node, those in slots it is master of, bytes of all."""
     def stats_json(self) -> str:
         """A JSON object of counters and gauges of this node."""
     def export_slot(

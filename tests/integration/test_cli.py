@@ -63,9 +63,25 @@ def test_tables_are_summed_over_the_nodes(cluster: LocalCluster, command: Comman
     assert done.returncode == 0, done.stderr
     bias, emb = json.loads(done.stdout)["tables"]
     assert (bias["name"], emb["name"]) == ("bias", "user/emb")
-    assert emb["rows"] == 100
+    assert (emb["rows"], emb["copies"]) == (100, 100)
     assert emb["bytes"] > 100 * 4 * 4
     assert emb["spec"]["kind"] == {"sparse": {"dim": 4}}
+
+
+def test_a_row_and_its_copies_are_counted_apart(command: Command, eventually: Eventually) -> None:
+    with LocalCluster(servers=2, settings={"slot_count": 16, "replicas": 2}) as running:
+        with Client(running.endpoints) as client:
+            table = client.create_table(TableSpec.sparse("emb", 4))
+            client.push(table, np.arange(100), np.ones((100, 4), dtype=np.float32))
+
+        def counted() -> bool:
+            done = command("pserverctl", "tables", "--json", BACKSTAY_ENDPOINT=running.endpoints[0])
+            (emb,) = json.loads(done.stdout)["tables"]
+            # A row is at its master at once, at the backup with the next prepare.
+            assert emb["rows"] == 100
+            return bool(emb["copies"] == 200)
+
+        eventually(counted)
 
 
 def test_the_tables_for_people_name_the_same_things(

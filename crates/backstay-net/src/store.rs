@@ -47,6 +47,8 @@ pub struct TableUsage {
     pub id: u64,
     /// Rows on this node.
     pub rows: u64,
+    /// Of these, rows in slots that this node is master of: over all nodes, each row once.
+    pub master_rows: u64,
     /// Bytes allocated for them on this node.
     pub bytes: u64,
 }
@@ -311,17 +313,24 @@ impl Store {
     }
 
     fn usage_of(&self, id: u64, spec: Arc<TableSpec>) -> TableUsage {
-        let (mut rows, mut bytes) = (0, 0);
+        let (mut rows, mut master_rows, mut bytes) = (0, 0, 0);
         for stripe in &self.stripes {
-            if let Ok(table) = stripe.read().table(id) {
+            let engine = stripe.read();
+            if let Ok(table) = engine.table(id) {
                 rows += table.rows() as u64;
                 bytes += table.allocated_bytes() as u64;
+                master_rows += engine
+                    .slots()
+                    .filter(|&slot| engine.standing(slot) != Standing::Elsewhere)
+                    .map(|slot| table.rows_in(slot) as u64)
+                    .sum::<u64>();
             }
         }
         TableUsage {
             spec,
             id,
             rows,
+            master_rows,
             bytes,
         }
     }

@@ -238,7 +238,8 @@ impl DataServer {
             // The canonical form is JSON by construction.
             let spec: serde_json::Value =
                 serde_json::from_str(&table.spec.canonical_json()).unwrap_or_default();
-            serde_json::json!({"spec": spec, "id": table.id, "rows": table.rows, "bytes": table.bytes})
+            serde_json::json!({"spec": spec, "id": table.id, "rows": table.rows,
+                "master_rows": table.master_rows, "bytes": table.bytes})
         };
         py.detach(|| {
             serde_json::Value::Array(self.store.tables().into_iter().map(describe).collect())
@@ -246,10 +247,10 @@ impl DataServer {
         })
     }
 
-    fn table_usage(&self, py: Python<'_>, table: &str) -> PyResult<(u64, u64)> {
+    fn table_usage(&self, py: Python<'_>, table: &str) -> PyResult<(u64, u64, u64)> {
         let usage = py.detach(|| self.store.usage(table));
         let usage = usage.map_err(|refusal| from_refusal(py, &refusal))?;
-        Ok((usage.rows, usage.bytes))
+        Ok((usage.rows, usage.master_rows, usage.bytes))
     }
 
     fn stats_json(&self, py: Python<'_>) -> PyResult<String> {

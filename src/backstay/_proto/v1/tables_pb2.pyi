@@ -57,6 +57,7 @@ class Table(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    MASTER_ROWS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     id: _builtins.int
     """A fixed hash of the name, under which the table travels on the data plane."""
@@ -67,6 +68,10 @@ class Table(_message.Message):
     bytes: _builtins.int
     revision: _builtins.int
     """Which of its settings these are: 1 when it was made, one more with each change."""
+    master_rows: _builtins.int
+    """Of these rows, those in slots that the answering node is master of: summed over all nodes, each
+    row counts once. 0 from a node of an earlier release.
+    """
     def __init__(
         self,
         *,
@@ -76,10 +81,11 @@ class Table(_message.Message):
         rows: _builtins.int = ...,
         bytes: _builtins.int = ...,
         revision: _builtins.int = ...,
+        master_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "name", b"name", "revision", b"revision", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "id", b"id", "master_rows", b"master_rows", "name", b"name", "revision", b"revision", "rows", b"rows", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
