@@ -86,9 +86,9 @@ class RestoreState:
 
     ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
     is 0 while the restore is requested and has changed nothing yet. ``generation`` grows with each
-    restore, and whenever slots lost all their copies and began anew; ``done_generation`` is what
-    it was when this restore was done. ``slots`` is how many slots it is of; 0: all. ``created`` is
-    when the checkpoint was begun, if known; ``lost`` is how many slots had lost all their copies,
+    restore, and whenever slots lost all their copies; ``done_generation`` is what it was when this
+    restore was done. ``slots`` is how many slots it is of; 0: all. ``created`` is when the
+    checkpoint was begun, if known; ``lost`` is how many slots had lost all their copies,
     which is why, or 0 if somebody asked for it.
     """
 

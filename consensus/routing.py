@@ -107,7 +107,7 @@ class RoutingTable:
             changes. The fencing token of the slot.
         birth_of_slot: uint64 [slot_count], read-only: the version at which the slot began
             empty. A replica of another birth is worthless.
-        generation: Grows whenever some slot lost all its copies and began anew.
+        generation: Grows whenever some slot lost all its copies, and with each restore.
         gone: Instances known for sure to be dead, oldest first.
         restoring: Slots that wait for their content from a checkpoint.
         lost: Slots that lost all their copies and wait for a decision, in ascending order: nobody

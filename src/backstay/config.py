@@ -202,7 +202,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     profile: str | None = setting(
         None,
         "How long jobs run, for a cluster that this node creates: test, short or long. It decides "
-        "replicas, checkpoint_every_s and restore where they are not set.",
+        "replicas, checkpoint_every_s, restore and the cluster's on_slot_loss where they are not "
+        "set.",
     )
     replicas: int | None = setting(
         None,

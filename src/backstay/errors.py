@@ -54,7 +54,7 @@
     │   ├── HoldLost           the worker's right to work on its task was taken back
     │   ├── NonFiniteLoss      the loss of a batch is NaN or infinite
     │   └── TaskFailed         tasks failed for good, and the job with them
-    └── StateLost              slots lost all their copies and began anew, empty
+    └── StateLost              slots lost all their copies, or a checkpoint was restored
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
 any risk of counting an update twice or losing one.
@@ -383,4 +383,4 @@ class TaskFailed(JobError):
 
 
 class StateLost(BackstayError):
-    """Rows are gone with all their copies, and no checkpoint replaced them."""
+    """Rows that were relied on are gone: with all their copies, or for those of a checkpoint."""
