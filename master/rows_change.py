@@ -35,8 +35,8 @@ def change_of(noted: RowsIdentity, now: RestoreState) -> RowsChange:
         now: The cluster's last restore, and its generation, as a node tells them.
 
     Returns:
-        ``none`` also while a restore is under way; ``lost`` if slots began anew without their
-        content, also if that was after a restore.
+        ``none`` also while a restore is under way; ``lost`` if slots lost their content,
+        also if that was after a restore.
     """
     # A restore that is only requested has changed nothing yet, and has no version. While slots are
     # loaded, a master that has not heard of it yet still takes pushes for what was before. A
@@ -60,7 +60,7 @@ def why_inexact(change: RowsChange, now: RestoreState) -> str:
     After a restore of all slots, model and progress are of one time again.
     """
     if change == "lost":
-        return "slots lost all their copies and began anew"
+        return "slots lost all their copies"
     if change == "partly_restored":
         return f"only {now.slots} of the slots were restored from {now.id}, the others went on"
     return ""

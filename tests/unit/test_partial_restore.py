@@ -127,7 +127,7 @@ def test_a_job_is_inexact_until_it_goes_back_with_all_slots(tmp_path: Path) -> N
 
 
 def test_a_job_that_is_not_exact_says_so_wherever_it_is_shown() -> None:
-    why = "since 2026-01-01T00:00:00Z, pass 2: slots lost all their copies and began anew"
+    why = "since 2026-01-01T00:00:00Z, pass 2: slots lost all their copies"
     status = job_pb2.JobStatus(job="counting", state="running", inexact=why)
     assert f"records may count never or twice {why}" in summary_lines(status)
     console = Console(file=StringIO(), width=200)
