@@ -17,18 +17,12 @@ __all__ = ["NON_FINITE", "settings_changed", "shown_policy", "with_assignments"]
 
 NON_FINITE = "non_finite"
 # What a description holds besides settings.
-_FIXED = {
-    "dim": "kind",
-    "shape": "kind",
-    "block_elements": "kind",
-    "dtype": "storage",
-    "kind": "kind",
-    "storage": "storage",
-    "initializer": "initializer",
-    "seed": "seed",
-    "name": "name",
-    "optimizer": "optimizer",
-}
+_FIXED = frozenset(
+    {
+        *("name", "kind", "dim", "shape", "block_elements"),
+        *("storage", "dtype", "initializer", "seed", "optimizer"),
+    }
+)
 
 
 def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
@@ -56,7 +50,7 @@ def with_assignments(spec_json: str, settings: Mapping[str, Any]) -> str:
             )
         else:
             near = difflib.get_close_matches(name, [*own, NON_FINITE], 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(
                 f"table {spec['name']!r} ({kind}) has no setting {name[:100]!r}{hint} It has "
                 f"{', '.join([*own, NON_FINITE])}"
