@@ -20,6 +20,7 @@ RepairState = Literal["copying", "done"]
 REPAIR_STATES: tuple[RepairState, ...] = get_args(RepairState)
 # Nodes that a record names; of more, the first.
 LOST_MAX = 32
+_COUNTS = ("repair_id", "slots_lost", "copies_total", "copies_left", "bytes_total", "bytes_left")
 
 
 class LostNode(NamedTuple):
@@ -71,10 +72,7 @@ class RepairRecord:
         """Refuse a record that cannot be."""
         if self.state not in REPAIR_STATES:
             raise InvalidRequest(f"repair: unknown state {self.state!r}")
-        for name in (
-            *("repair_id", "slots_lost", "copies_total"),
-            *("copies_left", "bytes_total", "bytes_left"),
-        ):
+        for name in _COUNTS:
             if not 0 <= getattr(self, name) <= NUMBER_MAX:
                 raise InvalidRequest(f"repair: {name} {getattr(self, name)} is no count")
         check_times("repair", begun=self.begun, ended=self.ended)

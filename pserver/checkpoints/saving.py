@@ -169,7 +169,8 @@ class Saver:
         if snapshot.routing.lost:
             raise CheckpointRefused(loss_in_words(len(snapshot.routing.lost)))
         storage = await in_disk_thread(CheckpointStorage, snapshot.settings.checkpoint_url)
-        for is_last in (*[False] * (CUT_TRIES_MAX - 1), True):
+        for number in range(1, CUT_TRIES_MAX + 1):
+            is_last = number == CUT_TRIES_MAX
             try:
                 return await self._save_once(
                     storage, kind, tags=tags, progress=progress, tell=tell, is_last=is_last

@@ -119,12 +119,11 @@ def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas, *, holds_ro
     draft.put(slot, SlotReplicas(new))
     draft.reborn.add(slot)
     if slot in draft.restoring:
-        how = f"wait for checkpoint {draft.source[1]} on"
-        draft.note("lost", new, f"DATA LOST: {{slots}} {how} {draft.name(new)}: {who}", slot)
+        where = f"wait for checkpoint {draft.source[1]} on {draft.name(new)}"
+        draft.note("lost", new, f"DATA LOST: {{slots}} {where}: {who}", slot)
     else:
-        how = "begin anew on"
         why = f"{who}; there was no table yet, so nothing is lost"
-        draft.note("promoted", new, f"{{slots}} {how} {draft.name(new)}: {why}", slot)
+        draft.note("promoted", new, f"{{slots}} begin anew on {draft.name(new)}: {why}", slot)
 
 
 def _why(draft: Draft, process: int) -> str:

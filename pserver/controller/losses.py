@@ -26,8 +26,11 @@ def settle_losses(draft: Draft, records: ClusterRecords) -> RestorePlan | None:
     """
     plan = records.restore
     _begin_accepted(draft, records.accepted, has_tables=records.has_tables)
-    new = draft.least_loaded()
-    if not draft.lost or new is None or (plan is not None and plan.state == "requested"):
+    if (
+        not draft.lost
+        or draft.least_loaded() is None
+        or (plan is not None and plan.state == "requested")
+    ):
         # What was asked for comes first; what it leaves is settled by the next decision.
         return plan
     again = being_restored(plan)

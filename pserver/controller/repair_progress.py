@@ -62,7 +62,18 @@ def follow_repair(
         if not lost or not (more or slots_lost):
             return None
         known = RepairRecord(
-            after.version, "copying", (), 0, 0, 0, 0, 0, time, 0.0, controller, ended_by=""
+            repair_id=after.version,
+            state="copying",
+            lost=(),
+            slots_lost=0,
+            copies_total=0,
+            copies_left=0,
+            bytes_total=0,
+            bytes_left=0,
+            begun=time,
+            ended=0.0,
+            begun_by=controller,
+            ended_by="",
         )
     named = {one.node_id for one in known.lost}
     news = [one for one in lost if one.node_id not in named]
