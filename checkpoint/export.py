@@ -37,7 +37,6 @@ __all__ = [
     "ModelLayer",
     "ModelPart",
     "export",
-    "is_kept_out",
 ]
 
 Format: TypeAlias = Literal["safetensors", "parquet"]
@@ -88,7 +87,7 @@ class ModelPart:
     state: Mapping[str, NDArray[Any]] = field(repr=False)
 
 
-def is_kept_out(table: str) -> bool:
+def _is_kept_out(table: str) -> bool:
     """Return whether a table is of backstay's own, such as the audit's: no part of a model."""
     return table.rpartition("/")[2].startswith("__")
 
@@ -164,7 +163,7 @@ def _write(
     tables, dense = [], []
     wanted = None if model is None else {layer.table for layer in model.layers}
     for number, spec in enumerate(manifest.tables):
-        if is_kept_out(spec.name) if wanted is None else spec.name not in wanted:
+        if _is_kept_out(spec.name) if wanted is None else spec.name not in wanted:
             continue
         if not isinstance(spec.kind, Sparse):
             dense.append(spec)

@@ -22,7 +22,7 @@ from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointNotFound, InvalidRequest
 from backstay.tables import Dense, Sparse, TableSpec
 
-__all__ = ["CheckpointTables", "TrainedTables", "find_checkpoint", "open_trained"]
+__all__ = ["CheckpointTables", "TrainedTables", "check_has", "find_checkpoint", "open_trained"]
 
 
 class TrainedTables(Protocol):

@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 _CALL_LIMIT_S = 1.0
 # A trainer that ends waits at most so long to say so; else its time to live takes care of it.
-_FAREWELL_S = 0.3
+_DEREGISTER_LIMIT_S = 0.3
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _JOIN_S = 2.0
@@ -103,7 +103,7 @@ class TrainerRegistration:
         if self._endpoint:
             with contextlib.suppress(BackstayError):
                 self._directory.deregister_trainer(
-                    self._endpoint, self._trainer.id, timeout_s=_FAREWELL_S
+                    self._endpoint, self._trainer.id, timeout_s=_DEREGISTER_LIMIT_S
                 )
 
     def _run(self) -> None:

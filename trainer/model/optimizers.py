@@ -41,6 +41,8 @@ class Together:
 
     def __init__(self, members: Sequence[Updates]) -> None:
         self._members = tuple(members)
+        # Those that had a gradient in the step that was begun last.
+        self._begun: list[Updates] = []
 
     @property
     def table_names(self) -> tuple[str, ...]:

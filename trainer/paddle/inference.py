@@ -236,7 +236,7 @@ def model_part(
 ) -> tuple[ModelPart, list[str]]:
     """Return what an export says of a job's model, and which of its state nobody has trained.
 
-    That are buffers and frozen parameters, which are on no server: they come from
+    These are buffers and frozen parameters, which are on no server: they come from
     ``model.pdparams`` in the job's ``output``, or else have the values that the model file gives
     them.
 
