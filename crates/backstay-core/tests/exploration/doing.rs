@@ -8,7 +8,11 @@ impl World {
         let link = Arc::make_mut(&mut self.links[from][to]);
         match link.there.pop_front().unwrap().1 {
             Item::Hello => {
-                link.heard = link.up;
+                // Answers to an earlier connection's messages go nowhere, also while a new
+                // one is open whose beginning has not been read.
+                let mut later = link.there.iter();
+                let newest = !later.any(|(_, item)| matches!(item, Item::Hello));
+                link.heard = link.up && newest;
                 self.on(to, |node, _| node.replica.master_connected(instance(from)));
             }
             Item::Message(message) => self.on(to, |node, now| {
