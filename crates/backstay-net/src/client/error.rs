@@ -50,7 +50,7 @@ pub enum ClientError {
         address: String,
     },
     /// Rows that this client relied on are gone.
-    #[error("{reason}. Start the job anew, and keep more copies (replicas) next time")]
+    #[error("{reason}. Start the program again, with a new client: it goes on from what the cluster has now (pserverctl status)")]
     StateLost {
         /// Which, and how it is known.
         reason: String,

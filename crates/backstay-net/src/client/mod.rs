@@ -151,7 +151,9 @@ impl Client {
             }
             // Before anybody sees the routing: who goes by it relies on other rows.
             if routing.generation > self.first_generation.load(Ordering::Acquire) {
-                self.loss.lock().clone_from(&routing.loss);
+                if !routing.loss.is_empty() {
+                    self.loss.lock().clone_from(&routing.loss);
+                }
                 self.state_lost.store(true, Ordering::Release);
             }
             *known = Some(Arc::clone(&routing));
