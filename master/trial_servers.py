@@ -82,7 +82,7 @@ class _TrialClient(Client):
 
     def __init__(self, server: DataServer, config: ClientConfig) -> None:
         self._server = server
-        super().__init__(NOBODY, config=config)
+        super().__init__(NOBODY, config=config, trainer=None)
 
     def _directory_of(self, endpoint: str | Sequence[str], config: ClientConfig) -> Directory:
         return _TrialDirectory(endpoint, config, self._server)

@@ -70,6 +70,7 @@ class _Pusher(threading.Thread):
         super().__init__()
         self.stopping = threading.Event()
         self.pushes = 0
+        self.began = threading.Event()
         self.slowest_s = 0.0
         self.errors: list[str] = []
         self._client, self._table = client, table
@@ -83,6 +84,7 @@ class _Pusher(threading.Thread):
                 keys = random.integers(0, ROWS, 256, dtype=np.uint64)
                 self._client.push(self._table, keys, values)  # type: ignore[arg-type]
                 self.pushes += 1
+                self.began.set()
             except BackstayError as error:
                 self.errors.append(str(error))
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
@@ -111,7 +113,7 @@ def main() -> int:
         slot_s = ROWS * ROW_BYTES / SLOTS * 8 / (RATE_MBIT * 1e6)
         pusher = _Pusher(client, table)
         pusher.start()
-        time.sleep(1)
+        assert pusher.began.wait(SLACK_S)
         routing = client.cluster().routing
         before, version, killed_at = routing.generation, routing.version, time.monotonic()
         cluster.kill(SERVERS - 1)

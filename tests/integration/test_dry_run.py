@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
 from backstay.master.check_process import dry_run_apart
+from backstay.master.trial_servers import TrialServers
 
 LARGE = 200_000  # rows of 4 float32: more than swap_embeddings_over_bytes
 RECORDS = "x,y\n" + "1,0\n" * 10
@@ -162,3 +164,14 @@ def test_a_job_of_one_process_may_have_what_servers_refuse(tmp_path: Path) -> No
     own = replaced(model, TORCH_ROWS, "Embedding(LARGE, 4)")
     with pytest.raises(ConfigError, match="Adadelta does not run on the servers"):
         dry_run_apart(spec_of(tmp_path, own), local=True)
+
+
+def test_the_trial_registers_no_trainer() -> None:
+    servers = TrialServers("job")
+    try:
+        session = servers.session()
+        names = {thread.name for thread in threading.enumerate()}
+        assert session.client.cluster().nodes
+        assert "backstay-registration" not in names
+    finally:
+        servers.close()
