@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
+from backstay.consensus.clock import clock_s
 from backstay.consensus.store import (
     Compare,
     CoordinationStore,
@@ -180,9 +181,9 @@ class Election:
 class KeepAlive:
     """Renews one lease, and tells until when it is surely alive.
 
-    That time is counted on a monotonic clock from *before* the last successful keepalive was
-    sent: the store cannot have begun to count earlier. It does not tell when the lease is gone;
-    the store may keep it for longer.
+    That time is counted on :func:`~backstay.consensus.clock.clock_s` from *before* the last
+    successful keepalive was sent: the store cannot have begun to count earlier. It does not tell
+    when the lease is gone; the store may keep it for longer.
     """
 
     def __init__(
@@ -202,14 +203,13 @@ class KeepAlive:
             on_alive: Called after the grant and each renewal with the time, in the clock's
                 seconds, until which the lease is surely alive; never with an earlier one.
             margin_ms: Taken off, for clocks that run at slightly different speeds.
-            clock: Monotonic seconds; default: the running loop's time (on CPython that is
-                ``time.monotonic``).
+            clock: Seconds of a clock that never goes back; default: ``clock.clock_s``.
         """
         self._store = store
         self._ttl_ms = ttl_ms
         self._on_alive = on_alive
         self._margin_ms = margin_ms
-        self._clock = clock or asyncio.get_running_loop().time
+        self._clock = clock or clock_s
         self._lease: Lease | None = None
         self.alive_until = float("-inf")
 

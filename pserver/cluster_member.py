@@ -115,7 +115,7 @@ class ClusterMember:
             _first_record(identity, keeps_store=config.is_store_member(identity.node_id)),
             ttl_ms=config.lease_ttl_ms,
             judge=self._judge,
-            on_alive=self._extend_lease,
+            on_alive=self._hold_lease_until,
             on_trouble=self._note_trouble,
             catch_up=self._catch_up,
         )
@@ -304,10 +304,9 @@ class ClusterMember:
     def _count_trainers(self, count: int) -> None:
         self._figures.trainers = count
 
-    def _extend_lease(self, remaining_ms: int) -> None:
-        self._plane.extend_lease(remaining_ms)
-        now_s = asyncio.get_running_loop().time()
-        self._figures.lease_until_s = now_s + remaining_ms / 1000
+    def _hold_lease_until(self, until_s: float) -> None:
+        self._plane.hold_lease_until(until_s)
+        self._figures.lease_until_s = until_s
 
     async def _catch_up(self) -> None:
         """Go by the newest records before a new lease allows to serve by old ones."""

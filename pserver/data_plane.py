@@ -21,9 +21,12 @@ class DataPlane:
         """Go by a routing record; one that is older than the present one is ignored."""
         self.server.set_routing_json(routing_json)
 
-    def extend_lease(self, remaining_ms: int) -> None:
-        """Tell it for how long this node's lease is surely alive; 0: it is lost."""
-        self.server.extend_lease(remaining_ms)
+    def hold_lease_until(self, until_s: float) -> None:
+        """Tell it until which moment of ``clock_s`` this node's lease is surely alive; 0: lost.
+
+        A moment and not a duration: whoever is stopped on the way would lengthen the lease.
+        """
+        self.server.hold_lease_until(until_s)
 
     def wait_report(self, known: int, timeout_ms: int) -> tuple[int, str]:
         """Wait until there is a newer report than number ``known``; call it in a thread."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from backstay.consensus.clock import clock_s
 from backstay.consensus.keys import Keys
 from backstay.consensus.membership import DeathRecord
 from backstay.consensus.node_records import MemberStatus
@@ -82,7 +83,7 @@ class Registration:
         *,
         ttl_ms: int,
         judge: Judge,
-        on_alive: Callable[[int], None],
+        on_alive: Callable[[float], None],
         on_trouble: Callable[[str], None],
         catch_up: Callable[[], Awaitable[None]],
     ) -> None:
@@ -95,8 +96,8 @@ class Registration:
             record: What to register; lease and incarnation are filled in.
             ttl_ms: Time to live of the lease.
             judge: Says whether a process that holds the same id is dead or alive.
-            on_alive: Called with the milliseconds for which the lease is surely alive; 0 when it
-                is lost.
+            on_alive: Called with the moment of ``clock_s`` until which the lease is surely alive;
+                0 when it is lost.
             on_trouble: Called with the reason when the lease cannot be renewed, and with an
                 empty text when it is renewed again.
             catch_up: Called with a new registration before it allows anything: its slots may
@@ -176,7 +177,7 @@ class Registration:
                     task.cancel()
                 outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             self._keepalive = None
-            self._on_alive(0)
+            self._on_alive(0.0)
             if self._leaving:
                 await asyncio.Event().wait()
             for outcome in outcomes:
@@ -242,10 +243,9 @@ class Registration:
             # A lease by which nothing is registered allows nothing: the slots of the one before
             # may be another's by now.
             return
-        remaining_ms = int((until - self._loop.time()) * 1000)
-        if remaining_ms <= 0:
+        if until <= clock_s():
             return
-        self._on_alive(remaining_ms)
+        self._on_alive(until)
         self._on_trouble("")
         if self._watchdog is not None:
             self._watchdog.cancel()

@@ -3,10 +3,20 @@
 if __name__ != "backstay.trainer":
     raise ImportError("import this package as backstay.trainer: the folder is a part of backstay")
 
+from backstay.consensus.clock import clock_s
 from backstay.trainer.client import Client, ClientStats
 from backstay.trainer.directory import ClusterInfo
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream
 
-__all__ = ["Client", "ClientStats", "ClusterInfo", "KeyBatch", "Pending", "Table", "TaskStream"]
+__all__ = [
+    "Client",
+    "ClientStats",
+    "ClusterInfo",
+    "KeyBatch",
+    "Pending",
+    "Table",
+    "TaskStream",
+    "clock_s",
+]

@@ -19,6 +19,8 @@ MAX_TABLES = 64
 """The most tables that one task may push to."""
 
 _MAX_BATCHES = 1 << 48
+# Of clients' own streams: as crates/backstay-core/src/stream.rs has it.
+_OWN_PASS = (1 << 32) - 1
 
 
 class TaskStream:
@@ -74,17 +76,17 @@ class TaskStream:
         if error is None:
             self._native.end_batch()
 
-    def hold_until(self, monotonic_s: float) -> None:
+    def hold_until(self, moment_s: float) -> None:
         """Let pushes leave until then; from any thread.
 
         A push, or a retry of one, that would leave later waits, at most until its deadline, for
         the next call of this method or for :meth:`revoke`. Without any call there is no limit.
 
         Args:
-            monotonic_s: A moment of this machine's ``time.monotonic()``; at or before now, pushes
-                wait from now on.
+            moment_s: A moment of :func:`backstay.trainer.clock_s`; at or before now, pushes wait
+                from now on.
         """
-        self._native.hold_until(monotonic_s)
+        self._native.hold_until(moment_s)
 
     def begin_batch(self, batch: int) -> None:
         """Number the pushes from here on as those of a batch; the one before it has ended.
@@ -202,6 +204,6 @@ def check_name(job: int, pass_number: int, task: int) -> tuple[int, int, int]:
         InvalidRequest: One is negative or too large.
     """
     for what, value, bits in (("job", job, 64), ("pass", pass_number, 32), ("task", task, 32)):
-        if not 0 <= value < 1 << bits:
+        if not 0 <= value < 1 << bits or (what, value) == ("pass", _OWN_PASS):
             raise InvalidRequest(f"{what} is {value}: 0 to {(1 << bits) - 1}")
     return job, pass_number, task

@@ -29,11 +29,10 @@ __all__ = [
 
 # The member of a checkpoint's progress; trainers' own progress has other names.
 JOBS_PROGRESS = "backstay_jobs"
-# As crates/backstay-net/src/store.rs has it, and for an hour.
+# As crates/backstay-core/src/stream.rs has it.
 MAX_CLOSED_STREAMS = 8_192
 # Less than that: streams of tasks that ended before are closed meanwhile, too.
 ENDED_MAX = MAX_CLOSED_STREAMS * 3 // 4
-TOOK_MAX_S = 3600 * 3 / 4
 
 
 async def progress_of_jobs(
@@ -90,7 +89,7 @@ def with_forgotten(
 
     A task that ends while a checkpoint is written is in some slots, and is done again after a
     restore: slots that have it skip it, as far as they remember its closed stream. They remember
-    ``MAX_CLOSED_STREAMS`` of them (crates/backstay-net) for an hour.
+    ``MAX_CLOSED_STREAMS`` of them (crates/backstay-core/src/stream.rs).
 
     Args:
         kept: The progress, read before anything was written.
@@ -105,11 +104,11 @@ def with_forgotten(
         for name, entry in after["jobs"].items()
     }
     total = sum(ended.values())
-    if not total or (total <= ENDED_MAX and took_s <= TOOK_MAX_S):
+    if total <= ENDED_MAX:
         return dict(kept)
     why = (
         f"since a restore of a checkpoint: {total} tasks ended in the {took_s:.0f} s in which "
-        f"it was written, and slots remember {MAX_CLOSED_STREAMS} for an hour; raise "
+        f"it was written, and slots remember {MAX_CLOSED_STREAMS}; raise "
         "records_per_task"
     )
     return _with_inexact(kept, {name: why for name, count in ended.items() if count})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from backstay._version import __version__
 from backstay.consensus import ClusterSnapshot, NodeRecord
+from backstay.consensus.clock import clock_s
 from backstay.consensus.records import CLUSTER_STATUSES, NO_MASTER
 from backstay.pserver.inspection import roles_of_nodes
 from backstay.pserver.metrics.figures import FAILOVER_BOUNDS_S, ControlFigures, Durations
@@ -192,7 +192,7 @@ def _control(figures: ControlFigures, snapshot: ClusterSnapshot) -> Iterator[Met
     yield _gauge(
         "lease_remaining_seconds",
         "For how long this node's lease is surely alive, its safety margin taken off.",
-        max(0.0, figures.lease_until_s - time.monotonic()),
+        max(0.0, figures.lease_until_s - clock_s()),
     )
     yield _gauge(
         "trainers", "Trainers whose records this node keeps: it hears from them.", figures.trainers

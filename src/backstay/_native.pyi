@@ -110,8 +110,8 @@ class DataServer:
         Raises:
             InvalidRequest: It contradicts itself, or is of another number of slots.
         """
-    def extend_lease(self, remaining_ms: int) -> None:
-        """This node's lease in the store is alive for so long from now; 0: it is lost."""
+    def hold_lease_until(self, until_s: float) -> None:
+        """This node's lease in the store is alive until this ``clock_s``; 0: it is lost."""
     def wait_report(self, known: int, timeout_ms: int) -> tuple[int, str]:
         """Wait until what this node wants of the controller changes, or for ``timeout_ms``.
 
@@ -253,8 +253,8 @@ class PushStream:
         """End the batch before and number pushes as those of this one."""
     def end_batch(self) -> None:
         """End the batch, unless a push has failed."""
-    def hold_until(self, monotonic_s: float) -> None:
-        """Let frames leave until this moment of ``time.monotonic()``."""
+    def hold_until(self, moment_s: float) -> None:
+        """Let frames leave until this moment of ``backstay.consensus.clock.clock_s``."""
     def revoke(self) -> None:
         """Let no frame leave any more; what is under way raises HoldLost."""
     def settled(self) -> int:
@@ -274,7 +274,7 @@ class DataClient:
         cluster_id: str,
         client_name: str,
         stream_job: int,
-        stream_pass: int = 0,
+        stream_pass: int = 4294967295,
         stream_task: int = 0,
         token: str | None = None,
         tls_ca_pem: bytes | None = None,

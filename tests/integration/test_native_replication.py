@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from backstay._native import DataClient, DataServer, table_id
+from backstay.consensus.clock import clock_s
 from backstay.consensus.records import NodeRecord, RoutingTable, SlotReplicas
 from backstay.errors import BackstayError
 from backstay.tables import SGD, TableSpec, Zeros
@@ -46,7 +47,7 @@ def master_and_backup(
         for server in servers:
             server.create_table(table.to_json())
             server.set_routing_json(routing.to_json())
-            server.extend_lease(600_000)
+            server.hold_lease_until(clock_s() + 600)
         yield servers
     finally:
         for server in servers:
@@ -158,3 +159,19 @@ def test_what_is_acknowledged_while_the_client_closes_is_applied(
                 thread.join()
             assert rows(reader, first) == [float(sum(acknowledged))] * KEYS
         reader.close(DEADLINE_MS)
+
+
+def test_a_lease_that_is_over_when_it_is_told_allows_nothing() -> None:
+    """A process is stopped between the renewal of its lease and telling the data plane of it."""
+    with master_and_backup(in_sync=False) as servers:
+        client = client_of(servers, 1)
+        push(client, 0)
+        renewed_s = clock_s()
+        # What a stop of two seconds looks like to the native side.
+        servers[0].hold_lease_until(renewed_s - 2.0 + 1.5)
+        out = np.full(KEYS, np.nan, dtype=np.float32)
+        plan = client.plan(np.arange(KEYS, dtype=np.uint64))
+        with pytest.raises(BackstayError, match="lease is over"):
+            client.pull(TABLE, 1, plan, out, 300)
+        servers[0].hold_lease_until(renewed_s + 600)
+        assert rows(client, 0) == [1.0] * KEYS

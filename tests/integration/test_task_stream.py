@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from backstay.config import ClientConfig
+from backstay.consensus.clock import clock_s
 from backstay.errors import BackstayError, HoldLost, InvalidRequest, NonFiniteGradient
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, TableSpec, Zeros
@@ -253,12 +253,12 @@ def test_while_the_hold_is_over_pushes_wait_until_it_is_renewed(
     client: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
-    stream.hold_until(time.monotonic() + FAR_S)
+    stream.hold_until(clock_s() + FAR_S)
     with stream:
         stream.begin_batch(0)
         push_batch(client, task, 0)
         client.flush()
-        stream.hold_until(time.monotonic())
+        stream.hold_until(clock_s())
         stream.begin_batch(1)
         waiting = threading.Thread(target=push_batch, args=(client, task, 1))
         waiting.start()
@@ -266,7 +266,7 @@ def test_while_the_hold_is_over_pushes_wait_until_it_is_renewed(
         assert waiting.is_alive()
         # Pulls, and pushes of others, have nothing to do with it.
         assert counted(client, task, 2) == [1.0, 0.0]
-        stream.hold_until(time.monotonic() + FAR_S)
+        stream.hold_until(clock_s() + FAR_S)
         waiting.join()
     stream.settle()
     assert counted(client, task, 2) == [1.0, 1.0]
@@ -278,7 +278,7 @@ def test_a_push_whose_hold_is_not_renewed_in_time_fails_and_was_not_sent(
     config = ClientConfig(deadline_ms=500)
     with Client(cluster.endpoints, config=config) as brief:
         stream = brief.task_stream(JOB, 1, task, tables)
-        stream.hold_until(time.monotonic() - 1.0)
+        stream.hold_until(clock_s() - 1.0)
         with stream:
             stream.begin_batch(0)
             push_batch(brief, task, 0)
@@ -292,7 +292,7 @@ def test_revoking_ends_waiting_and_later_pushes_at_once(
     client: Client, twin: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
-    stream.hold_until(time.monotonic())
+    stream.hold_until(clock_s())
     raised: list[BackstayError] = []
 
     def wait() -> None:
@@ -310,7 +310,7 @@ def test_revoking_ends_waiting_and_later_pushes_at_once(
         stream.revoke()
         waiting.join()
         assert len(raised) == 1
-        stream.hold_until(time.monotonic() + FAR_S)  # Too late.
+        stream.hold_until(clock_s() + FAR_S)  # Too late.
         with pytest.raises(HoldLost):
             push_batch(client, task, 0)
         with pytest.raises(HoldLost):

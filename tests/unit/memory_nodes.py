@@ -45,7 +45,7 @@ def registration(
     record: MemberRecord,
     *,
     judge: Callable[[MemberRecord], Awaitable[Predecessor]] = unknown,
-    on_alive: Callable[[int], None] = lambda _: None,
+    on_alive: Callable[[float], None] = lambda _: None,
     catch_up: Callable[[], Awaitable[None]] | None = None,
 ) -> Registration:
     return Registration(

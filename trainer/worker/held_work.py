@@ -54,12 +54,12 @@ class HeldWork:
             if self._revoked:
                 stream.revoke()
 
-    def hold_until(self, monotonic_s: float) -> None:
+    def hold_until(self, moment_s: float) -> None:
         """The hold is alive until then; from the link's thread."""
         with self._lock:
-            self._alive_until = monotonic_s
+            self._alive_until = moment_s
             if self._stream is not None:
-                self._stream.hold_until(monotonic_s)
+                self._stream.hold_until(moment_s)
 
     def revoke(self) -> None:
         """The task is another worker's, or done; from the link's thread."""

@@ -71,7 +71,7 @@ class Task:
         count: Number of records.
         first_batch: Begin with this batch; those before it are acknowledged everywhere.
         shuffle_seed: Of the order of the task's records; 0: as they are.
-        held_until: ``time.monotonic()`` seconds until which the hold is surely alive.
+        held_until: the moment of ``clock_s`` until which the hold is surely alive.
         leader: Sync mode: the hold is that of the worker at this address, and this one takes part
             in its steps. Empty: the hold is this worker's.
         evaluation: The newest one of the job that is over; None: none is.
@@ -154,8 +154,8 @@ class BadRecordsMet(NamedTuple):
 class HeldTask(Protocol):
     """What the link tells of a hold, from its own thread: a ``TaskStream``, for one."""
 
-    def hold_until(self, monotonic_s: float) -> None:
-        """The hold is alive until then, on ``time.monotonic()``."""
+    def hold_until(self, moment_s: float) -> None:
+        """The hold is alive until then, on ``clock_s``."""
 
     def revoke(self) -> None:
         """The hold is another worker's, or the task is done."""

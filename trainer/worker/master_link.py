@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from backstay._proto.v1 import job_pb2
 from backstay._proto.v1.job_pb2_grpc import JobServiceStub as JobStub
 from backstay.config import ClientConfig
+from backstay.consensus.clock import clock_s
 from backstay.errors import (
     BackstayError,
     ClosedError,
@@ -190,7 +191,7 @@ class MasterLink:
 
             def ask(stub: JobStub, timeout: float) -> job_pb2.GetTaskResponse:
                 nonlocal sent_s
-                sent_s = time.monotonic()
+                sent_s = clock_s()
                 return stub.GetTask(request, timeout=timeout)
 
             try:
@@ -416,11 +417,11 @@ class MasterLink:
             settled = one.task.first_batch if one.held is None else one.held.settled
             request.holds.append(hold_message(one.task, settled))
         self.peers.tell(request)
-        sent_s = 0.0
+        sent_s = asked_s = 0.0
 
         def ask(stub: JobStub, timeout: float) -> job_pb2.KeepHoldsResponse:
-            nonlocal sent_s
-            sent_s = time.monotonic()
+            nonlocal sent_s, asked_s
+            sent_s, asked_s = clock_s(), time.monotonic()
             return stub.KeepHolds(request, timeout=timeout)
 
         # What is renewed late is not renewed: no use in waiting longer for one answer. But where so
@@ -430,7 +431,7 @@ class MasterLink:
         answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
         self._ttl_s = answer.hold_ttl_ms / 1000
         self._job_steps = answer.job_steps
-        self.peers.learn(answer, sent_s)
+        self.peers.learn(answer, asked_s)
         revoked = {key_of_message(one) for one in answer.revoked}
         for key, one in held.items():
             if one.held is None or one.ending:

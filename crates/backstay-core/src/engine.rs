@@ -188,9 +188,28 @@ impl Engine {
         self.tables.values()
     }
 
-    /// Bytes allocated for rows.
+    /// Bytes allocated for rows, and for what is remembered of streams.
     pub fn allocated_bytes(&self) -> usize {
-        self.tables.values().map(Table::allocated_bytes).sum()
+        let rows = self.tables.values().map(Table::allocated_bytes);
+        rows.sum::<usize>() + self.stream_bytes()
+    }
+
+    /// Bytes allocated for what is remembered of streams.
+    pub fn stream_bytes(&self) -> usize {
+        self.streams.allocated_bytes()
+    }
+
+    /// The open streams of clients' own that some slot here knows.
+    pub fn own_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.streams.own()
+    }
+
+    /// The slots that this node serves and that know a stream.
+    pub fn served_slots_with(&self, stream: StreamId) -> impl Iterator<Item = u32> + '_ {
+        let known = self.streams.stream(stream);
+        self.slots().filter(move |&slot| {
+            self.standing(slot) == Standing::Serving && known.is_open(self.index(slot))
+        })
     }
 
     /// Copy the weights of `keys`, all in slots of this engine, to `out`.
@@ -263,6 +282,11 @@ impl Engine {
             let mut staged = slot.staged.iter();
             if staged.any(|staged| staged.transaction.holds_back(transaction)) {
                 return Err(Refusal::InFlight);
+            }
+            if table.is_some() && transaction.id.stream.is_own() && stream.is_closed(index) {
+                return Err(Refusal::InvalidRequest(
+                    "the stream of this push has ended here: its client closed it, or was not heard of for an hour; make a new client".into(),
+                ));
             }
             let settled = match table {
                 Some(_) => stream.is_settled(index, transaction.id.sequence),
@@ -474,11 +498,6 @@ impl Engine {
         for staged in &mut self.slots[slot].staged {
             staged.tag = tag;
         }
-    }
-
-    /// See [`StreamMemory::forget_closed`].
-    pub fn forget_closed_stream(&mut self, stream: StreamId) {
-        self.streams.forget_closed(stream);
     }
 
     fn table_mut(&mut self, id: u64) -> Result<&mut Table, Refusal> {

@@ -23,6 +23,16 @@ pub struct StreamId {
     pub task: u32,
 }
 
+/// The pass of clients' own streams; no job has so many.
+pub const OWN_PASS: u32 = u32::MAX;
+
+impl StreamId {
+    /// Whether it is a client's own, not a task's.
+    pub fn is_own(&self) -> bool {
+        self.pass == OWN_PASS
+    }
+}
+
 /// One push: unique within a cluster, the same on every retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransactionId {
@@ -89,13 +99,19 @@ pub struct StreamMemory {
 impl StreamMemory {
     /// The most streams that are remembered.
     pub const MAX_STREAMS: usize = 65_536;
+    /// The most closed streams of tasks that a slot remembers. Each slot of a checkpoint lists
+    /// them (24 bytes each), hence no more. See docs/internals/exactly-once.md for what is done
+    /// when more are closed than a checkpoint can bear.
+    pub const MAX_CLOSED: usize = 8_192;
+    /// The same of clients' own streams: late copies of their pushes come within seconds.
+    pub const MAX_CLOSED_OWN: usize = 1_024;
 
     /// An empty memory of so many slots.
     pub fn new(slots: usize) -> Self {
         Self {
             slots,
             windows: BTreeMap::new(),
-            closed: ClosedStreams::new(slots),
+            closed: ClosedStreams::new(slots, Self::MAX_CLOSED, Self::MAX_CLOSED_OWN),
         }
     }
 
@@ -134,7 +150,8 @@ impl StreamMemory {
     }
 
     /// Close a stream in one slot: its client will push no more, so only late copies can come,
-    /// which count as settled. Forgetting it at once would apply them again.
+    /// which count as settled. Forgetting it at once would apply them again; the oldest closed
+    /// streams of the slot are forgotten when there are too many.
     pub fn close(&mut self, stream: StreamId, slot: usize) {
         self.closed.close(stream, slot);
         if let Some(windows) = self.windows.get_mut(&stream) {
@@ -145,21 +162,35 @@ impl StreamMemory {
         }
     }
 
-    /// Forget that a stream was closed, once no copy of its pushes can be on its way any more.
-    /// Slots that were not told of its end keep what they know: all replicas of a slot must
-    /// remember the same.
-    pub fn forget_closed(&mut self, stream: StreamId) {
-        self.closed.forget(stream);
-    }
-
-    /// Forget everything about one slot.
-    pub fn clear(&mut self, slot: usize) {
+    /// Replace what is known of one slot by another replica's memory: the streams that were
+    /// closed, in the order of closing, and the windows; a stream may have both.
+    pub fn replace(
+        &mut self,
+        slot: usize,
+        closed: &[StreamId],
+        windows: &[(StreamId, StreamWindow)],
+    ) {
         for windows in self.windows.values_mut() {
             windows[slot] = StreamWindow::default();
         }
         self.windows
             .retain(|_, windows| windows.iter().any(StreamWindow::is_known));
-        self.closed.clear(slot);
+        self.closed.replace(slot, closed);
+        for &(stream, window) in windows {
+            self.windows_mut(stream)[slot] = window;
+        }
+    }
+
+    /// The open streams of clients' own.
+    pub fn own(&self) -> impl Iterator<Item = StreamId> + '_ {
+        self.windows.keys().copied().filter(StreamId::is_own)
+    }
+
+    /// Bytes that this takes, about.
+    pub fn allocated_bytes(&self) -> usize {
+        // With its share of the map.
+        let one = self.slots * size_of::<StreamWindow>() + 64;
+        self.windows.len() * one + self.closed.allocated_bytes()
     }
 
     /// The open streams that one slot knows, in order.
@@ -171,7 +202,8 @@ impl StreamMemory {
         pairs.filter(|(_, window)| window.is_known())
     }
 
-    /// The streams that were closed in one slot, in order.
+    /// The streams that were closed in one slot: those of tasks, then clients' own, each in the
+    /// order of closing.
     pub fn closed_in(&self, slot: usize) -> impl Iterator<Item = StreamId> + '_ {
         self.closed.of_slot(slot)
     }
@@ -191,6 +223,11 @@ impl OneStream<'_> {
             || self
                 .windows
                 .is_some_and(|windows| windows[slot].is_settled(sequence))
+    }
+
+    /// Whether a slot has applied something of it and it was not closed since.
+    pub fn is_open(&self, slot: usize) -> bool {
+        self.windows.is_some_and(|windows| windows[slot].is_known())
     }
 
     /// Whether the stream was closed in a slot.
@@ -255,7 +292,7 @@ mod tests {
         assert!(memory.stream(STREAM).is_settled(69, 5));
         assert!(!memory.stream(STREAM).is_settled(1, 5));
         assert_eq!(memory.closed_in(69).count(), 1);
-        memory.clear(69);
+        memory.replace(69, &[], &[]);
         assert!(!memory.stream(STREAM).is_settled(69, 0));
         assert!(memory.stream(STREAM).is_settled(1, 0));
     }

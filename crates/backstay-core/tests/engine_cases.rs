@@ -313,6 +313,7 @@ fn an_exported_slot_comes_back_the_same() {
         assert_eq!(copy.export_slot(table_id("t"), slot).unwrap().0, keys);
     }
     end(&mut engine, 1);
+    end(&mut copy, 1);
     for slot in 0..SLOTS {
         assert_eq!(engine.digest(slot), copy.digest(slot));
     }
@@ -332,4 +333,15 @@ fn the_digest_sees_every_word_and_the_stream_memory() {
     assert_eq!(digest(1.0, 0), digest(1.0, 0));
     assert_ne!(digest(1.0, 0), digest(1.000_000_1, 0));
     assert_ne!(digest(1.0, 0), digest(1.0, 1));
+    // Which streams were closed, and in which order.
+    let closed = |streams: &[u64]| {
+        let mut engine = engine(&spec);
+        for &stream in streams {
+            end(&mut engine, stream);
+        }
+        engine.digest(slot)
+    };
+    assert_eq!(closed(&[1, 2]), closed(&[1, 2]));
+    assert_ne!(closed(&[1, 2]), closed(&[2, 1]));
+    assert_ne!(closed(&[1, 2]), closed(&[1]));
 }

@@ -9,6 +9,7 @@
 mod buffers;
 pub mod checkpoint;
 pub mod client;
+pub mod clock;
 mod desk;
 mod events;
 pub mod frame_io;

@@ -15,12 +15,13 @@ use backstay_core::error::Refusal;
 use backstay_core::replication::{
     Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
 };
-use backstay_core::stream::TransactionId;
+use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Transaction;
 use parking_lot::{Condvar, Mutex, RwLock};
 use tokio::sync::{oneshot, watch, Notify};
 use tracing::{debug, info, warn};
 
+use crate::clock::Clock;
 use crate::events::{self, push_event};
 use crate::stats::{self, ReplicationTimes};
 use crate::store::Store;
@@ -73,7 +74,7 @@ impl State {
 /// See the module's documentation.
 pub struct Replicator {
     store: Arc<Store>,
-    origin: Instant,
+    clock: Clock,
     state: Mutex<State>,
     /// Whether any slot of this node has, or gets, a replica elsewhere. Held for reading while a
     /// push goes the short way, so that no such push is under way when that changes.
@@ -91,6 +92,8 @@ pub struct Replicator {
     connections: AtomicU64,
     /// Since when slots that were gained wait to be served.
     settling_since: Mutex<Option<Instant>>,
+    /// When something of clients' own streams was applied here last.
+    heard: Mutex<BTreeMap<StreamId, Micros>>,
     /// What takes how long.
     pub times: ReplicationTimes,
 }
@@ -98,10 +101,20 @@ pub struct Replicator {
 impl Replicator {
     /// For the rows in `store`, as the process `me`.
     pub fn new(me: NodeId, store: Arc<Store>, options: ReplicaOptions) -> Arc<Self> {
+        Self::with_clock(me, store, options, Clock::default())
+    }
+
+    /// The same, by this clock.
+    pub fn with_clock(
+        me: NodeId,
+        store: Arc<Store>,
+        options: ReplicaOptions,
+        clock: Clock,
+    ) -> Arc<Self> {
         let slots = store.space().count();
         Arc::new(Self {
             store,
-            origin: Instant::now(),
+            clock,
             state: Mutex::new(State {
                 replica: Replica::new(me, slots, options),
                 waiters: BTreeMap::new(),
@@ -119,6 +132,7 @@ impl Replicator {
             stopped: AtomicBool::new(false),
             connections: AtomicU64::new(0),
             settling_since: Mutex::default(),
+            heard: Mutex::default(),
             times: ReplicationTimes::default(),
         })
     }
@@ -134,7 +148,7 @@ impl Replicator {
     }
 
     fn now(&self) -> Micros {
-        self.origin.elapsed().as_micros() as Micros
+        self.clock.now()
     }
 
     /// Go by a newer routing record.
@@ -158,13 +172,10 @@ impl Replicator {
         info!(version, "going by a new routing table");
     }
 
-    /// The node's lease in the coordination store is alive for so long from now.
-    pub fn extend_lease(&self, remaining: Duration) {
-        // The time is taken here: waiting for the lock must not lengthen the lease.
-        let until = match remaining.as_micros() as Micros {
-            0 => 0,
-            micros => self.now() + micros,
-        };
+    /// The node's lease in the coordination store is alive until this moment of the
+    /// [clock](crate::clock); 0: it is lost. Not for so long from now: whoever is stopped on the
+    /// way here would lengthen the lease.
+    pub fn hold_lease_until(&self, until: Micros) {
         self.with(|replica, _, _| replica.set_lease(until));
     }
 
@@ -177,6 +188,11 @@ impl Replicator {
         if !*has_backups {
             self.check_alive()?;
             let report = self.store.apply(&transaction)?;
+            self.hear(transaction.id.stream);
+            // Once more: if it took long, these slots may be another's, which lacks this push.
+            if let Err(refusal) = self.check_alive() {
+                return Err(Refusal::Incomplete(refusal.to_string()));
+            }
             return Ok((Answer::Now(report), Some(transaction.batch.into_words())));
         }
         drop(has_backups);
@@ -345,6 +361,7 @@ impl Replicator {
                 // Checked when it was staged; tables are never dropped.
                 warn!(%refusal, "a decided push could not be applied");
             }
+            self.hear(transaction.id.stream);
             push_event!(transaction.id, "push applied", master = lane);
         }
     }
@@ -356,7 +373,12 @@ impl Replicator {
                 let now = self.now();
                 state.replica.settled(now, &*self.store, lsn);
             }
-            Work::Answer { token, outcome } => {
+            Work::Answer {
+                token,
+                outcome,
+                alone,
+            } => {
+                let outcome = state.replica.acknowledge(self.now(), outcome, alone);
                 if let Some(waiter) = state.waiters.remove(&token) {
                     let times = match &outcome {
                         Ok(_) => {
@@ -490,5 +512,6 @@ impl Replicator {
 }
 
 mod checkpoints;
+pub(crate) mod streams;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,10 @@ use tracing::{debug, warn};
 
 use crate::frame_io::{drain, write_frame};
 use crate::peer_link::keep_links;
-use crate::replicator::Replicator;
+use crate::replicator::{
+    streams::{ENDED_AT_ONCE, LOOK_EVERY},
+    Replicator,
+};
 use crate::session::Session;
 use crate::socket;
 use crate::stats::{add, Counters, SlotCounts, Snapshot};
@@ -105,6 +108,7 @@ impl Server {
         let (stopping, stop_signal) = watch::channel(false);
         let (drained_sender, drained) = watch::channel(false);
         runtime.spawn(keep_links(Arc::clone(&shared), stop_signal.clone()));
+        runtime.spawn(end_silent_streams(Arc::clone(&shared), stop_signal.clone()));
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
@@ -192,6 +196,22 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopping: watch:
     drop(listener);
     while let Some(ended) = sessions.join_next().await {
         log_end(ended);
+    }
+}
+
+async fn end_silent_streams(shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = stop_signal(&mut stopping) => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        let replicator = Arc::clone(&shared.replicator);
+        // A look at all streams, and transactions: not among the connections.
+        let look =
+            tokio::task::spawn_blocking(move || replicator.end_silent_streams(ENDED_AT_ONCE));
+        if let Err(error) = look.await {
+            warn!(%error, "the look at silent streams has failed");
+        }
     }
 }
 

@@ -9,11 +9,10 @@ mod checkpoint;
 mod room;
 mod rows;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use backstay_core::engine::{Engine, StageReport, Standing};
 use backstay_core::error::Refusal;
@@ -24,17 +23,10 @@ use backstay_core::spec::{NonFinitePolicy, TableSpec};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::table::{PlainRows, Table};
 use backstay_core::transaction::{Change, Run, StagedRun, Transaction};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 /// Engines a node is cut into, if it has that many slots.
 const STRIPES: u32 = 64;
-/// How long late copies of the pushes of a closed stream are recognised: longer than any
-/// client tries, or a network delays.
-pub const CLOSED_STREAM_GRACE: Duration = Duration::from_secs(3600);
-/// Closed streams that are remembered; the oldest are forgotten first. Each slot of a checkpoint
-/// lists them (24 bytes each), hence no more. A task's late copies come, if at all, while its
-/// worker's hold is alive (invariant I8): seconds after its stream was closed.
-const MAX_CLOSED_STREAMS: usize = 8_192;
 /// The most tables of a cluster.
 pub const MAX_TABLES: usize = 10_000;
 
@@ -66,7 +58,6 @@ pub struct Store {
     allocated_bytes: AtomicU64,
     /// Promised to pushes under way.
     reserved_bytes: Arc<AtomicU64>,
-    closed_streams: Mutex<ClosedStreams>,
 }
 
 /// A table's description, and which of its settings these are.
@@ -74,34 +65,6 @@ pub struct Store {
 struct Described {
     spec: Arc<TableSpec>,
     revision: u64,
-}
-
-/// The closed streams that some slot here knows of, to be forgotten in time.
-#[derive(Debug, Default)]
-struct ClosedStreams {
-    /// Oldest first.
-    since: VecDeque<(Instant, StreamId)>,
-    known: BTreeSet<StreamId>,
-}
-
-impl ClosedStreams {
-    fn note(&mut self, now: Instant, stream: StreamId) {
-        if self.known.insert(stream) {
-            self.since.push_back((now, stream));
-        }
-    }
-
-    /// The next one to forget, if one is due.
-    fn next_old(&mut self, now: Instant) -> Option<StreamId> {
-        let &(since, stream) = self.since.front()?;
-        let young = now.duration_since(since) < CLOSED_STREAM_GRACE;
-        if young && self.since.len() <= MAX_CLOSED_STREAMS {
-            return None;
-        }
-        self.since.pop_front();
-        self.known.remove(&stream);
-        Some(stream)
-    }
 }
 
 impl Store {
@@ -120,7 +83,6 @@ impl Store {
             memory_limit_bytes,
             allocated_bytes: AtomicU64::new(0),
             reserved_bytes: Arc::default(),
-            closed_streams: Mutex::default(),
         }
     }
 
@@ -200,9 +162,15 @@ impl Store {
             .collect()
     }
 
-    /// Bytes allocated for rows.
+    /// Bytes allocated for rows, and for what is remembered of streams.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of that for what is remembered of streams.
+    pub fn stream_bytes(&self) -> u64 {
+        let bytes = self.stripes.iter().map(|one| one.read().stream_bytes());
+        bytes.sum::<usize>() as u64
     }
 
     /// Copy the weights of `keys` (sorted by slot) to `out`, \[n, `row_elements`].
@@ -260,7 +228,6 @@ impl Store {
                 Err(refusal) => return Err(refusal),
             }
         }
-        self.note_close(transaction);
         Ok(report)
     }
 
@@ -285,25 +252,22 @@ impl Store {
         Ok(Transaction::close(id, slots))
     }
 
-    /// If a stream was closed: it is forgotten again in [`CLOSED_STREAM_GRACE`].
-    fn note_close(&self, transaction: &Transaction) {
-        if transaction.change == Change::Close {
-            self.note_closed(&[transaction.id.stream]);
+    /// The open streams of clients' own that some slot here knows.
+    pub fn own_streams(&self) -> BTreeSet<StreamId> {
+        let mut streams = BTreeSet::new();
+        for stripe in &self.stripes {
+            streams.extend(stripe.read().own_streams());
         }
+        streams
     }
 
-    /// Some slots here know that these streams were closed.
-    fn note_closed(&self, streams: &[StreamId]) {
-        let now = Instant::now();
-        let mut closed = self.closed_streams.lock();
-        for &stream in streams {
-            closed.note(now, stream);
+    /// The slots that are served here and know a stream.
+    pub fn served_slots_with(&self, stream: StreamId) -> Vec<u32> {
+        let mut slots = Vec::new();
+        for stripe in &self.stripes {
+            slots.extend(stripe.read().served_slots_with(stream));
         }
-        while let Some(old) = closed.next_old(now) {
-            for stripe in &self.stripes {
-                stripe.write().forget_closed_stream(old);
-            }
-        }
+        slots
     }
 
     /// One table with its use of memory.
@@ -374,7 +338,7 @@ impl Store {
         change: impl FnOnce(&mut Engine) -> T,
     ) -> T {
         let bytes = |engine: &Engine| match table {
-            Some(id) => engine.table(id).map_or(0, Table::allocated_bytes),
+            Some(id) => engine.table(id).map_or(0, Table::allocated_bytes) + engine.stream_bytes(),
             None => engine.allocated_bytes(),
         };
         let mut engine = self.stripes[stripe].write();

@@ -228,8 +228,8 @@ fn rows_until_the_memory_limit() {
     );
     let before = rows(&server);
 
-    // Twice, so that the refusal is seen not to be sticky and to be marked as one that passes.
-    let fresh = keys(1 << 40, 500);
+    // Twice, and more of them than may still fit, so that the refusal is seen not to be sticky and to be marked as one that passes.
+    let fresh = keys(1 << 40, 2000);
     raw.send(&push(6, "t", &fresh, 98, 0));
     assert!(
         raw.expect_error(6, MEMORY_LIMIT, "add servers or raise the limit")
@@ -243,7 +243,7 @@ fn rows_until_the_memory_limit() {
     raw.send(&pull(8, "t", &old));
     assert_eq!(raw.expect_rows(8), vec![2.0; 500 * DIM]);
     raw.send(&pull(9, "t", &fresh));
-    assert_eq!(raw.expect_rows(9), vec![0.0; 500 * DIM]);
+    assert_eq!(raw.expect_rows(9), vec![0.0; 2000 * DIM]);
     assert_eq!(rows(&server), before, "a pull creates no row");
 }
 

@@ -20,11 +20,11 @@ use backstay_core::transaction::Change;
 use backstay_core::wire::{CloseStream, Opcode, PushMeta};
 use backstay_net::client::routing::{ServerAddress, NO_MASTER};
 use backstay_net::client::{Client, ClientError, Deadline, Push, PushRequest, TaskStream};
+use backstay_net::clock;
 use changing::{address, client_of, counters, routing, server, update, BRIEF};
 use peer::{peer_that, Act, Asked};
 use support::{frame, keys, options, push_frame, push_meta, start, wait_until, Raw, DIM, PATIENCE};
 use tokio::runtime::Runtime;
-use tokio::time::Instant;
 
 const TASK: StreamId = StreamId {
     job: 9,
@@ -168,10 +168,10 @@ fn a_retry_waits_for_the_hold_as_a_first_try_does() {
     let client = client_of(&[named]);
     Runtime::new().unwrap().block_on(async {
         let stream = client.task_stream(TASK, TABLES, 4).unwrap();
-        stream.hold_until(Instant::now() + PATIENCE);
+        stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
         stream.begin_batch(4).unwrap();
         let push = send(&client, &stream, 4, PATIENCE).await.unwrap();
-        stream.hold_until(Instant::now());
+        stream.hold_until(clock::now());
         is_over.store(true, Ordering::SeqCst);
         let retries = || client.counters.retries.load(Ordering::Relaxed);
         tokio::task::block_in_place(|| wait_until("the first try failed", || retries() == 1));
@@ -179,7 +179,7 @@ fn a_retry_waits_for_the_hold_as_a_first_try_does() {
         tokio::time::sleep(BRIEF).await;
         assert_eq!(*noted.lock().unwrap(), [(9, 8)]);
         assert!(!push.is_settled());
-        stream.hold_until(Instant::now() + PATIENCE);
+        stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
         push.wait(&client).await.unwrap();
         assert_eq!(*noted.lock().unwrap(), [(9, 8), (9, 8)]);
     });
@@ -260,12 +260,12 @@ fn an_interrupted_push_ends_the_attempt() {
     let client = client_of(&[named]);
     Runtime::new().unwrap().block_on(async {
         let stream = client.task_stream(TASK, TABLES, 0).unwrap();
-        stream.hold_until(Instant::now());
+        stream.hold_until(clock::now());
         stream.begin_batch(0).unwrap();
         // The caller gives up in the middle, as Ctrl-C makes it.
         let sending = tokio::time::timeout(BRIEF, send(&client, &stream, 0, PATIENCE));
         assert!(sending.await.is_err());
-        stream.hold_until(Instant::now() + PATIENCE);
+        stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
         let error = stream.begin_batch(1).unwrap_err();
         assert!(error.to_string().contains("interrupted"), "{error}");
         assert_eq!(stream.settled(), 0);

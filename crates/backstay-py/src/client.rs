@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use backstay_core::stream::StreamId;
+use backstay_core::stream::{StreamId, OWN_PASS};
 use backstay_core::transaction::Change;
 use backstay_net::client::plan::Plan;
 use backstay_net::client::routing::{Routing, ServerAddress};
@@ -98,7 +98,7 @@ pub(crate) struct DataClient {
 #[pymethods]
 impl DataClient {
     #[new]
-    #[pyo3(signature = (*, cluster_id, client_name, stream_job, stream_pass=0, stream_task=0, token=None,
+    #[pyo3(signature = (*, cluster_id, client_name, stream_job, stream_pass=OWN_PASS, stream_task=0, token=None,
         tls_ca_pem=None, tls_cert_pem=None, tls_key_pem=None, connect_timeout_ms=5000,
         stall_timeout_ms=30_000, max_frame_bytes=268_435_456, part_bytes=1_048_576,
         max_pushes_in_flight=16))]

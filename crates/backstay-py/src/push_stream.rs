@@ -6,14 +6,11 @@ use std::time::Duration;
 use backstay_core::stream::StreamId;
 use backstay_net::client::plan::Plan;
 use backstay_net::client::{Client, ClientError, Deadline, Push, PushRequest, TaskStream};
+use backstay_net::clock;
 use pyo3::prelude::*;
-use tokio::time::Instant;
 
 use crate::errors::from_client;
 use crate::runtime::block_on;
-
-/// Further ahead than this, a hold has no end that matters.
-const FOREVER: Duration = Duration::from_secs(3600 * 24 * 365);
 
 /// The pushes of one task: their numbers, their floor and the hold on the task.
 #[pyclass(module = "backstay._native", frozen)]
@@ -49,16 +46,9 @@ impl PushStream {
         self.stream.end_batch();
     }
 
-    /// Let frames leave until this moment of `time.monotonic()`.
-    fn hold_until(&self, py: Python<'_>, monotonic_s: f64) -> PyResult<()> {
-        // Ours is read first: a delay in between shortens the hold and never lengthens it.
-        let ours = Instant::now();
-        let theirs: f64 = py.import("time")?.call_method0("monotonic")?.extract()?;
-        let left = (monotonic_s - theirs).clamp(0.0, FOREVER.as_secs_f64());
-        // Not a number: no hold.
-        let left = Duration::try_from_secs_f64(left).unwrap_or_default();
-        self.stream.hold_until(ours + left);
-        Ok(())
+    /// Let frames leave until this moment of `consensus.clock`; not a number: no hold.
+    fn hold_until(&self, moment_s: f64) {
+        self.stream.hold_until(clock::moment(moment_s));
     }
 
     /// Let no frame leave any more; what is under way raises `HoldLost`.

@@ -9,6 +9,7 @@ use backstay_core::engine::Standing;
 use backstay_core::replication::{ReplicaOptions, RoutingTable, Rows};
 use backstay_core::wire::Limits;
 use backstay_net::checkpoint;
+use backstay_net::clock;
 use backstay_net::server::{Server, ServerOptions};
 use backstay_net::store::Store;
 use backstay_net::tls::{self, Identity};
@@ -195,9 +196,10 @@ impl DataServer {
         Ok(())
     }
 
-    fn extend_lease(&self, py: Python<'_>, remaining_ms: u64) {
-        let remaining = Duration::from_millis(remaining_ms);
-        py.detach(|| self.server.replicator().extend_lease(remaining));
+    /// The node's lease is alive until this moment of `consensus.clock`; 0.0: it is lost.
+    fn hold_lease_until(&self, py: Python<'_>, until_s: f64) {
+        let until = clock::moment(until_s);
+        py.detach(|| self.server.replicator().hold_lease_until(until));
     }
 
     fn wait_report(&self, py: Python<'_>, known: u64, timeout_ms: u64) -> (u64, String) {

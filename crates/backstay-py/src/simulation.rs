@@ -254,7 +254,12 @@ impl SimNode {
                 done.map_err(|refusal| from_refusal(py, &refusal))?;
                 Ok(Some(("commit", 0, 0, String::new())))
             }
-            Work::Answer { token, outcome } => {
+            Work::Answer {
+                token,
+                outcome,
+                alone,
+            } => {
+                let outcome = node.replica.acknowledge(now, outcome, alone);
                 let (code, reason) = outcome_of(outcome.map(Some));
                 Ok(Some(("answer", token, code, reason)))
             }

@@ -14,30 +14,30 @@ pub struct SlotMemory {
     pub position: u64,
     /// What streams have applied; one that was closed may be among them.
     pub streams: Vec<(StreamId, StreamWindow)>,
-    /// The streams that were closed.
+    /// The streams that were closed, in the order of closing: the oldest are forgotten first.
     pub closed: Vec<StreamId>,
 }
 
 impl Engine {
-    /// A hash of a slot's rows and open streams; equal replicas have equal digests,
+    /// A hash of a slot's rows and streams; equal replicas have equal digests,
     /// whatever the order in which their rows were created.
     pub fn digest(&self, slot: u32) -> u64 {
         let rows = self.tables.values().fold(0u64, |sum, table| {
             sum.wrapping_add(mix64(table.id() ^ table.digest_slot(slot)))
         });
         let streams = self.streams.of_slot(self.index(slot));
-        streams.fold(rows, |hash, (stream, window)| {
-            let words = [
-                stream.job,
-                u64::from(stream.pass) << 32 | u64::from(stream.task),
-                window.floor,
-                window.applied as u64,
-                (window.applied >> 64) as u64,
-            ];
-            words
-                .iter()
-                .fold(hash, |hash, &word| mix64(hash.rotate_left(5) ^ word))
-        })
+        let mix = |hash: u64, words: &[u64]| {
+            let next = |hash: u64, &word: &u64| mix64(hash.rotate_left(5) ^ word);
+            words.iter().fold(hash, next)
+        };
+        let task = |stream: StreamId| u64::from(stream.pass) << 32 | u64::from(stream.task);
+        let open = streams.fold(rows, |hash, (stream, window)| {
+            let applied = (window.applied as u64, (window.applied >> 64) as u64);
+            let words = [stream.job, task(stream), window.floor, applied.0, applied.1];
+            mix(hash, &words)
+        });
+        let closed = self.streams.closed_in(self.index(slot));
+        closed.fold(open, |hash, stream| mix(hash, &[stream.job, task(stream)]))
     }
 
     /// Everything of a slot but its rows.
@@ -71,14 +71,7 @@ impl Engine {
     /// count as unchanged since.
     pub fn set_memory(&mut self, slot: u32, memory: &SlotMemory) {
         let index = self.index(slot);
-        self.streams.clear(index);
-        // Ends first: they take windows away, and a stream may have both.
-        for &stream in &memory.closed {
-            self.streams.close(stream, index);
-        }
-        for &(stream, window) in &memory.streams {
-            self.streams.windows_mut(stream)[index] = window;
-        }
+        self.streams.replace(index, &memory.closed, &memory.streams);
         self.slots[index].staged.clear();
         self.slots[index].position = memory.position;
         self.slots[index].spans = self.slots[index].spans.replaced(memory.position);

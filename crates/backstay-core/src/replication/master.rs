@@ -28,6 +28,11 @@ impl Replica {
         let mut places = Vec::with_capacity(transaction.runs().len());
         let report = rows.admit(transaction, &mut places)?;
         if places.is_empty() {
+            // They have it, if they are still this node's.
+            let mut slots = transaction.runs().iter().map(|run| run.slot);
+            if slots.any(|slot| self.is_alone(slot)) {
+                self.check_lease(now)?;
+            }
             return Ok(Some(report));
         }
         self.check_ready(now, &places)?;
@@ -75,8 +80,8 @@ impl Replica {
         }
         for place in places {
             let slot = &self.slots[place.run.slot as usize];
-            if slot.required.is_empty() && self.lease_until <= now {
-                return not_ready("this node's lease in the coordination store is over".into());
+            if slot.required.is_empty() {
+                self.check_lease(now)?;
             }
             for node in &slot.required {
                 let healthy = |peer: &Peer| peer.up && !peer.fallen_behind;
@@ -97,6 +102,37 @@ impl Replica {
             }
         }
         Ok(())
+    }
+
+    /// Whether nobody but this node has to have what is committed in a slot.
+    fn is_alone(&self, slot: u32) -> bool {
+        self.slots[slot as usize].required.is_empty()
+    }
+
+    /// Refuse if a slot without backups may be another's by now.
+    fn check_lease(&self, now: Micros) -> Result<(), Refusal> {
+        if self.lease_until > now {
+            return Ok(());
+        }
+        let reason = "this node's lease in the coordination store is over";
+        Err(Refusal::NotReady(reason.into()))
+    }
+
+    /// The outcome to tell of a push that was decided and is applied. With backups, all of them
+    /// have it; without, the node's lease must still be alive: else the slot may have begun anew
+    /// elsewhere, without this push.
+    pub fn acknowledge(
+        &self,
+        now: Micros,
+        outcome: Result<StageReport, Refusal>,
+        alone: bool,
+    ) -> Result<StageReport, Refusal> {
+        let report = outcome?;
+        if alone {
+            let lease = self.check_lease(now);
+            lease.map_err(|refusal| Refusal::Incomplete(refusal.to_string()))?;
+        }
+        Ok(report)
     }
 
     /// The nodes that get a transaction, and whether it waits for them.
@@ -161,6 +197,8 @@ impl Replica {
         while let Some(entry) = self.next_decided() {
             self.decided = entry.lsn;
             self.counters.committed += 1;
+            let mut places = entry.parts.iter().flat_map(|(_, places)| places);
+            let alone = places.any(|place| self.is_alone(place.run.slot));
             let work = self.work.entry(lane).or_default();
             for (transaction, places) in entry.parts {
                 work.push_back(Work::Commit {
@@ -175,6 +213,7 @@ impl Replica {
                 work.push_back(Work::Answer {
                     token,
                     outcome: Ok(entry.report),
+                    alone,
                 });
             }
         }
@@ -220,7 +259,11 @@ impl Replica {
                     _ => Refusal::RolledBack("one before it was refused by a backup".into()),
                 });
                 let work = self.work.entry(self.me).or_default();
-                work.push_back(Work::Answer { token, outcome });
+                work.push_back(Work::Answer {
+                    token,
+                    outcome,
+                    alone: false,
+                });
             }
         }
         // Also to those that are not counted on any more: what they hold would seem decided to

@@ -74,8 +74,10 @@ pub enum Work {
     Answer {
         /// From [`Replica::push`].
         token: Token,
-        /// How.
+        /// How, if [`Replica::acknowledge`] agrees.
         outcome: Result<StageReport, Refusal>,
+        /// A slot of it has no backup.
+        alone: bool,
     },
     /// Call [`Replica::settled`].
     Settled {

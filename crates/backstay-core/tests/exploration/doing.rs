@@ -59,7 +59,12 @@ impl World {
                     transaction,
                     places,
                 }) => node.rows.commit(&transaction, &places).unwrap(),
-                Some(Work::Answer { token, outcome }) => {
+                Some(Work::Answer {
+                    token,
+                    outcome,
+                    alone,
+                }) => {
+                    let outcome = node.replica.acknowledge(now, outcome, alone);
                     answer = Some((token, outcome.is_ok()));
                     break;
                 }

@@ -51,7 +51,7 @@ impl Client {
             // Best effort: a server that is gone has forgotten the stream anyway.
             if let Some(connection) = link.open_connection() {
                 let until = deadline.at().min(Instant::now() + FAREWELL);
-                let told = timeout_at(until, tell(&connection, self.pushes.stream, version));
+                let told = timeout_at(until, tell(&connection, self.pushes.stream(), version));
                 if !matches!(told.await, Ok(Ok(_))) {
                     tracing::debug!(address = link.address(), "the stream was not closed");
                 }

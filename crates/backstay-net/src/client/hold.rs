@@ -1,18 +1,19 @@
-//! A worker's hold on its task, counted on its own clock (invariant I8): no frame of the task's
+//! A worker's hold on its task, counted on its own [clock] (invariant I8): no frame of the task's
 //! pushes leaves while it is not alive.
 
 use std::future::Future;
 
+use backstay_core::replication::Micros;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::error::ClientError;
+use crate::clock;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     /// Nobody has set a limit.
     Unlimited,
-    Until(Instant),
+    Until(Micros),
     Revoked,
 }
 
@@ -20,7 +21,7 @@ impl State {
     fn is_alive(self) -> bool {
         match self {
             Self::Unlimited => true,
-            Self::Until(until) => Instant::now() < until,
+            Self::Until(until) => clock::now() < until,
             Self::Revoked => false,
         }
     }
@@ -28,18 +29,41 @@ impl State {
 
 /// See the module's documentation. Revoked is for good.
 #[derive(Debug)]
-pub(crate) struct Hold(watch::Sender<State>);
+pub(crate) struct Hold {
+    state: watch::Sender<State>,
+    /// What is said while something waits for it.
+    reason: &'static str,
+}
 
 impl Default for Hold {
     fn default() -> Self {
-        Self(watch::Sender::new(State::Unlimited))
+        Self::of("the worker's hold on its task is over: waiting for the job master to renew or revoke it")
     }
 }
 
 impl Hold {
+    /// Without a limit; this is said when it is over.
+    pub(crate) fn of(reason: &'static str) -> Self {
+        let state = watch::Sender::new(State::Unlimited);
+        Self { state, reason }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ends(&self) -> Option<Micros> {
+        match *self.state.borrow() {
+            State::Until(until) => Some(until),
+            State::Unlimited | State::Revoked => None,
+        }
+    }
+
+    /// Why something waits for it.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.reason
+    }
+
     /// Let frames leave until then.
-    pub(crate) fn set_until(&self, until: Instant) {
-        self.0.send_if_modified(|state| {
+    pub(crate) fn set_until(&self, until: Micros) {
+        self.state.send_if_modified(|state| {
             if *state != State::Revoked {
                 *state = State::Until(until);
             }
@@ -49,17 +73,17 @@ impl Hold {
 
     /// Let no frame leave any more.
     pub(crate) fn revoke(&self) {
-        self.0.send_replace(State::Revoked);
+        self.state.send_replace(State::Revoked);
     }
 
     /// Whether a frame may leave now.
     pub(crate) fn is_alive(&self) -> bool {
-        self.0.borrow().is_alive()
+        self.state.borrow().is_alive()
     }
 
     /// Wait until a frame may leave; for ever once it is revoked.
     pub(crate) async fn alive(&self) {
-        let mut changes = self.0.subscribe();
+        let mut changes = self.state.subscribe();
         // The sender lives as long as this future.
         let _ = changes.wait_for(|state| state.is_alive()).await;
     }
@@ -69,7 +93,7 @@ impl Hold {
         &self,
         work: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
-        let mut changes = self.0.subscribe();
+        let mut changes = self.state.subscribe();
         tokio::select! {
             biased;
             _ = changes.wait_for(|state| *state == State::Revoked) => Err(ClientError::HoldLost),
@@ -80,19 +104,17 @@ impl Hold {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(600)
+    fn soon() -> Micros {
+        clock::now() + 600_000_000
     }
 
     #[test]
     fn a_hold_ends_and_is_extended_but_not_after_it_was_revoked() {
         let hold = Hold::default();
         assert!(hold.is_alive());
-        hold.set_until(Instant::now());
+        hold.set_until(clock::now());
         assert!(!hold.is_alive());
         hold.set_until(soon());
         assert!(hold.is_alive());
@@ -104,10 +126,10 @@ mod tests {
     #[tokio::test]
     async fn who_waits_for_it_goes_on_when_it_is_extended_and_fails_when_it_is_revoked() {
         let hold = Hold::default();
-        hold.set_until(Instant::now());
+        hold.set_until(clock::now());
         let extend = async { hold.set_until(soon()) };
         tokio::join!(hold.alive(), extend);
-        hold.set_until(Instant::now());
+        hold.set_until(clock::now());
         let wait = hold.unless_revoked(async {
             hold.alive().await;
             Ok(())

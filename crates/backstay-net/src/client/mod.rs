@@ -15,6 +15,7 @@ mod error;
 mod hold;
 mod link;
 mod out_frame;
+pub mod own_stream;
 pub mod plan;
 mod pull;
 mod push;

@@ -16,6 +16,7 @@ use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 
 use super::error::ClientError;
+use super::hold::Hold;
 use super::link::{Deadline, Failure};
 use super::out_frame::{self, OutFrame};
 use super::plan::{Part, Plan};
@@ -42,7 +43,9 @@ pub struct PushRequest<'a> {
 /// A push under way or settled.
 pub struct Push {
     queue: Arc<PushQueue>,
-    sequence: u64,
+    id: TransactionId,
+    /// Checked before each of its frames leaves.
+    hold: Arc<Hold>,
     deadline: Deadline,
     keys: u64,
     state: tokio::sync::Mutex<State>,
@@ -83,9 +86,10 @@ impl Client {
         let _order = queue.take_turn(self, deadline).await?;
         // It may have been closed while this one waited.
         self.check_open()?;
-        let (push, floor) = queue.number(ordinal, |sequence| Push {
+        let (push, floor) = queue.number(ordinal, |id, hold| Push {
             queue: Arc::clone(queue),
-            sequence,
+            id,
+            hold,
             deadline,
             keys: plan.keys().len() as u64,
             state: tokio::sync::Mutex::new(State {
@@ -101,14 +105,14 @@ impl Client {
             let (sent, wanted) = (Opcode::Push, Opcode::PushReply);
             // It is in the state before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
-            state.requests.add(one.held_by(queue.hold.as_ref()));
+            state.requests.add(one.held_by(Some(&push.hold)));
             // Until it has left, so that pushes leave in the order of their numbers.
             let left = push.unless_revoked(state.requests.send_all(self, None, deadline));
             let left = left.await;
             let left = left.and_then(|()| state.requests.check_all_left(self, deadline));
             if let Err(error) = left {
                 let outcome = Err(state.failure(&push, error));
-                queue.settled(push.sequence, &outcome);
+                queue.settled(push.id.sequence, &outcome);
                 state.outcome = Some(outcome);
                 break;
             }
@@ -174,10 +178,7 @@ impl Client {
         let meta = PushMeta {
             table: request.table,
             routing_version,
-            id: TransactionId {
-                stream: push.queue.stream,
-                sequence: push.sequence,
-            },
+            id: push.id,
             floor,
             key_count: keys as u32,
             row_elements: elements as u32,
@@ -268,7 +269,7 @@ impl Push {
     /// Wait until it is applied everywhere or failed for good; the same answer each time.
     pub async fn wait(&self, client: &Client) -> Result<(), ClientError> {
         let outcome = self.settle(client).await;
-        self.queue.reported(self.sequence);
+        self.queue.reported(self.id.sequence);
         outcome
     }
 
@@ -294,7 +295,7 @@ impl Push {
         };
         state.outcome = Some(outcome.clone());
         state.requests.recycle(client);
-        self.queue.settled(self.sequence, &outcome);
+        self.queue.settled(self.id.sequence, &outcome);
         outcome
     }
 
@@ -303,10 +304,7 @@ impl Push {
         &self,
         work: impl Future<Output = Result<(), ClientError>>,
     ) -> Result<(), ClientError> {
-        match &self.queue.hold {
-            Some(hold) => hold.unless_revoked(work).await,
-            None => work.await,
-        }
+        self.hold.unless_revoked(work).await
     }
 }
 
@@ -352,7 +350,7 @@ impl State {
         let waited_ms = push.deadline.waited_ms();
         if started {
             ClientError::OutcomeUnknown {
-                sequence: push.sequence,
+                sequence: push.id.sequence,
                 address,
                 reason,
                 waited_ms,

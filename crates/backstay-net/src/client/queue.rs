@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use backstay_core::stream::{StreamId, WINDOW};
+use backstay_core::stream::{StreamId, TransactionId, WINDOW};
 use parking_lot::Mutex;
 use tokio::time::timeout_at;
 
@@ -15,17 +15,16 @@ use super::batches::Batches;
 use super::error::ClientError;
 use super::hold::Hold;
 use super::link::Deadline;
+use super::own_stream::OwnStream;
 use super::push::Push;
 use super::Client;
+use crate::clock;
 
 /// Failures remembered until somebody asks.
 const MAX_UNREPORTED: usize = 64;
 
 /// See the module's documentation.
 pub(super) struct PushQueue {
-    pub(super) stream: StreamId,
-    /// Checked before each frame of a task's push leaves.
-    pub(super) hold: Option<Arc<Hold>>,
     /// Held while a push gets its number and leaves, so that the order is the same everywhere.
     order: tokio::sync::Mutex<()>,
     open: Mutex<Open>,
@@ -33,8 +32,14 @@ pub(super) struct PushQueue {
 }
 
 enum Numbers {
-    Own { next: u64 },
-    Task(Batches),
+    Own { next: u64, stream: OwnStream },
+    Task(Batches, Task),
+}
+
+/// A task's stream, and what is checked before each frame of its pushes leaves.
+struct Task {
+    stream: StreamId,
+    hold: Arc<Hold>,
 }
 
 struct Open {
@@ -49,24 +54,19 @@ struct Open {
 impl PushQueue {
     /// For the pushes that a client numbers itself.
     pub(super) fn own(stream: StreamId, max_in_flight: usize) -> Self {
-        Self::new(stream, Numbers::Own { next: 0 }, None, max_in_flight)
+        let stream = OwnStream::new(stream);
+        Self::new(Numbers::Own { next: 0, stream }, max_in_flight)
     }
 
     /// For the pushes of a task.
     pub(super) fn task(stream: StreamId, batches: Batches, max_in_flight: usize) -> Self {
-        let hold = Some(Arc::default());
-        Self::new(stream, Numbers::Task(batches), hold, max_in_flight)
+        let hold = Arc::default();
+        let task = Task { stream, hold };
+        Self::new(Numbers::Task(batches, task), max_in_flight)
     }
 
-    fn new(
-        stream: StreamId,
-        numbers: Numbers,
-        hold: Option<Arc<Hold>>,
-        max_in_flight: usize,
-    ) -> Self {
+    fn new(numbers: Numbers, max_in_flight: usize) -> Self {
         Self {
-            stream,
-            hold,
             order: tokio::sync::Mutex::default(),
             open: Mutex::new(Open {
                 numbers,
@@ -75,6 +75,22 @@ impl PushQueue {
                 unreported: BTreeMap::new(),
             }),
             max_in_flight: max_in_flight.clamp(1, WINDOW as usize / 2),
+        }
+    }
+
+    /// The stream of the newest pushes.
+    pub(super) fn stream(&self) -> StreamId {
+        match &self.open.lock().numbers {
+            Numbers::Own { stream, .. } => stream.newest(),
+            Numbers::Task(_, task) => task.stream,
+        }
+    }
+
+    /// The hold on the task, of which these are the pushes.
+    pub(super) fn hold(&self) -> Option<Arc<Hold>> {
+        match &self.open.lock().numbers {
+            Numbers::Own { .. } => None,
+            Numbers::Task(_, task) => Some(Arc::clone(&task.hold)),
         }
     }
 
@@ -108,20 +124,24 @@ impl PushQueue {
     pub(super) fn number(
         &self,
         ordinal: u32,
-        make: impl FnOnce(u64) -> Push,
+        make: impl FnOnce(TransactionId, Arc<Hold>) -> Push,
     ) -> Result<(Arc<Push>, u64), ClientError> {
         let mut open = self.open.lock();
         if let Some(failure) = &open.failure {
             return Err(failure.clone());
         }
-        let sequence = match &mut open.numbers {
-            Numbers::Own { next } => {
+        let (sequence, stream, hold) = match &mut open.numbers {
+            Numbers::Own { next, stream } => {
                 *next += 1;
-                *next - 1
+                let (stream, hold) = stream.of_next(clock::now());
+                (*next - 1, stream, hold)
             }
-            Numbers::Task(batches) => batches.take(ordinal).map_err(ClientError::Invalid)?,
+            Numbers::Task(batches, task) => {
+                let sequence = batches.take(ordinal).map_err(ClientError::Invalid)?;
+                (sequence, task.stream, Arc::clone(&task.hold))
+            }
         };
-        let push = Arc::new(make(sequence));
+        let push = Arc::new(make(TransactionId { stream, sequence }, hold));
         // Under one lock: no floor may pass a number that is taken and not in flight.
         open.in_flight.insert(sequence, Arc::clone(&push));
         let floor = open.floor();
@@ -132,7 +152,7 @@ impl PushQueue {
     pub(super) fn settled(&self, sequence: u64, outcome: &Result<(), ClientError>) {
         let mut open = self.open.lock();
         open.in_flight.remove(&sequence);
-        if let Numbers::Task(batches) = &mut open.numbers {
+        if let Numbers::Task(batches, _) = &mut open.numbers {
             batches.settle(sequence, outcome.is_ok());
         }
         if let Err(error) = outcome {
@@ -147,7 +167,7 @@ impl PushQueue {
     /// A push of a task failed before it had a number: no more will follow.
     pub(super) fn fail(&self, error: &ClientError) {
         let mut open = self.open.lock();
-        if let Numbers::Task(batches) = &mut open.numbers {
+        if let Numbers::Task(batches, _) = &mut open.numbers {
             batches.fail();
         }
         open.fail(error);
@@ -168,7 +188,7 @@ impl PushQueue {
             return Err(failure.clone());
         }
         match &mut open.numbers {
-            Numbers::Task(batches) => work(batches).map_err(ClientError::Invalid),
+            Numbers::Task(batches, _) => work(batches).map_err(ClientError::Invalid),
             Numbers::Own { .. } => Err(ClientError::Invalid("this stream has no batches".into())),
         }
     }
@@ -176,7 +196,7 @@ impl PushQueue {
     /// How many batches of a task are settled.
     pub(super) fn settled_batches(&self) -> u64 {
         match &self.open.lock().numbers {
-            Numbers::Task(batches) => batches.settled(),
+            Numbers::Task(batches, _) => batches.settled(),
             Numbers::Own { .. } => 0,
         }
     }
@@ -214,8 +234,8 @@ impl Open {
     /// Every number below it is settled: applied, or given up where that is allowed.
     fn floor(&self) -> u64 {
         match &self.numbers {
-            Numbers::Own { next } => self.in_flight.keys().next().map_or(*next, |&first| first),
-            Numbers::Task(batches) => batches.floor(),
+            Numbers::Own { next, .. } => self.in_flight.keys().next().map_or(*next, |&first| first),
+            Numbers::Task(batches, _) => batches.floor(),
         }
     }
 
@@ -224,14 +244,14 @@ impl Open {
     fn oldest_if_full(&self, max_in_flight: usize) -> Option<Arc<Push>> {
         let (&oldest, push) = self.in_flight.first_key_value()?;
         let lags = match &self.numbers {
-            Numbers::Own { next } => next - oldest >= WINDOW / 2,
-            Numbers::Task(batches) => batches.highest().saturating_sub(oldest) >= WINDOW,
+            Numbers::Own { next, .. } => next - oldest >= WINDOW / 2,
+            Numbers::Task(batches, _) => batches.highest().saturating_sub(oldest) >= WINDOW,
         };
         (self.in_flight.len() >= max_in_flight || lags).then(|| Arc::clone(push))
     }
 
     fn fail(&mut self, error: &ClientError) {
-        if matches!(self.numbers, Numbers::Task(_)) {
+        if matches!(self.numbers, Numbers::Task(..)) {
             self.failure.get_or_insert_with(|| error.clone());
         }
     }

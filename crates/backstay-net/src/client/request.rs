@@ -23,8 +23,6 @@ use super::plan::{Part, Plan};
 use super::{split, Client};
 use crate::frame_io::Frame;
 
-const HOLD_IS_OVER: &str =
-    "the worker's hold on its task is over: waiting for the job master to renew or revoke it";
 /// A wait for the hold is looked at so often, to say so if it is long.
 const SAY_AFTER: Duration = Duration::from_millis(500);
 
@@ -197,7 +195,8 @@ impl Request {
             Attended::Done(Err(lost)) => self.ticket = Some(Link::ticket(connection, Err(lost))),
             Attended::Done(Ok(None)) => {
                 self.sent = false;
-                self.missed(client, HOLD_IS_OVER.into(), false);
+                let reason = self.hold.as_ref().map_or("", |hold| hold.reason());
+                self.missed(client, reason.into(), false);
             }
             Attended::Moved | Attended::Stalled | Attended::TimeUp => {
                 // Broken off in the middle of a frame: it cannot have been taken.
@@ -208,7 +207,7 @@ impl Request {
         Ok(())
     }
 
-    /// Whether the hold on the task, if it is a task's push, is alive.
+    /// Whether what it is held by, if it is a push, is alive.
     fn may_leave(&self) -> bool {
         self.hold.as_ref().is_none_or(|hold| hold.is_alive())
     }
@@ -218,7 +217,7 @@ impl Request {
         let Some(hold) = self.hold.clone() else {
             return;
         };
-        self.missed(client, HOLD_IS_OVER.into(), false);
+        self.missed(client, hold.reason().into(), false);
         let since = self.since();
         let mut alive = pin!(hold.alive());
         while Instant::now() < deadline.at() {
@@ -226,7 +225,7 @@ impl Request {
             if timeout_at(until, &mut alive).await.is_ok() {
                 return;
             }
-            client.waits.waiting(since, || HOLD_IS_OVER.into());
+            client.waits.waiting(since, || hold.reason().into());
         }
     }
 

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use backstay_core::replication::Micros;
 use backstay_core::stream::StreamId;
 use backstay_core::transaction::Change;
-use tokio::time::Instant;
 
 use super::batches::{Batches, MAX_TABLES};
 use super::error::ClientError;
@@ -107,16 +107,16 @@ impl TaskStream {
         });
     }
 
-    /// Let frames leave until then: first sends and retries alike wait afterwards.
-    pub fn hold_until(&self, until: Instant) {
-        if let Some(hold) = &self.queue.hold {
+    /// Let frames leave until this moment of the [clock](crate::clock): first sends and retries alike wait afterwards.
+    pub fn hold_until(&self, until: Micros) {
+        if let Some(hold) = self.queue.hold() {
             hold.set_until(until);
         }
     }
 
     /// Let no frame leave any more; pushes under way and later ones fail.
     pub fn revoke(&self) {
-        if let Some(hold) = &self.queue.hold {
+        if let Some(hold) = self.queue.hold() {
             hold.revoke();
         }
         self.queue.fail(&ClientError::HoldLost);
@@ -145,6 +145,6 @@ impl TaskStream {
                  ({error})"
             )));
         }
-        client.close_stream(self.queue.stream, deadline).await
+        client.close_stream(self.queue.stream(), deadline).await
     }
 }

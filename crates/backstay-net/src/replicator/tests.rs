@@ -1,7 +1,11 @@
-//! Connections between servers that were replaced.
+//! Connections between servers that were replaced; a clock that jumps; clients that were killed.
 
 use super::*;
-use backstay_core::hash::SlotSpace;
+use crate::client::own_stream::LEASE;
+use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::spec::TableSpec;
+use backstay_core::stream::{StreamMemory, OWN_PASS};
+use backstay_core::transaction::{Batch, Change};
 
 fn replicator() -> Arc<Replicator> {
     let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), 0));
@@ -68,4 +72,165 @@ fn the_end_of_a_connection_that_was_replaced_changes_nothing() {
             .len(),
         0
     );
+}
+
+const LEASE_END: Micros = 1_000;
+
+/// A clock that jumps behind the end of the lease after it was read so many times.
+fn jumping_clock() -> (Clock, Arc<AtomicU64>) {
+    let reads = Arc::new(AtomicU64::new(u64::MAX));
+    let left = Arc::clone(&reads);
+    let clock = Clock::of(move || {
+        let step = |left: u64| Some(left.saturating_sub(u64::from(left != u64::MAX)));
+        let left = left.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
+        if left == Ok(0) {
+            LEASE_END + 1
+        } else {
+            1
+        }
+    });
+    (clock, reads)
+}
+
+const TASK: StreamId = StreamId {
+    job: 1,
+    pass: 1,
+    task: 1,
+};
+
+fn push(sequence: u64) -> Transaction {
+    push_of(TASK, sequence)
+}
+
+fn push_of(stream: StreamId, sequence: u64) -> Transaction {
+    let id = TransactionId { stream, sequence };
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    let batch = Batch::new(&[0], &[-1.0]);
+    let space = SlotSpace::new(4).unwrap();
+    let table = table_id("t");
+    Transaction::new(space, id, sequence, table, change, batch).unwrap()
+}
+
+/// A table of node 1 alone; another node may be about to get copies of the other slots.
+fn alone(with_newcomer: bool) -> RoutingTable {
+    let slot = SlotSpace::new(4).unwrap().slot_of(0);
+    let set_of_slot: Vec<u32> = (0..4)
+        .map(|one| u32::from(with_newcomer && one != slot))
+        .collect();
+    let text = format!(
+        r#"{{"format":1,"version":1,"slot_count":4,"nodes":[
+           {{"node_id":"a","instance":1,"data_address":""}},
+           {{"node_id":"b","instance":2,"data_address":"127.0.0.1:1"}}],"gone":[],
+           "sets":[[0,[],[]],[0,[],[1]]],"set_of_slot":{set_of_slot:?},
+           "term_of_slot":[1,1,1,1],"birth_of_slot":[1,1,1,1]}}"#
+    );
+    RoutingTable::from_json(&text, 4).unwrap()
+}
+
+fn serving(clock: Clock, lease: Micros, with_newcomer: bool) -> Arc<Replicator> {
+    let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), 0));
+    let spec = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+    let spec = TableSpec::from_json(spec).unwrap();
+    store.create_table(&Arc::new(spec), 0).unwrap();
+    let replicator = Replicator::with_clock(1, store, ReplicaOptions::default(), clock);
+    replicator.hold_lease_until(lease);
+    replicator.set_routing(alone(with_newcomer));
+    replicator
+}
+
+/// A node without backups is stopped while it applies a push, until its lease is over: another
+/// one may serve the slot by now, from a checkpoint, without that push. It must not acknowledge
+/// it; nor once more when it is asked again, although it has the push.
+#[test]
+fn a_sole_master_acknowledges_nothing_after_its_lease() {
+    for with_newcomer in [false, true] {
+        let (clock, reads) = jumping_clock();
+        let replicator = serving(clock, LEASE_END, with_newcomer);
+        let outcome = |answer: Result<(Answer, Option<Vec<u64>>), Refusal>| match answer {
+            Ok((Answer::Now(report), _)) => Ok(report),
+            Ok((Answer::Later(mut receiver), _)) => receiver.try_recv().unwrap(),
+            Err(refusal) => Err(refusal),
+        };
+        outcome(replicator.push(push(0))).unwrap();
+        // It is read once when the push comes; the next time, all is over.
+        reads.store(1, Ordering::Release);
+        let refused = outcome(replicator.push(push(1))).unwrap_err();
+        assert!(matches!(refused, Refusal::Incomplete(_)), "{refused:?}");
+        let refused = outcome(replicator.push(push(1))).unwrap_err();
+        assert!(matches!(refused, Refusal::NotReady(_)), "{refused:?}");
+        // The lease was renewed after all.
+        reads.store(u64::MAX, Ordering::Release);
+        let report = outcome(replicator.push(push(1))).unwrap();
+        assert_eq!((report.staged, report.skipped), (0, 1));
+    }
+}
+
+fn own(client: u64) -> StreamId {
+    StreamId {
+        job: client,
+        pass: OWN_PASS,
+        task: 0,
+    }
+}
+
+/// Workers that are killed leave their streams. They are ended after a lease, and no limit is
+/// reached by them; those of clients that push stay, and those of tasks.
+#[test]
+fn the_streams_of_killed_clients_end() {
+    let now = Arc::new(AtomicU64::new(1));
+    let shown = Arc::clone(&now);
+    let clock = Clock::of(move || shown.load(Ordering::Acquire));
+    let replicator = serving(clock, Micros::MAX, false);
+    let push = |stream, sequence| replicator.push(push_of(stream, sequence)).map(|_| ());
+    push(TASK, 0).unwrap();
+    let killed = StreamMemory::MAX_STREAMS as u64 - 2;
+    for client in 0..killed {
+        push(own(client), 0).unwrap();
+    }
+    push(own(killed), 0).unwrap();
+    let before = replicator.store().allocated_bytes();
+    assert!(
+        before > killed * 32,
+        "they count as memory in use: {before}"
+    );
+    let full = push(own(killed + 1), 0).unwrap_err();
+    assert!(matches!(full, Refusal::LimitExceeded(_)), "{full:?}");
+    now.fetch_add(LEASE - 1, Ordering::AcqRel);
+    push(own(killed), 1).unwrap();
+    assert_eq!(replicator.end_silent_streams(9), 0);
+    now.fetch_add(1, Ordering::AcqRel);
+    assert_eq!(replicator.end_silent_streams(100), 100);
+    let ended = replicator.end_silent_streams(usize::MAX);
+    assert_eq!(ended as u64 + 100, killed);
+    push(own(killed + 1), 0).unwrap();
+    push(own(killed), 2).unwrap();
+    push(TASK, 1).unwrap();
+    assert!(replicator.store().allocated_bytes() < before / 2);
+    // One that was taken for dead comes back: it must not be told that all is well.
+    let refused = push(own(killed - 1), 1).unwrap_err();
+    assert!(matches!(refused, Refusal::InvalidRequest(_)), "{refused:?}");
+    assert!(!refused.retry_safe());
+}
+
+/// What is ended is ended in the slot's order: a slot that was copied before and told of the same
+/// transactions since is equal, bit for bit.
+#[test]
+fn the_end_of_a_silent_stream_is_a_transaction() {
+    let now = Arc::new(AtomicU64::new(1));
+    let shown = Arc::clone(&now);
+    let clock = Clock::of(move || shown.load(Ordering::Acquire));
+    let replicator = serving(clock, Micros::MAX, false);
+    replicator.push(push_of(own(7), 0)).unwrap();
+    let slot = SlotSpace::new(4).unwrap().slot_of(0);
+    let before = replicator.store().slot_digest(slot).unwrap();
+    replicator.end_silent_streams(9);
+    now.fetch_add(LEASE, Ordering::AcqRel);
+    assert_eq!(replicator.end_silent_streams(9), 1);
+    let after = replicator.store().slot_digest(slot).unwrap();
+    assert_eq!(after.0, before.0 + 1);
+    assert_ne!(after.1, before.1);
+    let memory = replicator.store().copy_slot(slot).memory;
+    assert_eq!((memory.streams.len(), memory.closed), (0, vec![own(7)]));
 }

@@ -59,7 +59,6 @@ impl Rows for Store {
         for (stripe, part) in self.stripes_of_places(places) {
             self.write(stripe, None, |engine| engine.commit(transaction, part))?;
         }
-        self.note_close(transaction);
         Ok(())
     }
 
@@ -123,11 +122,9 @@ impl Rows for Store {
     }
 
     fn set_memory(&self, slot: u32, memory: &SlotMemory) {
-        self.stripes[self.stripe(slot)]
-            .write()
-            .set_memory(slot, memory);
-        // What came with a copy or a checkpoint is to be forgotten in time, too.
-        self.note_closed(&memory.closed);
+        self.write(self.stripe(slot), None, |engine| {
+            engine.set_memory(slot, memory);
+        });
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {

@@ -1,0 +1,114 @@
+//! The stream of a client's own pushes: for how long it is used.
+//!
+//! Servers end streams of which they heard nothing for [`LEASE`], for those of killed clients
+//! would stay for ever. So a client begins a new one after [`USED`], whose numbers go on, and lets
+//! nothing of the old one leave after [`LEAVES`]: however long it was stopped or suspended, no
+//! push of it comes to servers that have forgotten it. What cannot leave any more fails, and
+//! whether it was applied is not known. Times are of the [clock].
+
+use std::sync::Arc;
+
+use backstay_core::hash::mix64;
+use backstay_core::replication::Micros;
+use backstay_core::stream::StreamId;
+
+use super::hold::Hold;
+use crate::clock;
+
+const MINUTE: Micros = 60_000_000;
+/// For so long new pushes are of one stream.
+const USED: Micros = 15 * MINUTE;
+/// For so long its pushes may leave, first tries and retries alike.
+const LEAVES: Micros = 45 * MINUTE;
+/// After so long without a push of it a server ends a stream.
+pub const LEASE: Micros = 60 * MINUTE;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct OwnStream {
+    stream: StreamId,
+    hold: Arc<Hold>,
+    since: Micros,
+}
+
+impl OwnStream {
+    /// A stream that begins now.
+    pub(super) fn new(stream: StreamId) -> Self {
+        Self::at(stream, clock::now())
+    }
+
+    fn at(stream: StreamId, now: Micros) -> Self {
+        let hold = Hold::of(
+            "the stream of this push was used for too long, and servers may have forgotten it",
+        );
+        if stream.is_own() {
+            hold.set_until(now + LEAVES);
+        }
+        Self {
+            stream,
+            hold: Arc::new(hold),
+            since: now,
+        }
+    }
+
+    /// The stream of the newest pushes.
+    pub(super) fn newest(&self) -> StreamId {
+        self.stream
+    }
+
+    /// The stream of a push that is numbered now, and what lets its frames leave.
+    pub(super) fn of_next(&mut self, now: Micros) -> (StreamId, Arc<Hold>) {
+        if self.stream.is_own() && self.since + USED <= now {
+            // No other client draws the same: the first was drawn at random.
+            let job = mix64(self.stream.job);
+            *self = Self::at(StreamId { job, ..self.stream }, now);
+        }
+        (self.stream, Arc::clone(&self.hold))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use backstay_core::stream::OWN_PASS;
+
+    fn stream(pass: u32) -> StreamId {
+        StreamId {
+            job: 1,
+            pass,
+            task: 0,
+        }
+    }
+
+    #[test]
+    fn nothing_leaves_when_servers_may_have_forgotten_the_stream() {
+        let mut own = OwnStream::at(stream(OWN_PASS), 5);
+        let (_, hold) = own.of_next(5 + USED - 1);
+        // A server that heard its last push, just before that, has it for longer.
+        assert_eq!(hold.ends(), Some(5 + LEAVES));
+        const { assert!(USED < LEAVES && LEAVES < LEASE) };
+    }
+
+    #[test]
+    fn a_new_stream_begins_after_a_while() {
+        let mut own = OwnStream::at(stream(OWN_PASS), 5);
+        let (first, hold) = own.of_next(5 + USED - 1);
+        assert_eq!(first, stream(OWN_PASS));
+        let (second, next) = own.of_next(5 + USED);
+        assert_ne!(second, first);
+        assert!(second.is_own());
+        assert!(
+            !Arc::ptr_eq(&hold, &next),
+            "the old one's end is not put off"
+        );
+        assert_eq!(own.of_next(5 + USED + 1).0, second);
+        assert_eq!(own.newest(), second);
+    }
+
+    #[test]
+    fn a_stream_of_another_kind_has_no_end() {
+        let mut other = OwnStream::at(stream(1), 0);
+        assert_eq!(other.of_next(LEASE).0, stream(1));
+        assert!(other.hold.is_alive());
+    }
+}

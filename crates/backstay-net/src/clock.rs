@@ -1,0 +1,79 @@
+//! The clock by which leases, promises and holds are counted.
+//!
+//! It goes on while the machine sleeps or is suspended, where the system has such a clock
+//! (`CLOCK_BOOTTIME` on Linux): what ran out meanwhile must be over when the machine resumes, for
+//! the rest of the cluster has gone on. Elsewhere it is `CLOCK_MONOTONIC`. Other processes of the
+//! machine read the same clock, so a moment of it means the same to all of them
+//! (`backstay.consensus.clock` in Python).
+
+use std::fmt;
+use std::sync::Arc;
+
+use backstay_core::replication::Micros;
+use rustix::time::{clock_gettime, ClockId};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const ID: ClockId = ClockId::Boottime;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const ID: ClockId = ClockId::Monotonic;
+
+/// Microseconds on this machine's clock now.
+pub fn now() -> Micros {
+    let now = clock_gettime(ID);
+    now.tv_sec as Micros * 1_000_000 + now.tv_nsec as Micros / 1_000
+}
+
+/// A moment of the clock that was given in seconds; one before its beginning, or not a number, is
+/// long ago.
+pub fn moment(seconds: f64) -> Micros {
+    // A cast ends at the limits of the type.
+    (seconds * 1e6) as Micros
+}
+
+/// The machine's clock, or one that a test sets.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> Micros + Send + Sync>);
+
+impl Clock {
+    /// A clock that a test sets.
+    pub fn of(now: impl Fn() -> Micros + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    /// What it shows.
+    pub fn now(&self) -> Micros {
+        (self.0)()
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::of(now)
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Clock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_that_cannot_be_are_long_ago_or_never() {
+        assert_eq!(moment(f64::NAN), 0);
+        assert_eq!(moment(-3.0), 0);
+        assert_eq!(moment(1.5), 1_500_000);
+        assert_eq!(moment(f64::INFINITY), Micros::MAX);
+    }
+
+    #[test]
+    fn it_goes_forward() {
+        let before = now();
+        assert!(before > 0);
+        assert!(now() >= before);
+    }
+}
