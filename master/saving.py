@@ -124,9 +124,13 @@ class Saving:
                 await changed.wait()
             elif await self._rows_changed():
                 continue
-            elif self._keeps_none or not job.has_unsaved_steps:
+            elif not job.has_unsaved_steps:
                 job.finish()
-            elif why := await self._save():
+            elif not (why := await self._save()):
+                if self._keeps_none:
+                    # Only now: a folder may have been set since it was tried before.
+                    job.finish()
+            else:
                 job.unsaved = why
                 if tries.are_over():
                     job.end_unsaved(why)

@@ -104,6 +104,14 @@ def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas, *, holds_ro
     draft.given_up = given_up
     who = ", ".join(_why(draft, number) for number in held.synced) or "no copy was left"
     if slot not in draft.restoring and holds_rows:
+        if draft.least_loaded() is None:
+            # Told as lost when there is somebody to come back on, for both are one decision: jobs
+            # that hear of a loss alone take it for final.
+            if held != NOBODY:
+                draft.put(slot, NOBODY)
+                note = f"{{slots}} without a master: no node serves, and nobody has them: {who}"
+                draft.note("unavailable", -1, note, slot)
+            return
         draft.put(slot, NOBODY)
         draft.reborn.add(slot)
         draft.lost.add(slot)

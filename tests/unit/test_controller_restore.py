@@ -292,3 +292,24 @@ def test_the_records_are_strict() -> None:
             kind.from_json(record.to_json().replace("{", '{"more":1,', 1))
     with pytest.raises(InvalidRequest, match="unknown state"):
         RestorePlan("u", "c", state="paused")  # type: ignore[arg-type]
+
+
+def test_slots_are_not_lost_before_a_node_serves_on_which_they_can_come_back() -> None:
+    before = cluster(nodes=3, replicas=1)
+    dead = table(before).nodes[1].instance
+    # All are stopped at once, and one has gone already.
+    stopping = members(member(0, status="stopping"), member(2, status="stopping"))
+    gone = replace(before, members=stopping, gone=frozenset({dead}), on_loss=NEWEST)
+    decision = decide(gone)
+    assert decision.routing is not None
+    assert decision.restore is None
+    assert decision.routing.lost == ()
+    assert decision.routing.generation == table(before).generation
+    waits = written(gone)
+    assert decide(waits).routing is None
+    back = replace(waits, members=members(member(0), member(1, 999), member(2)))
+    again = decide(back)
+    assert again.routing is not None
+    assert again.restore is not None
+    assert again.restore.lost
+    assert len(again.routing.restoring.slots) == again.routing.slot_count

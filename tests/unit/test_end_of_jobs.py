@@ -214,3 +214,24 @@ def test_a_stopped_job_is_saved_if_its_servers_end_with_it(
         assert end.job.state.checkpoint
 
     scenario(tmp_path, play, servers_end=servers_end)
+
+
+def test_a_folder_that_is_set_after_a_checkpoint_was_refused_gets_the_last_one(
+    tmp_path: Path,
+) -> None:
+    async def play(end: End) -> None:
+        end.rows.refusals = [NoCheckpointFolder("no folder for checkpoints is set")]
+        end.job.checkpoint_due = True
+        periodic = asyncio.create_task(end.saving.save_when_due())
+        end.job.notify()
+        for _ in range(5000):
+            if "checkpoint" in end.job.trouble:
+                break
+            await asyncio.sleep(0.001)
+        await end_tasks(periodic)
+        # Somebody sets one before the job ends.
+        await end.do_all()
+        assert await end.ended() == "done"
+        assert end.rows.saved == 1
+
+    scenario(tmp_path, play, servers_end=False)
