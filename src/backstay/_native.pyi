@@ -274,7 +274,7 @@ class DataClient:
         cluster_id: str,
         client_name: str,
         stream_job: int,
-        stream_pass: int = 4294967295,
+        stream_pass: int = ...,
         stream_task: int = 0,
         token: str | None = None,
         tls_ca_pem: bytes | None = None,
