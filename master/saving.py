@@ -123,7 +123,13 @@ class Saving:
                 job.unsaved, tries = "", _Tries(self._limit_s())
                 await changed.wait()
             elif await self._rows_changed():
-                continue
+                if trouble := job.trouble["restore"]:
+                    # Also a job that has nothing to save: whether its rows are lost is not known.
+                    job.unsaved = trouble
+                    if tries.are_over():
+                        job.end_unsaved(trouble)
+                        return
+                    job.notify()
             elif not job.has_unsaved_steps:
                 job.finish()
             elif not (why := await self._save()):
@@ -145,7 +151,10 @@ class Saving:
         try:
             await asyncio.wait_for(self._save(), limit_s)
         except asyncio.TimeoutError:
-            log.error("the last checkpoint took longer than %d s and is not waited for", limit_s)
+            why = f"the last checkpoint took longer than {limit_s} s and is not waited for"
+            log.error("%s", why)
+            self._job.note_trouble("checkpoint", why)
+            self._job.checkpoints_failed += 1
 
     def try_now(self) -> bool:
         """Try a last checkpoint at once that could not be written; whether there is one."""

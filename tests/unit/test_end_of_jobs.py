@@ -7,6 +7,7 @@ rows are lost, and disks are full, at a known moment.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,12 +16,19 @@ from typing import Any, cast
 import pytest
 
 from backstay.checkpoint.remote import CheckpointInfo, RestoreState
+from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.errors import BackstayError, CheckpointUnavailable, NoCheckpointFolder
+from backstay.errors import (
+    BackstayError,
+    CheckpointUnavailable,
+    NoCheckpointFolder,
+    ServerUnavailable,
+)
 from backstay.job_spec import CheckpointSpec
 from backstay.master import saving as module
 from backstay.master.job import Job
 from backstay.master.saving import Saving
+from backstay.master.status import job_status
 from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
 from tests.unit.job_records_of import counting_spec, do_one, master_of
@@ -36,9 +44,12 @@ class Rows:
         self.generation = 0
         self.saved = 0
         self.refusals: list[BackstayError] = []
+        self.is_silent = False
         self.before_save: Callable[[], None] = lambda: None
 
     def restore_state(self) -> RestoreState:
+        if self.is_silent:
+            raise ServerUnavailable("ps-0: connection refused")
         return RestoreState("", "", "", 0, "", 0, self.generation, 0)
 
     def save(self, *, tags: dict[str, Any]) -> CheckpointInfo:
@@ -94,6 +105,7 @@ def scenario(
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRY_PAUSE_FIRST_S", 0.001)
     monkeypatch.setattr(module, "TRY_PAUSE_MAX_S", 0.001)
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
 
 
 def test_a_job_is_done_when_its_last_checkpoint_is_written(tmp_path: Path) -> None:
@@ -235,3 +247,47 @@ def test_a_folder_that_is_set_after_a_checkpoint_was_refused_gets_the_last_one(
         assert end.rows.saved == 1
 
     scenario(tmp_path, play, servers_end=False)
+
+
+def test_a_stopped_job_whose_checkpoint_takes_too_long_tells_it(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        may_end = threading.Event()
+
+        def wait() -> None:
+            may_end.wait(10.0)
+
+        end.rows.before_save = wait
+        await do_one(end.job, batches=4)
+        end.job.end("stopped", "Ctrl-C")
+        await end.saving.save_stopped()
+        may_end.set()
+        assert "took longer than 1 s" in end.job.trouble["checkpoint"]
+        assert end.job.checkpoints_failed == 1
+
+    scenario(tmp_path, play, checkpoint=CheckpointSpec(stop_wait_s=1))
+
+
+def test_a_job_at_its_end_that_no_node_answers_is_unsaved_until_one_does(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        end.rows.is_silent = True
+        await end.do_all()
+        await end.waits()
+        status = job_status(end.job, MasterRecord("", 1, "", 0), 0)
+        assert (status.state, status.saving) == ("unsaved", True)
+        assert "no node tells whether it was restored" in status.reason
+        assert end.saving.try_now()
+        end.rows.is_silent = False
+        assert await end.ended() == "done"
+        assert job_status(end.job, MasterRecord("", 1, "", 0), 0).state == "done"
+
+    scenario(tmp_path, play)
+
+
+def test_a_job_at_its_end_that_no_node_answers_for_too_long_ends(tmp_path: Path) -> None:
+    async def play(end: End) -> None:
+        end.rows.is_silent = True
+        await end.do_all()
+        assert await end.ended() == "unsaved"
+        assert "connection refused" in end.job.state.reason
+
+    scenario(tmp_path, play, checkpoint=CheckpointSpec(unsaved_wait_s=0))
