@@ -92,6 +92,10 @@ impl Replica {
                 };
                 set.master == me && set.catching_up.contains(&node) && !over && !skipped
             });
+            // Each holds a whole slot in memory, and without copies nobody looks at them again.
+            let copies = &peer.copies;
+            let sending = &mut peer.sending;
+            sending.retain(|one| copies.get(&one.slot()) == Some(&Copy::UnderWay));
         }
     }
 
@@ -307,6 +311,10 @@ impl Replica {
         if number >= self.slots.len() || self.check_term(&head).is_err() {
             return;
         }
+        // This node has left the slot by a table that its master does not have yet.
+        if self.slots[number].birth == 0 && self.routing.version > head.version {
+            return;
+        }
         self.follow_master(rows, from, head);
         rows.clear_slot(head.slot);
         // Its master may have undone some of it meanwhile and tells only those that it counts on;
@@ -394,4 +402,86 @@ impl Replica {
 
 fn bytes_of((keys, weights, state): &PlainRows) -> u64 {
     (8 * keys.len() + 4 * (weights.len() + state.len())) as u64
+}
+
+#[cfg(test)]
+// What fails in a helper is a failed test.
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::{LocalRows, ReplicaOptions, RoutingTable, Way};
+    use super::*;
+    use crate::engine::Engine;
+    use crate::hash::{table_id, SlotSpace};
+    use crate::spec::TableSpec;
+    use std::sync::Arc;
+
+    const MASTER: NodeId = 1;
+    const OTHER: NodeId = 2;
+
+    /// One slot, of which `MASTER` is the master and `OTHER` may hold a replica to come.
+    fn table(version: u64, catching_up: bool) -> Arc<RoutingTable> {
+        let catching_up = if catching_up { "[1]" } else { "[]" };
+        let text = format!(
+            r#"{{"format":1,"version":{version},"slot_count":1,"gone":[],"nodes":[
+               {{"node_id":"n1","instance":1,"data_address":""}},
+               {{"node_id":"n2","instance":2,"data_address":""}}],
+               "sets":[[0,[],{catching_up}]],"set_of_slot":[0],"term_of_slot":[1],"birth_of_slot":[1]}}"#
+        );
+        Arc::new(RoutingTable::from_json(&text, 1).unwrap())
+    }
+
+    fn rows() -> LocalRows {
+        let json = r#"{"name":"t","kind":{"sparse":{"dim":1}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+        let mut engine = Engine::new(SlotSpace::new(1).unwrap(), 0..1);
+        let spec = Arc::new(TableSpec::from_json(json).unwrap());
+        engine.create_table(&spec).unwrap();
+        LocalRows(engine.into())
+    }
+
+    /// A master that sends a row at a time, in the middle of a copy of its ten rows.
+    fn master_in_a_copy() -> (Replica, LocalRows) {
+        let options = ReplicaOptions {
+            copy_piece_bytes: 1,
+            copy_window_bytes: 1,
+            ..ReplicaOptions::default()
+        };
+        let (mut master, rows) = (Replica::new(MASTER, 1, options), rows());
+        master.set_lease(u64::MAX);
+        master.set_routing(1, &rows, table(1, true));
+        while let Some(work) = master.next_work(MASTER) {
+            if let Work::Settled { lsn } = work {
+                master.settled(1, &rows, lsn);
+            }
+        }
+        let ten = ((0..10).collect(), vec![1.0; 10], vec![]);
+        rows.add_rows(0, table_id("t"), &ten).unwrap();
+        master.link_up(1, &rows, OTHER);
+        assert_eq!(master.peers[&OTHER].sending.len(), 1);
+        (master, rows)
+    }
+
+    #[test]
+    fn a_copy_that_is_given_up_leaves_memory_at_once() {
+        let (mut master, rows) = master_in_a_copy();
+        master.set_routing(2, &rows, table(2, false));
+        assert!(master.peers[&OTHER].sending.is_empty());
+    }
+
+    #[test]
+    fn a_node_that_has_left_a_slot_takes_no_copy_of_it() {
+        let (mut master, _) = master_in_a_copy();
+        let (mut other, rows) = (Replica::new(OTHER, 1, ReplicaOptions::default()), rows());
+        other.set_routing(1, &rows, table(2, false));
+        other.master_connected(MASTER);
+        let messages = master.take_messages(OTHER, Way::ToBackup);
+        assert!(messages
+            .iter()
+            .any(|one| matches!(one, Message::CopyRows { .. })));
+        for message in messages {
+            other.receive(2, &rows, MASTER, message);
+        }
+        assert_eq!((other.birth(0), other.slot_state(0).2), (0, false));
+        let held = rows.copy_slot(0).tables;
+        assert!(held.iter().all(|(_, (keys, ..))| keys.is_empty()));
+    }
 }
