@@ -100,9 +100,13 @@ impl Replica {
     }
 
     /// A node refused something that came behind a copy and that nobody waited for: its copies
-    /// that are not complete yet may lack it. They begin anew.
-    pub(super) fn copy_again(&mut self, node: NodeId) {
+    /// that are not complete yet may lack it. They begin anew; not at once if it could not take
+    /// the rows, for it would refuse them again.
+    pub(super) fn copy_again(&mut self, now: Micros, node: NodeId, reason: &Refuse) {
         let peer = self.peers.entry(node).or_default();
+        if matches!(reason, Refuse::Rows(_)) {
+            peer.rest(now + self.options.prepare_timeout, now, reason);
+        }
         for copy in peer.copies.values_mut() {
             if matches!(copy, Copy::UnderWay | Copy::Installed { .. }) {
                 *copy = Copy::Wanted;
@@ -411,8 +415,11 @@ mod tests {
     use super::super::{LocalRows, ReplicaOptions, RoutingTable, Way};
     use super::*;
     use crate::engine::Engine;
+    use crate::error::Refusal;
     use crate::hash::{table_id, SlotSpace};
     use crate::spec::TableSpec;
+    use crate::stream::{StreamId, TransactionId};
+    use crate::transaction::{Batch, Change};
     use std::sync::Arc;
 
     const MASTER: NodeId = 1;
@@ -483,5 +490,46 @@ mod tests {
         assert_eq!((other.birth(0), other.slot_state(0).2), (0, false));
         let held = rows.copy_slot(0).tables;
         assert!(held.iter().all(|(_, (keys, ..))| keys.is_empty()));
+    }
+
+    fn push() -> Arc<Transaction> {
+        let stream = StreamId {
+            job: 1,
+            pass: 0,
+            task: 0,
+        };
+        let id = TransactionId {
+            stream,
+            sequence: 0,
+        };
+        let change = Change::Update {
+            learning_rate_scale: 1.0,
+        };
+        let (space, batch) = (SlotSpace::new(1).unwrap(), Batch::new(&[99], &[1.0]));
+        Arc::new(Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap())
+    }
+
+    #[test]
+    fn a_node_without_room_for_a_push_behind_its_copy_rests_and_counts_as_full() {
+        let (mut master, rows) = master_in_a_copy();
+        master.push(2, &rows, 1, &push()).unwrap();
+        let full = Refuse::Rows(Refusal::MemoryLimit("full".into()));
+        let sent = master.take_messages(OTHER, Way::ToBackup);
+        let prepare = sent.iter().find_map(|one| match one {
+            Message::Prepare { number, .. } => Some(*number),
+            _ => None,
+        });
+        let refused = Message::Refused {
+            number: prepare.unwrap(),
+            reason: full,
+        };
+        master.receive(3, &rows, OTHER, refused);
+        assert!(master.report().1.full.contains(&OTHER));
+        let copies = master.counters.slots_copied;
+        let rests = master.options.prepare_timeout;
+        master.tick(3 + rests - 1, &rows);
+        assert_eq!(master.counters.slots_copied, copies);
+        master.tick(3 + rests, &rows);
+        assert_eq!(master.counters.slots_copied, copies + 1);
     }
 }

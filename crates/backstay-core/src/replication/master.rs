@@ -294,7 +294,7 @@ impl Replica {
                 // Undone here, and therefore a gap there.
                 lsn if lsn > self.decided => {}
                 // Decided without that node, which lacks it now.
-                _ => self.copy_again(node),
+                _ => self.copy_again(now, node, reason),
             }
             return;
         };
@@ -326,7 +326,7 @@ impl Replica {
         if waited && is_push {
             self.roll_back(rows, lsn, &why);
         } else if !waited {
-            self.copy_again(node);
+            self.copy_again(now, node, reason);
         }
     }
 

@@ -5,9 +5,13 @@ use std::sync::Arc;
 
 use super::catch_up::CopyOut;
 use super::credit::Credit;
-use super::message::Message;
+use super::message::{Message, Refuse};
 use super::Micros;
+use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
+
+/// For so long a node that had no room for a copy counts as full.
+const FULL_FOR: Micros = 60_000_000;
 
 /// A transaction, or a part of it, in its places.
 pub(super) type Part = (Arc<Transaction>, Vec<StagedRun>);
@@ -92,9 +96,9 @@ pub(super) struct Peer {
     pub(super) trouble_since: Option<Micros>,
     /// It lacks something in the middle: only a copy helps.
     pub(super) fallen_behind: bool,
-    /// It refused a copy: no new one before, lest it be offered the same again and again.
+    /// It refused a copy, or rows behind one: no new one before, lest it be offered the same again and again.
     pub(super) rests_until: Option<Micros>,
-    /// It had no room for a copy: until then it counts as full.
+    /// It had no room for those: until then it counts as full.
     pub(super) full_until: Option<Micros>,
     /// Slots that are being copied to it.
     pub(super) copies: BTreeMap<u32, Copy>,
@@ -142,6 +146,14 @@ impl Peer {
             if *awaited == Awaited::Copy(slot) {
                 *awaited = Awaited::Nothing;
             }
+        }
+    }
+
+    /// It refused a copy, or rows behind one: it gets no new one before `until`.
+    pub(super) fn rest(&mut self, until: Micros, now: Micros, reason: &Refuse) {
+        self.rests_until = Some(until);
+        if matches!(reason, Refuse::Rows(Refusal::MemoryLimit(_))) {
+            self.full_until = Some(now + FULL_FOR);
         }
     }
 

@@ -17,9 +17,6 @@ use super::{Micros, NodeId};
 use crate::engine::Standing;
 use crate::error::Refusal;
 
-/// For so long a node that had no room for a copy gets none.
-const FULL_FOR: Micros = 60_000_000;
-
 /// See the module's documentation.
 #[derive(Debug, Clone)]
 pub struct Replica {
@@ -412,10 +409,7 @@ impl Replica {
             Some(Awaited::Nothing) => {}
             Some(Awaited::Copy(slot)) => {
                 peer.copies.insert(slot, Copy::Wanted);
-                peer.rests_until = Some(now + self.options.prepare_timeout);
-                if matches!(reason, Refuse::Rows(Refusal::MemoryLimit(_))) {
-                    peer.full_until = Some(now + FULL_FOR);
-                }
+                peer.rest(now + self.options.prepare_timeout, now, reason);
                 self.recount();
             }
             None => return,
