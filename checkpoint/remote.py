@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import grpc
@@ -55,6 +55,7 @@ class CheckpointInfo:
         files: How many these are.
         tables: Names of the tables.
         tags: What the caller noted.
+        url: The folder that it was just written to; empty if it was only looked up.
     """
 
     id: str
@@ -68,6 +69,7 @@ class CheckpointInfo:
     files: int
     tables: tuple[str, ...]
     tags: Mapping[str, Any]
+    url: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def save(
         if tell is not None:
             tell(answer.slots_done, answer.slots_total, answer.bytes)
         if answer.HasField("saved"):
-            return _info(answer.saved)
+            return replace(_info(answer.saved), url=answer.url)
     raise CheckpointUnavailable("the answer ended before the checkpoint was whole")
 
 

@@ -158,7 +158,7 @@ def find_checkpoint(
         above = CheckpointStorage(parent or ".", options)
         if last in above.ids():
             return above, last
-    raise CheckpointNotFound(f"{place} holds no whole checkpoint and is none")
+    raise CheckpointNotFound(f"{place} is no checkpoint, and there is no whole one in it")
 
 
 @contextmanager

@@ -181,6 +181,7 @@ class JobStateRecord:
         generation: Of the cluster's rows that it goes with: it grows when some are lost.
         inexact: Since when and why records may count never or twice; empty: each counts once.
         checkpoint: The newest checkpoint of the job; empty: none.
+        checkpoint_url: Where it was written to; empty: not since the servers were restored.
         passes_begun: Training passes of which a task was given out, or may have been.
         hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
         figures: Sums, most of them for people: ``examples``, ``steps``, ``bad_records``, ... By
@@ -201,6 +202,7 @@ class JobStateRecord:
     generation: int = 0
     inexact: str = ""
     checkpoint: str = ""
+    checkpoint_url: str = ""
     passes_begun: int = 0
     hold_ttl_ms: int = 0
     figures: Mapping[str, int] = field(default_factory=dict)
@@ -226,6 +228,7 @@ class JobStateRecord:
                 "generation": self.generation,
                 "inexact": self.inexact,
                 "checkpoint": self.checkpoint,
+                "checkpoint_url": self.checkpoint_url,
                 "passes_begun": self.passes_begun,
                 "hold_ttl_ms": self.hold_ttl_ms,
                 "figures": dict(self.figures),
@@ -261,6 +264,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "generation": int,
     "inexact": str,
     "checkpoint": str,
+    "checkpoint_url": str,
     "passes_begun": int,
     "hold_ttl_ms": int,
     "figures": dict,

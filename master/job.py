@@ -425,10 +425,10 @@ class Job:
         due, self.checkpoint_due = self.checkpoint_due, False
         return due
 
-    def note_checkpoint(self, checkpoint: str, steps: int) -> None:
-        """Take note of the newest one, and of how many steps there were when it was begun."""
+    def note_checkpoint(self, checkpoint: str, steps: int, url: str) -> None:
+        """Take note of the newest one, how many steps there were when it was begun, and where."""
         self.figures["saved_steps"] = steps
-        self.state = replace(self.state, checkpoint=checkpoint)
+        self.state = replace(self.state, checkpoint=checkpoint, checkpoint_url=url)
         self.stage_state()
 
     def note_trouble(self, what: str, trouble: str) -> None:

@@ -289,7 +289,7 @@ class Saving:
         job.note_trouble("checkpoint", "")
         self._keeps_none = False
         log.info("checkpoint %s is written", info.id)
-        job.note_checkpoint(info.id, steps)
+        job.note_checkpoint(info.id, steps, info.url)
         return ""
 
     def _restored(self) -> JobProgress | None:

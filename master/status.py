@@ -70,6 +70,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         inexact=job.state.inexact,
         saving=job.saves_still or (bool(job.unsaved) and not job.is_over),
         checkpoints_failed=job.checkpoints_failed,
+        checkpoint_url=job.state.checkpoint_url,
         table_notes=job.table_notes,
     )
     _add_round(status, job)
@@ -89,6 +90,7 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         bad_records=record.figures.get("bad_records", 0),
         parked=_recorded_parked_count(record),
         checkpoint=record.checkpoint,
+        checkpoint_url=record.checkpoint_url,
         master_starts=record.starts,
         inexact=record.inexact,
     )

@@ -143,6 +143,7 @@ class Saver:
         tags: Mapping[str, Any],
         progress: Mapping[str, Any],
         tell: Callable[[int, int, int], None],
+        url: str = "",
     ) -> Manifest:
         """Write a checkpoint.
 
@@ -151,6 +152,7 @@ class Saver:
             tags: What the caller wants to note.
             progress: The trainers' progress, of now; that of jobs is added.
             tell: Called with slots written, slots in all, and bytes, as it goes.
+            url: Where; empty: as the settings say.
 
         Raises:
             CheckpointRefused: No folder is set, a checkpoint is being restored, or others are
@@ -159,7 +161,8 @@ class Saver:
                 written.
         """
         snapshot = self._view.snapshot()
-        if not snapshot.settings.checkpoint_url:
+        url = url or snapshot.settings.checkpoint_url
+        if not url:
             raise NoCheckpointFolder(
                 "no folder for checkpoints is set: pserverctl config set "
                 "checkpoint_url=/shared/folder (or a URL)"
@@ -168,7 +171,7 @@ class Saver:
             raise CheckpointUnavailable("this node knows no routing yet; repeat the call")
         if snapshot.routing.lost:
             raise CheckpointRefused(loss_in_words(len(snapshot.routing.lost)))
-        storage = await in_disk_thread(CheckpointStorage, snapshot.settings.checkpoint_url)
+        storage = await in_disk_thread(CheckpointStorage, url)
         for number in range(1, CUT_TRIES_MAX + 1):
             is_last = number == CUT_TRIES_MAX
             try:

@@ -67,7 +67,8 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> AsyncIterator[checkpoint_pb2.SaveProgress]:
         """Write a checkpoint and tell how it goes."""
         parts = self._joined()
-        progress = checkpoint_pb2.SaveProgress()
+        url = parts.view.snapshot().settings.checkpoint_url
+        progress = checkpoint_pb2.SaveProgress(url=url)
 
         def tell(done: int, total: int, size: int) -> None:
             progress.slots_done, progress.slots_total, progress.bytes = done, total, size
@@ -78,6 +79,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
                 tags=_object("tags", request.tags_json),
                 progress=_object("progress", request.progress_json),
                 tell=tell,
+                url=url,
             )
         )
         async for _ in _until_done(saving):

@@ -486,6 +486,40 @@ def test_a_disk_that_is_full_at_the_end_loses_no_model(folder: Path) -> None:
     assert result["checkpoint"] in {path.name for path in other.iterdir()}
 
 
+def test_a_checkpoint_in_another_folder_is_exported_and_gone_on_from(folder: Path) -> None:
+    close(folder, "training")
+    disk, other = folder / "disk", folder / "other"
+    command = ("train", "job.yaml", "--servers", "1", "--json", "--set", f"checkpoint.url={disk}")
+    with started(folder, *command, "--epochs", "1") as process:
+        wait_until(lambda: shown(folder).get("tasks", {}).get("done") == "5")
+        fill_up(disk)
+        open_gate(folder, "training")
+        wait_until(lambda: shown(folder).get("state") == "unsaved")
+        other.mkdir()
+        configure(folder, f"checkpoint_url={other}")
+        try_again(folder)
+        first = result_of(folder, process)
+    assert (first["state"], first["checkpoint_url"]) == ("done", str(other))
+    left = [*BACKSTAY, "jobs", "show", "tiny"]
+    shown_last = subprocess.run(left, cwd=folder, capture_output=True, text=True, timeout=WAIT_S)
+    assert f"checkpoint {first['checkpoint']} in {other}" in shown_last.stdout
+    export = [*BACKSTAY, "export", "tiny", "served", "--json"]
+    made = subprocess.run(export, cwd=folder, capture_output=True, text=True, timeout=WAIT_S)
+    assert json.loads(made.stdout)["checkpoint"] == first["checkpoint"], made.stderr
+    disk.unlink()
+    disk.mkdir()
+    # Nothing is left to do, and the checkpoint is remembered all the same.
+    again = run(folder, *command, "--epochs", "1")
+    assert (again["examples"], again["checkpoint_url"]) == (RECORDS, str(other))
+    more = run(folder, *command, "--epochs", "2")
+    assert (more["state"], more["examples"]) == ("done", 2 * RECORDS)
+    assert more["records_counted_once"]
+    other.rename(folder / "elsewhere")
+    lost = subprocess.run([*BACKSTAY, *command], cwd=folder, capture_output=True, timeout=WAIT_S)
+    assert lost.returncode == 1
+    assert f"{more['checkpoint']}, was written to {other}" in json.loads(lost.stdout)["error"]
+
+
 def rate_of_rows(endpoint: str) -> tuple[float, int]:
     """The learning rate that the servers have for the model's rows, and of which revision."""
     command = [sys.executable, "-m", "backstay.pserver.ctl.cli", "--endpoint", endpoint]

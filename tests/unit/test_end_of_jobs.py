@@ -57,7 +57,10 @@ class Rows:
         if self.refusals:
             raise self.refusals.pop(0)
         self.saved += 1
-        return cast(CheckpointInfo, type("Info", (), {"id": f"ckpt-{self.saved:06d}-abcdef"}))
+        return cast(
+            CheckpointInfo,
+            type("Info", (), {"id": f"ckpt-{self.saved:06d}-abcdef", "url": "/disk"}),
+        )
 
 
 class End:
@@ -114,6 +117,7 @@ def test_a_job_is_done_when_its_last_checkpoint_is_written(tmp_path: Path) -> No
         assert not end.job.is_over
         assert await end.ended() == "done"
         assert (end.rows.saved, end.job.state.checkpoint) == (1, "ckpt-000001-abcdef")
+        assert job_status(end.job, MasterRecord("", 1, "", 0), 0).checkpoint_url == "/disk"
 
     scenario(tmp_path, play)
 

@@ -64,7 +64,7 @@ def test_slots_of_a_busy_cluster_are_few_words_with_advice(
 def test_only_a_chain_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     info = CheckpointInfo(
         **dict.fromkeys(("slot_count", "rows", "bytes", "files"), 0),
-        id="ckpt-2", kind="full", base="", created="now", cluster="c", tables=(), tags={},
+        id="ckpt-2", kind="full", base="", created="now", cluster="c", tables=(), tags={}, url="",
     )  # fmt: skip
     for chain, told in ((["ckpt-2"], False), (["ckpt-1", "ckpt-2"], True)):
         monkeypatch.setattr(checkpoint, "ask", lambda *_, c=chain, **__: (info, c, {}))

@@ -18,7 +18,7 @@ from backstay.checkpoint.lookup import Export
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables, find_checkpoint
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
-from backstay.cli.last_status import default_folder
+from backstay.cli.last_status import checkpoint_folder, default_folder
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
@@ -159,7 +159,7 @@ def _found(
             f"no job {source!r} has left its {JOB_FILE} in {logs.absolute()} ({error.strerror}); "
             "give --log-dir, or --endpoint if a cluster has it, or a folder or URL of checkpoints"
         ) from error
-    url = spec.checkpoint.url or str(logs / "checkpoints")
+    url = checkpoint_folder(logs, spec.checkpoint.url or str(logs / "checkpoints"))
     return _Found(*find_checkpoint(url, checkpoint), model, None if model else spec)
 
 

@@ -12,14 +12,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from backstay._proto.v1 import job_pb2
+from backstay.checkpoint.catalogue import catalogue
+from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import JobError
 
-__all__ = ["FILE_NAME", "LastStatus", "StatusFile", "default_folder"]
+__all__ = [
+    "FILE_NAME",
+    "LastStatus",
+    "Newest",
+    "StatusFile",
+    "checkpoint_folder",
+    "default_folder",
+]
 
 FILE_NAME = "status.json"
 WRITE_PAUSE_S = 1.0
@@ -30,6 +39,46 @@ log = logging.getLogger(__name__)
 def default_folder(job: str) -> Path:
     """Return where a job that was run by a job file of the current folder has its logs."""
     return Path("backstay-jobs") / job
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of a job, and the folder or URL that it is in."""
+
+    checkpoint: str
+    url: str
+
+
+def checkpoint_folder(log_dir: Path, url: str) -> str:
+    """Return where the newest checkpoint of a job is.
+
+    The servers may have been told of another folder while the job ran, because its own was full.
+
+    Args:
+        log_dir: The job's log folder.
+        url: The folder that the job names.
+
+    Raises:
+        JobError: The newest one was in another folder, and is in neither.
+    """
+    try:
+        last = LastStatus.read(log_dir).status
+    except JobError:
+        return url
+    if last.checkpoint_url in ("", url) or last.checkpoint in _whole(url):
+        return url
+    if not _whole(last.checkpoint_url):
+        raise JobError(
+            f"the newest checkpoint of the job, {last.checkpoint}, was written to "
+            f"{last.checkpoint_url}, and is neither there nor in {url}: bring it back, or name its "
+            "folder as checkpoint.url; `backstay train --fresh` begins without it"
+        )
+    return last.checkpoint_url
+
+
+def _whole(url: str) -> set[str]:
+    if "://" not in url and not Path(url).is_dir():
+        return set()
+    return {one.id for one in catalogue(CheckpointStorage(url)) if not one.problem}
 
 
 @dataclass(frozen=True)

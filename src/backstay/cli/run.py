@@ -309,6 +309,8 @@ def _print_summary(spec: JobSpec, outcome: Outcome, *, has_output: bool) -> None
     lines = [f"{spec.name}: {outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}"]
     if outcome.status is not None:
         lines = summary_lines(outcome.status)
+        if outcome.status.checkpoint_url:
+            lines.append(f"{outcome.status.checkpoint} in {outcome.status.checkpoint_url}")
     if outcome.audit is not None:
         once = str(outcome.audit.records_counted_once).lower()
         lines.append(f"records_counted_once {once}")

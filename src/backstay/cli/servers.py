@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 from backstay.checkpoint.catalogue import catalogue
 from backstay.checkpoint.storage import CheckpointStorage
+from backstay.cli.last_status import Newest, checkpoint_folder
 from backstay.cli.progress import Servers
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
-from backstay.errors import BackstayError, ConfigError, JobError
+from backstay.errors import BackstayError, ConfigError, InvalidRequest, JobError
 from backstay.job_spec import LOCAL_SERVERS, JobSpec
 from backstay.pserver.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
@@ -58,6 +59,10 @@ class JobServers(Protocol):
     @property
     def are_restored(self) -> bool:
         """Whether they have begun with a checkpoint."""
+
+    @property
+    def began_with(self) -> Newest | None:
+        """The checkpoint that servers of the job's own have begun with."""
 
     def count(self) -> Servers:
         """Return how many serve; answers at once."""
@@ -114,7 +119,7 @@ def job_servers(
             yield others
         return
     log_dir = Path(spec.log_dir)
-    url = spec.checkpoint.url or str(log_dir / "checkpoints")
+    url = _folder(spec, fresh=fresh)
     settings: dict[str, Any] = {"replicas": min(spec.servers.replicas, chosen.local)}
     restore = _restore(spec, url, fresh=fresh)
     # Saves of the job hold model and progress together; those by time would hold no progress.
@@ -126,7 +131,7 @@ def job_servers(
     with (
         cluster,
         PlanFollower(cluster, cluster.client_config()),
-        _OwnServers(cluster, are_restored=restore != "no") as own,
+        _OwnServers(cluster, Newest(restore, url) if restore != "no" else None) as own,
     ):
         yield own
 
@@ -156,6 +161,31 @@ def _reach(
         if stopped(REACH_PAUSE_S):
             raise JobError("stopped before a server had answered")
     reached.result()
+
+
+def _folder(spec: JobSpec, *, fresh: bool) -> str:
+    """Return where the checkpoints of a job's own servers are, and go.
+
+    Raises:
+        JobError: The job's newest checkpoint was in another folder, and is gone.
+    """
+    log_dir = Path(spec.log_dir)
+    url = spec.checkpoint.url or str(log_dir / "checkpoints")
+    # An evaluation or a prediction has its own log folder, beside that of the training.
+    other_use = "" if spec.kind == "training" else f"-{spec.kind}"
+    trained = log_dir.with_name(log_dir.name.removesuffix(other_use))
+    try:
+        last = JobSpec.from_json((trained / "job.json").read_text(encoding="utf-8"))
+    except (OSError, InvalidRequest, ConfigError):
+        return url
+    # Whoever names another folder than the last time means it.
+    if fresh or url != (last.checkpoint.url or str(trained / "checkpoints")):
+        return url
+    place = checkpoint_folder(trained, url)
+    if place != url:
+        log.warning("the newest checkpoint of the job is in %s, not in %s", place, url)
+        log.warning("the servers begin with it, and write the next ones there")
+    return place
 
 
 def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:
@@ -202,9 +232,10 @@ class _OwnServers:
 
     are_own = True
 
-    def __init__(self, cluster: LocalCluster, *, are_restored: bool) -> None:
+    def __init__(self, cluster: LocalCluster, began_with: Newest | None) -> None:
         self._cluster = cluster
-        self.are_restored = are_restored
+        self.began_with = began_with
+        self.are_restored = began_with is not None
         self._keepers = tuple(cluster.endpoints)
         self.config = cluster.client_config()
         self._restarts = 0
@@ -258,6 +289,7 @@ class _OtherServers:
     are_own = False
     # What they began with was before this job's time.
     are_restored = False
+    began_with = None
 
     def __init__(self, endpoints: tuple[str, ...], config: ClientConfig) -> None:
         self.endpoints = endpoints

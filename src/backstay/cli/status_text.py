@@ -18,7 +18,8 @@ def print_status(status: job_pb2.JobStatus) -> None:
     """Print the figures of a job."""
     for line in summary_lines(status):
         click.echo(line)
-    click.echo(f"checkpoint {status.checkpoint or 'none'}")
+    where = f" in {status.checkpoint_url}" if status.checkpoint_url else ""
+    click.echo(f"checkpoint {status.checkpoint or 'none'}{where}")
     if status.master_instance:
         _print_work(status)
 

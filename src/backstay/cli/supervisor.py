@@ -24,7 +24,7 @@ from backstay.cli.audit import audit_job, audit_mapping
 from backstay.cli.earlier_runs import forget, goes_on, sole_run
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED, EXIT_UNSAVED
 from backstay.cli.hooks import run_hooks
-from backstay.cli.last_status import StatusFile
+from backstay.cli.last_status import Newest, StatusFile
 from backstay.cli.master_process import MasterProcess
 from backstay.cli.metrics_log import MetricsLog, figures_of
 from backstay.cli.progress import Show
@@ -118,6 +118,7 @@ class Outcome:
             ],
             "master_starts": status.master_starts,
             "checkpoint": status.checkpoint or None,
+            "checkpoint_url": status.checkpoint_url or None,
             "checkpoints_failed": status.checkpoints_failed,
             "inexact": status.inexact or None,
             "duration_s": round(self.duration_s, 3),
@@ -167,6 +168,7 @@ class Supervisor:
         self._parked: tuple[job_pb2.ParkedTask, ...] = ()
         self._file: StatusFile | None = None
         self._marks: Marks = {}
+        self._newest: Newest | None = None
 
     def run(self) -> Outcome:
         """Run the job and what belongs around it.
@@ -193,6 +195,7 @@ class Supervisor:
                     raise
                 return Outcome(None, "stopped", stops.reason, time.monotonic() - begun_s)
             stack.enter_context(self._show)
+            self._newest = servers.began_with
             env = self._environment(servers)
             self._show.say(f"export {ENDPOINT_VARIABLE}={env[ENDPOINT_VARIABLE]}")
             state, reason, audit, is_finished = "failed", "", None, False
@@ -406,6 +409,11 @@ class Supervisor:
             if self._status.HasField("loss"):
                 status.loss = self._status.loss
             status.tasks.CopyFrom(self._status.tasks)
+        if status.checkpoint_url:
+            self._newest = Newest(status.checkpoint, status.checkpoint_url)
+        elif self._newest is not None:
+            # None was written since the servers began.
+            status.checkpoint, status.checkpoint_url = self._newest
         complete_with_spec(status, self._spec)
         self._status = status
         metrics.write(status)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61\x63kstay/v1/checkpoint.proto\x12\x0b\x62\x61\x63kstay.v1\"\xd6\x01\n\nCheckpoint\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.backstay.v1.CheckpointKind\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\t\x12\x0f\n\x07\x63reated\x18\x04 \x01(\t\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\x12\x12\n\nslot_count\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\r\n\x05\x66iles\x18\t \x01(\r\x12\x0e\n\x06tables\x18\n \x03(\t\x12\x11\n\ttags_json\x18\x0b \x01(\t\"b\n\x0bSaveRequest\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.backstay.v1.CheckpointKind\x12\x11\n\ttags_json\x18\x02 \x01(\t\x12\x15\n\rprogress_json\x18\x03 \x01(\t\"n\n\x0cSaveProgress\x12\x12\n\nslots_done\x18\x01 \x01(\r\x12\x13\n\x0bslots_total\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12&\n\x05saved\x18\x04 \x01(\x0b\x32\x17.backstay.v1.Checkpoint\"%\n\x16ListCheckpointsRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\"y\n\x17ListCheckpointsResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\x12,\n\x0b\x63heckpoints\x18\x02 \x03(\x0b\x32\x17.backstay.v1.Checkpoint\x12\x12\n\nunfinished\x18\x03 \x03(\t\x12\x0f\n\x07\x64\x61maged\x18\x04 \x03(\t\"0\n\x15ShowCheckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"k\n\x16ShowCheckpointResponse\x12+\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x17.backstay.v1.Checkpoint\x12\r\n\x05\x63hain\x18\x02 \x03(\t\x12\x15\n\rprogress_json\x18\x03 \x01(\t\"2\n\x17VerifyCheckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"e\n\x0eVerifyProgress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nbytes_done\x18\x02 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12\x10\n\x08problems\x18\x05 \x03(\t\"2\n\x17\x44\x65leteCheckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"\x1a\n\x18\x44\x65leteCheckpointResponse\"e\n\x0eRestoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x11\n\x05slots\x18\x03 \x03(\rB\x02\x10\x01\x12\x10\n\x08\x66\x61llback\x18\x04 \x01(\x08\x12\x15\n\rallow_inexact\x18\x05 \x01(\x08\"2\n\x0fRestoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bpassed_over\x18\x02 \x03(\t\"\x13\n\x11GetRestoreRequest\"\xd3\x01\n\x12GetRestoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\nslots_left\x18\x04 \x01(\r\x12\x0f\n\x07trouble\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x12\n\ngeneration\x18\x07 \x01(\x04\x12\x17\n\x0f\x64one_generation\x18\x08 \x01(\x04\x12\r\n\x05slots\x18\t \x01(\r\x12\x0f\n\x07\x63reated\x18\n \x01(\t\x12\x12\n\nlost_slots\x18\x0b \x01(\r\"K\n\x08SlotBase\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08has_base\x18\x02 \x01(\x08\x12\x10\n\x08position\x18\x03 \x01(\x04\x12\r\n\x05\x62irth\x18\x04 \x01(\x04\"g\n\x11WriteSlotsRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12$\n\x05slots\x18\x03 \x03(\x0b\x32\x15.backstay.v1.SlotBase\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x04\"Y\n\x0bWrittenSlot\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\r\n\x05\x62irth\x18\x03 \x01(\x04\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\x0c\n\x04rows\x18\x05 \x01(\x04\"c\n\x0bWrittenPart\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\'\n\x05slots\x18\x04 \x03(\x0b\x32\x18.backstay.v1.WrittenSlot\"=\n\x12WriteSlotsResponse\x12\'\n\x05parts\x18\x01 \x03(\x0b\x32\x18.backstay.v1.WrittenPart*l\n\x0e\x43heckpointKind\x12\x1f\n\x1b\x43HECKPOINT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43HECKPOINT_KIND_FULL\x10\x01\x12\x1f\n\x1b\x43HECKPOINT_KIND_INCREMENTAL\x10\x02\x32\x80\x05\n\x11\x43heckpointService\x12=\n\x04Save\x12\x18.backstay.v1.SaveRequest\x1a\x19.backstay.v1.SaveProgress0\x01\x12Q\n\x04List\x12#.backstay.v1.ListCheckpointsRequest\x1a$.backstay.v1.ListCheckpointsResponse\x12O\n\x04Show\x12\".backstay.v1.ShowCheckpointRequest\x1a#.backstay.v1.ShowCheckpointResponse\x12M\n\x06Verify\x12$.backstay.v1.VerifyCheckpointRequest\x1a\x1b.backstay.v1.VerifyProgress0\x01\x12U\n\x06\x44\x65lete\x12$.backstay.v1.DeleteCheckpointRequest\x1a%.backstay.v1.DeleteCheckpointResponse\x12\x44\n\x07Restore\x12\x1b.backstay.v1.RestoreRequest\x1a\x1c.backstay.v1.RestoreResponse\x12M\n\nGetRestore\x12\x1e.backstay.v1.GetRestoreRequest\x1a\x1f.backstay.v1.GetRestoreResponse\x12M\n\nWriteSlots\x12\x1e.backstay.v1.WriteSlotsRequest\x1a\x1f.backstay.v1.WriteSlotsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61\x63kstay/v1/checkpoint.proto\x12\x0b\x62\x61\x63kstay.v1\"\xd6\x01\n\nCheckpoint\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x04kind\x18\x02 \x01(\x0e\x32\x1b.backstay.v1.CheckpointKind\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\t\x12\x0f\n\x07\x63reated\x18\x04 \x01(\t\x12\x0f\n\x07\x63luster\x18\x05 \x01(\t\x12\x12\n\nslot_count\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\x04\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\r\n\x05\x66iles\x18\t \x01(\r\x12\x0e\n\x06tables\x18\n \x03(\t\x12\x11\n\ttags_json\x18\x0b \x01(\t\"b\n\x0bSaveRequest\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.backstay.v1.CheckpointKind\x12\x11\n\ttags_json\x18\x02 \x01(\t\x12\x15\n\rprogress_json\x18\x03 \x01(\t\"{\n\x0cSaveProgress\x12\x12\n\nslots_done\x18\x01 \x01(\r\x12\x13\n\x0bslots_total\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12&\n\x05saved\x18\x04 \x01(\x0b\x32\x17.backstay.v1.Checkpoint\x12\x0b\n\x03url\x18\x05 \x01(\t\"%\n\x16ListCheckpointsRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\"y\n\x17ListCheckpointsResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\x12,\n\x0b\x63heckpoints\x18\x02 \x03(\x0b\x32\x17.backstay.v1.Checkpoint\x12\x12\n\nunfinished\x18\x03 \x03(\t\x12\x0f\n\x07\x64\x61maged\x18\x04 \x03(\t\"0\n\x15ShowCheckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"k\n\x16ShowCheckpointResponse\x12+\n\ncheckpoint\x18\x01 \x01(\x0b\x32\x17.backstay.v1.Checkpoint\x12\r\n\x05\x63hain\x18\x02 \x03(\t\x12\x15\n\rprogress_json\x18\x03 \x01(\t\"2\n\x17VerifyCheckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"e\n\x0eVerifyProgress\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\nbytes_done\x18\x02 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x03 \x01(\x04\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12\x10\n\x08problems\x18\x05 \x03(\t\"2\n\x17\x44\x65leteCheckpointRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\"\x1a\n\x18\x44\x65leteCheckpointResponse\"e\n\x0eRestoreRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x11\n\x05slots\x18\x03 \x03(\rB\x02\x10\x01\x12\x10\n\x08\x66\x61llback\x18\x04 \x01(\x08\x12\x15\n\rallow_inexact\x18\x05 \x01(\x08\"2\n\x0fRestoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bpassed_over\x18\x02 \x03(\t\"\x13\n\x11GetRestoreRequest\"\xd3\x01\n\x12GetRestoreResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\nslots_left\x18\x04 \x01(\r\x12\x0f\n\x07trouble\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12\x12\n\ngeneration\x18\x07 \x01(\x04\x12\x17\n\x0f\x64one_generation\x18\x08 \x01(\x04\x12\r\n\x05slots\x18\t \x01(\r\x12\x0f\n\x07\x63reated\x18\n \x01(\t\x12\x12\n\nlost_slots\x18\x0b \x01(\r\"K\n\x08SlotBase\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08has_base\x18\x02 \x01(\x08\x12\x10\n\x08position\x18\x03 \x01(\x04\x12\r\n\x05\x62irth\x18\x04 \x01(\x04\"g\n\x11WriteSlotsRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12$\n\x05slots\x18\x03 \x03(\x0b\x32\x15.backstay.v1.SlotBase\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x04\"Y\n\x0bWrittenSlot\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\r\n\x05\x62irth\x18\x03 \x01(\x04\x12\r\n\x05whole\x18\x04 \x01(\x08\x12\x0c\n\x04rows\x18\x05 \x01(\x04\"c\n\x0bWrittenPart\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\'\n\x05slots\x18\x04 \x03(\x0b\x32\x18.backstay.v1.WrittenSlot\"=\n\x12WriteSlotsResponse\x12\'\n\x05parts\x18\x01 \x03(\x0b\x32\x18.backstay.v1.WrittenPart*l\n\x0e\x43heckpointKind\x12\x1f\n\x1b\x43HECKPOINT_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43HECKPOINT_KIND_FULL\x10\x01\x12\x1f\n\x1b\x43HECKPOINT_KIND_INCREMENTAL\x10\x02\x32\x80\x05\n\x11\x43heckpointService\x12=\n\x04Save\x12\x18.backstay.v1.SaveRequest\x1a\x19.backstay.v1.SaveProgress0\x01\x12Q\n\x04List\x12#.backstay.v1.ListCheckpointsRequest\x1a$.backstay.v1.ListCheckpointsResponse\x12O\n\x04Show\x12\".backstay.v1.ShowCheckpointRequest\x1a#.backstay.v1.ShowCheckpointResponse\x12M\n\x06Verify\x12$.backstay.v1.VerifyCheckpointRequest\x1a\x1b.backstay.v1.VerifyProgress0\x01\x12U\n\x06\x44\x65lete\x12$.backstay.v1.DeleteCheckpointRequest\x1a%.backstay.v1.DeleteCheckpointResponse\x12\x44\n\x07Restore\x12\x1b.backstay.v1.RestoreRequest\x1a\x1c.backstay.v1.RestoreResponse\x12M\n\nGetRestore\x12\x1e.backstay.v1.GetRestoreRequest\x1a\x1f.backstay.v1.GetRestoreResponse\x12M\n\nWriteSlots\x12\x1e.backstay.v1.WriteSlotsRequest\x1a\x1f.backstay.v1.WriteSlotsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,48 +33,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RESTOREREQUEST'].fields_by_name['slots']._loaded_options = None
   _globals['_RESTOREREQUEST'].fields_by_name['slots']._serialized_options = b'\020\001'
-  _globals['_CHECKPOINTKIND']._serialized_start=1857
-  _globals['_CHECKPOINTKIND']._serialized_end=1965
+  _globals['_CHECKPOINTKIND']._serialized_start=1870
+  _globals['_CHECKPOINTKIND']._serialized_end=1978
   _globals['_CHECKPOINT']._serialized_start=46
   _globals['_CHECKPOINT']._serialized_end=260
   _globals['_SAVEREQUEST']._serialized_start=262
   _globals['_SAVEREQUEST']._serialized_end=360
   _globals['_SAVEPROGRESS']._serialized_start=362
-  _globals['_SAVEPROGRESS']._serialized_end=472
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=474
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=511
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=513
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=634
-  _globals['_SHOWCHECKPOINTREQUEST']._serialized_start=636
-  _globals['_SHOWCHECKPOINTREQUEST']._serialized_end=684
-  _globals['_SHOWCHECKPOINTRESPONSE']._serialized_start=686
-  _globals['_SHOWCHECKPOINTRESPONSE']._serialized_end=793
-  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_start=795
-  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_end=845
-  _globals['_VERIFYPROGRESS']._serialized_start=847
-  _globals['_VERIFYPROGRESS']._serialized_end=948
-  _globals['_DELETECHECKPOINTREQUEST']._serialized_start=950
-  _globals['_DELETECHECKPOINTREQUEST']._serialized_end=1000
-  _globals['_DELETECHECKPOINTRESPONSE']._serialized_start=1002
-  _globals['_DELETECHECKPOINTRESPONSE']._serialized_end=1028
-  _globals['_RESTOREREQUEST']._serialized_start=1030
-  _globals['_RESTOREREQUEST']._serialized_end=1131
-  _globals['_RESTORERESPONSE']._serialized_start=1133
-  _globals['_RESTORERESPONSE']._serialized_end=1183
-  _globals['_GETRESTOREREQUEST']._serialized_start=1185
-  _globals['_GETRESTOREREQUEST']._serialized_end=1204
-  _globals['_GETRESTORERESPONSE']._serialized_start=1207
-  _globals['_GETRESTORERESPONSE']._serialized_end=1418
-  _globals['_SLOTBASE']._serialized_start=1420
-  _globals['_SLOTBASE']._serialized_end=1495
-  _globals['_WRITESLOTSREQUEST']._serialized_start=1497
-  _globals['_WRITESLOTSREQUEST']._serialized_end=1600
-  _globals['_WRITTENSLOT']._serialized_start=1602
-  _globals['_WRITTENSLOT']._serialized_end=1691
-  _globals['_WRITTENPART']._serialized_start=1693
-  _globals['_WRITTENPART']._serialized_end=1792
-  _globals['_WRITESLOTSRESPONSE']._serialized_start=1794
-  _globals['_WRITESLOTSRESPONSE']._serialized_end=1855
-  _globals['_CHECKPOINTSERVICE']._serialized_start=1968
-  _globals['_CHECKPOINTSERVICE']._serialized_end=2608
+  _globals['_SAVEPROGRESS']._serialized_end=485
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=487
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=524
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=526
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=647
+  _globals['_SHOWCHECKPOINTREQUEST']._serialized_start=649
+  _globals['_SHOWCHECKPOINTREQUEST']._serialized_end=697
+  _globals['_SHOWCHECKPOINTRESPONSE']._serialized_start=699
+  _globals['_SHOWCHECKPOINTRESPONSE']._serialized_end=806
+  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_start=808
+  _globals['_VERIFYCHECKPOINTREQUEST']._serialized_end=858
+  _globals['_VERIFYPROGRESS']._serialized_start=860
+  _globals['_VERIFYPROGRESS']._serialized_end=961
+  _globals['_DELETECHECKPOINTREQUEST']._serialized_start=963
+  _globals['_DELETECHECKPOINTREQUEST']._serialized_end=1013
+  _globals['_DELETECHECKPOINTRESPONSE']._serialized_start=1015
+  _globals['_DELETECHECKPOINTRESPONSE']._serialized_end=1041
+  _globals['_RESTOREREQUEST']._serialized_start=1043
+  _globals['_RESTOREREQUEST']._serialized_end=1144
+  _globals['_RESTORERESPONSE']._serialized_start=1146
+  _globals['_RESTORERESPONSE']._serialized_end=1196
+  _globals['_GETRESTOREREQUEST']._serialized_start=1198
+  _globals['_GETRESTOREREQUEST']._serialized_end=1217
+  _globals['_GETRESTORERESPONSE']._serialized_start=1220
+  _globals['_GETRESTORERESPONSE']._serialized_end=1431
+  _globals['_SLOTBASE']._serialized_start=1433
+  _globals['_SLOTBASE']._serialized_end=1508
+  _globals['_WRITESLOTSREQUEST']._serialized_start=1510
+  _globals['_WRITESLOTSREQUEST']._serialized_end=1613
+  _globals['_WRITTENSLOT']._serialized_start=1615
+  _globals['_WRITTENSLOT']._serialized_end=1704
+  _globals['_WRITTENPART']._serialized_start=1706
+  _globals['_WRITTENPART']._serialized_end=1805
+  _globals['_WRITESLOTSRESPONSE']._serialized_start=1807
+  _globals['_WRITESLOTSRESPONSE']._serialized_end=1868
+  _globals['_CHECKPOINTSERVICE']._serialized_start=1981
+  _globals['_CHECKPOINTSERVICE']._serialized_end=2621
 # @@protoc_insertion_point(module_scope)

@@ -130,9 +130,12 @@ class SaveProgress(_message.Message):
     SLOTS_TOTAL_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
     slots_done: _builtins.int
     slots_total: _builtins.int
     bytes: _builtins.int
+    url: _builtins.str
+    """The folder that it is written to."""
     @_builtins.property
     def saved(self) -> Global___Checkpoint:
         """The checkpoint, once it is whole."""
@@ -144,10 +147,11 @@ class SaveProgress(_message.Message):
         slots_total: _builtins.int = ...,
         bytes: _builtins.int = ...,
         saved: Global___Checkpoint | None = ...,
+        url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "slots_done", b"slots_done", "slots_total", b"slots_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "saved", b"saved", "slots_done", b"slots_done", "slots_total", b"slots_total", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

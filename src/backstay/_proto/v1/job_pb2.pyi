@@ -1026,6 +1026,7 @@ class JobStatus(_message.Message):
     SAVING_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FAILED_FIELD_NUMBER: _builtins.int
     TABLE_NOTES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_URL_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1073,6 +1074,8 @@ class JobStatus(_message.Message):
     """
     checkpoints_failed: _builtins.int
     """Checkpoints that could not be written since this master began."""
+    checkpoint_url: _builtins.str
+    """The folder or URL that the newest checkpoint was written to; empty: not known."""
     @_builtins.property
     def tasks(self) -> Global___TaskCounts: ...
     @_builtins.property
@@ -1120,10 +1123,11 @@ class JobStatus(_message.Message):
         saving: _builtins.bool = ...,
         checkpoints_failed: _builtins.int = ...,
         table_notes: _abc.Iterable[_builtins.str] | None = ...,
+        checkpoint_url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoints_failed", b"checkpoints_failed", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
