@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from backstay._proto.v1 import (
 )
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import health_from_message, routing_from_message
-from backstay.consensus.records import NO_MASTER
+from backstay.consensus.records import NO_MASTER, ClusterHealthRecord
 from backstay.errors import BackstayError, TransportError
 from backstay.pserver.cluster_channels import ClusterChannels
 from backstay.pserver.verification import HeldSlot, compare_replicas
@@ -31,7 +32,7 @@ from backstay.pserver.verification import HeldSlot, compare_replicas
 # It waits until every living node has it.
 SET_TABLE_S = 15.0
 
-__all__ = ["ClusterInspection", "roles_of_nodes", "slots_short_of_copies"]
+__all__ = ["ClusterInspection", "judged_health", "roles_of_nodes", "slots_short_of_copies"]
 
 
 def roles_of_nodes(routing: RoutingTable) -> dict[str, dict[str, int]]:
@@ -57,6 +58,35 @@ def slots_short_of_copies(routing: RoutingTable) -> int:
         # Without a master the copies that there are cannot be reached.
         if held.master == NO_MASTER or len(held.synced) < routing.replicas
     )
+
+
+def judged_health(
+    health: ClusterHealthRecord,
+    *,
+    controller: str,
+    routed: Mapping[str, int],
+    living: Mapping[str, int],
+) -> ClusterHealthRecord:
+    """Return how a cluster does: what its controller wrote last, unless that may be of the past.
+
+    The record outlives its controller. After a restart of all nodes it tells how their former
+    processes did, until a controller has judged the new ones.
+
+    Args:
+        health: What the controller wrote last.
+        controller: The node that is the controller; empty: none.
+        routed: Instances that the routing names, by node.
+        living: Instances of the processes that answer, by node.
+    """
+    gone = sorted(node for node, now in living.items() if routed.get(node, now) != now)
+    if not controller:
+        reason = "no node is the controller, so nobody judges how the cluster does"
+    elif gone and health.cluster_status == "OK":
+        reason = f"started again since the controller looked: {', '.join(gone)}"
+    else:
+        return health
+    said = f"; before: {health.reason}" if health.reason else ""
+    return replace(health, cluster_status="UNKNOWN", reason=reason + said)
 
 
 def _store_reachable(nodes: Sequence[Mapping[str, Any]]) -> bool | None:
@@ -102,7 +132,8 @@ class ClusterInspection(ClusterChannels):
     def status(self) -> dict[str, Any]:
         """Return the cluster and its nodes.
 
-        It is ``healthy`` if the controller says so and every node serves.
+        It is ``healthy`` if there is a controller which says so of these processes, and every node
+        serves.
 
         Raises:
             ServerUnavailable: None of the endpoints answers.
@@ -112,6 +143,14 @@ class ClusterInspection(ClusterChannels):
         roles = roles_of_nodes(routing)
         health = health_from_message(answer)
         nodes = [self._node_status(node, roles[node.node_id]) for node in routing.nodes]
+        health = judged_health(
+            health,
+            controller=answer.controller,
+            routed={node.node_id: node.instance for node in routing.nodes},
+            living={
+                node["node_id"]: node["instance"] for node in nodes if node["stats"] is not None
+            },
+        )
         serve = all(node["status"] == "serving" for node in nodes)
         return {
             "cluster": answer.cluster_id,
