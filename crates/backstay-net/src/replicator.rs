@@ -283,6 +283,22 @@ impl Replicator {
         })
     }
 
+    /// Promise room for the rows that a master's push may create here, if there is any.
+    ///
+    /// Not in slots whose copy is under way: most of those rows come with it. Which of them are
+    /// new is checked when it ends ([`Rows::check_behind`]).
+    pub(crate) fn make_room(&self, transaction: &mut Transaction) {
+        if !self.store.has_memory_limit() {
+            return;
+        }
+        let mut runs = transaction.runs().to_vec();
+        {
+            let state = self.state.lock();
+            runs.retain(|run| !state.replica.is_copied_here(run.slot));
+        }
+        self.store.make_room(transaction, &runs);
+    }
+
     /// A message from a master; what is to be answered goes to `answers` before anything slow.
     /// False if that master has connected anew since: what still comes here is of the past. A
     /// heartbeat is answered always: it brings no order, and its answer tells when it was sent.

@@ -276,7 +276,7 @@ fn peer_frame(shared: &Shared, frame: Frame) -> Result<PeerFrame, Refusal> {
     let mut decoded = peer::decode(store.space(), &frame.meta, frame.body, bytes)?;
     if let PeerFrame::Message(Message::Prepare { transaction, .. }) = &mut decoded {
         if let Some(transaction) = Arc::get_mut(transaction) {
-            store.make_room(transaction);
+            shared.replicator.make_room(transaction);
         }
     }
     Ok(decoded)

@@ -195,14 +195,20 @@ impl Store {
         gradient::apply_policy(policy, transaction.batch.values_mut())
             .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;
         transaction.optimizer = Some(spec.optimizer);
-        let room = self.reserve(transaction)?;
+        let room = self.reserve(transaction, transaction.runs())?;
         transaction.attach(room);
         Ok(())
     }
 
-    /// Promise room for another node's push, if there is any: [`Rows::check`] refuses it if not.
-    pub fn make_room(&self, transaction: &mut Transaction) {
-        if let Ok(room) = self.reserve(transaction) {
+    /// Whether it may refuse rows for lack of memory.
+    pub(crate) fn has_memory_limit(&self) -> bool {
+        self.memory_limit_bytes > 0
+    }
+
+    /// Promise room for these runs of another node's push, if there is any: [`Rows::check`]
+    /// refuses it if not.
+    pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run]) {
+        if let Ok(room) = self.reserve(transaction, runs) {
             transaction.attach(room);
         }
     }

@@ -365,8 +365,12 @@ impl Replica {
     ) {
         let known = self.slots.get_mut(head.slot as usize);
         let outcome = match known.filter(|slot| slot.source == from && slot.torn) {
-            Some(slot) => match &slot.copy_failed {
-                None => {
+            Some(slot) => match slot
+                .copy_failed
+                .take()
+                .map_or_else(|| rows.check_behind(head.slot, slot.behind.keys()), Err)
+            {
+                Ok(()) => {
                     rows.set_memory(head.slot, memory);
                     slot.torn = false;
                     slot.settled = true;
@@ -374,9 +378,9 @@ impl Replica {
                     self.stage_behind(rows, from, head.slot);
                     Ok(())
                 }
-                Some(refusal) => {
+                Err(refusal) => {
                     // What came of it is of no use, and takes room.
-                    let refusal = refusal.clone();
+                    slot.copy_failed = Some(refusal.clone());
                     slot.behind = Behind::default();
                     rows.clear_slot(head.slot);
                     Err(Refuse::Rows(refusal))

@@ -499,6 +499,12 @@ impl Replica {
         (state.term, state.source, state.torn)
     }
 
+    /// Whether a copy of a slot is under way to this node.
+    pub fn is_copied_here(&self, slot: u32) -> bool {
+        let state = self.slots.get(slot as usize);
+        state.is_some_and(|state| state.torn)
+    }
+
     /// The number of the newest entry of this master's order.
     pub fn last_lsn(&self) -> u64 {
         self.last_lsn

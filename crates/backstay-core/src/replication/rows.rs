@@ -64,6 +64,13 @@ pub trait Rows {
     fn clear_slot(&self, slot: u32);
     /// See [`crate::engine::Engine::set_memory`].
     fn set_memory(&self, slot: u32, memory: &SlotMemory);
+    /// Refuse a copy of a slot that is whole if the rows that came with it leave no room for the
+    /// new rows of the pushes `behind` it: of each, its table and its keys.
+    fn check_behind<'a>(
+        &self,
+        slot: u32,
+        behind: impl Iterator<Item = (u64, &'a [u64])>,
+    ) -> Result<(), Refusal>;
     /// See [`crate::engine::Engine::add_rows`].
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal>;
 }
@@ -146,6 +153,14 @@ impl Rows for LocalRows {
 
     fn set_memory(&self, slot: u32, memory: &SlotMemory) {
         self.0.borrow_mut().set_memory(slot, memory);
+    }
+
+    fn check_behind<'a>(
+        &self,
+        _: u32,
+        _: impl Iterator<Item = (u64, &'a [u64])>,
+    ) -> Result<(), Refusal> {
+        Ok(())
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {

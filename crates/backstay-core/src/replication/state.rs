@@ -198,6 +198,14 @@ impl Behind {
         }
     }
 
+    /// Of each that is kept, its table and its keys.
+    pub(super) fn keys(&self) -> impl Iterator<Item = (u64, &[u64])> {
+        self.parts.iter().map(|(transaction, place)| {
+            let run = place.run.start as usize..place.run.end as usize;
+            (transaction.table, &transaction.batch.keys()[run])
+        })
+    }
+
     /// Drop what is not decided, from a position on.
     pub(super) fn discard_from(&mut self, position: u64) {
         let kept = position.saturating_sub(self.position + 1);

@@ -1,11 +1,14 @@
-//! Connections between servers that were replaced; a clock that jumps; clients that were killed.
+//! Connections between servers that were replaced; a clock that jumps; clients that were killed;
+//! room for pushes during a copy.
 
 use super::*;
 use crate::client::own_stream::LEASE;
+use backstay_core::engine::SlotMemory;
 use backstay_core::hash::{table_id, SlotSpace};
+use backstay_core::replication::message::{Refuse, SettledSlot};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamMemory, OWN_PASS};
-use backstay_core::transaction::{Batch, Change};
+use backstay_core::transaction::{Batch, Change, Run, StagedRun};
 
 fn replicator() -> Arc<Replicator> {
     let store = Arc::new(Store::new(SlotSpace::new(4).unwrap(), 0));
@@ -233,4 +236,138 @@ fn the_end_of_a_silent_stream_is_a_transaction() {
     assert_ne!(after.1, before.1);
     let memory = replicator.store().copy_slot(slot).memory;
     assert_eq!((memory.streams.len(), memory.closed), (0, vec![own(7)]));
+}
+
+const LIMIT: u64 = 2 << 20;
+const ROWS: usize = 2000;
+
+/// The first keys of a slot.
+fn keys_of(slot: u32) -> impl Iterator<Item = u64> {
+    let space = SlotSpace::new(2).unwrap();
+    (0..).filter(move |&key| space.slot_of(key) == slot)
+}
+
+/// A backup of slot 0, with a limit of memory, to which node 7 has just begun to copy slot 1.
+fn copied_to() -> Arc<Replicator> {
+    let store = Arc::new(Store::new(SlotSpace::new(2).unwrap(), LIMIT));
+    let spec = r#"{"name":"t","kind":{"sparse":{"dim":16}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+    let spec = Arc::new(TableSpec::from_json(spec).unwrap());
+    store.create_table(&spec, 1).unwrap();
+    let replicator = Replicator::new(1, store, ReplicaOptions::default());
+    let routing = r#"{"format":1,"version":1,"slot_count":2,"gone":[],"nodes":[
+        {"node_id":"a","instance":7,"data_address":""},{"node_id":"b","instance":1,"data_address":""}],
+        "sets":[[0,[1],[]],[0,[],[1]]],"set_of_slot":[0,1],"term_of_slot":[1,1],"birth_of_slot":[1,1]}"#;
+    replicator.set_routing(RoutingTable::from_json(routing, 2).unwrap());
+    assert!(replicator.master_connected(7, 1));
+    let slots = vec![settled(0)];
+    let settle = Message::Settle {
+        number: 1,
+        lsn: 0,
+        slots,
+    };
+    assert!(matches!(
+        told(&replicator, settle),
+        Message::Accepted { .. }
+    ));
+    let begin = Message::CopyBegin { slot: settled(1) };
+    assert!(replicator.obey(7, 1, begin, &mut Vec::new()));
+    replicator
+}
+
+fn settled(slot: u32) -> SettledSlot {
+    SettledSlot {
+        slot,
+        term: 1,
+        version: 1,
+        birth: 1,
+        decided: 0,
+        end: 0,
+    }
+}
+
+/// The answer to a message of node 7.
+fn told(replicator: &Replicator, message: Message) -> Message {
+    let mut answers = Vec::new();
+    assert!(replicator.obey(7, 1, message, &mut answers));
+    answers.pop().unwrap()
+}
+
+/// Node 7 pushes a row of slot 0, and these of slot 1, as its push number `lsn`.
+fn prepared(replicator: &Replicator, lsn: u64, behind: impl Iterator<Item = u64>) -> Message {
+    let keys: Vec<u64> = keys_of(0).take(1).chain(behind).collect();
+    let batch = Batch::new(&keys, &vec![1.0; keys.len() * 16]);
+    let id = push(lsn).id;
+    let change = Change::Assign {
+        only_if_absent: false,
+    };
+    let space = replicator.store().space();
+    let mut push = Transaction::new(space, id, 0, table_id("t"), change, batch).unwrap();
+    push.optimizer = Some(replicator.store().spec(push.table).unwrap().optimizer);
+    replicator.make_room(&mut push);
+    let place = |run: &Run| StagedRun {
+        term: 1,
+        position: lsn,
+        run: *run,
+    };
+    let prepare = Message::Prepare {
+        number: lsn + 1,
+        lsn,
+        decided: lsn - 1,
+        places: push.runs().iter().map(place).collect(),
+        transaction: Arc::new(push),
+    };
+    told(replicator, prepare)
+}
+
+/// The rows of slot 1, and the end of its copy.
+fn copied(replicator: &Replicator) -> Message {
+    let keys: Vec<u64> = keys_of(1).take(ROWS).collect();
+    let values = vec![1.0; ROWS * 16];
+    let rows = Message::CopyRows {
+        slot: 1,
+        table: table_id("t"),
+        rows: (keys, values, vec![]),
+    };
+    let taken = told(replicator, rows);
+    assert!(matches!(taken, Message::CopyTaken { failed: false, .. }));
+    let end = Message::CopyEnd {
+        number: 99,
+        slot: settled(1),
+        memory: SlotMemory::default(),
+    };
+    told(replicator, end)
+}
+
+/// Pushes to the rows that a copy brings need no room of their own, and take none from the
+/// slots that are here.
+#[test]
+fn pushes_behind_a_copy_take_no_room_for_the_rows_of_the_copy() {
+    let replicator = copied_to();
+    for lsn in 1..20 {
+        let answer = prepared(&replicator, lsn, keys_of(1).take(ROWS));
+        assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
+    }
+    let answer = copied(&replicator);
+    assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
+    replicator.work();
+    assert!(replicator.store().allocated_bytes() <= LIMIT);
+}
+
+/// New rows that were pushed behind a copy count when it ends: the limit holds.
+#[test]
+fn a_copy_with_too_many_new_rows_behind_it_is_refused() {
+    let replicator = copied_to();
+    for lsn in 1..20 {
+        let new = keys_of(1).skip(lsn as usize * ROWS).take(ROWS);
+        let answer = prepared(&replicator, lsn, new);
+        assert!(matches!(answer, Message::Accepted { .. }), "{answer:?}");
+    }
+    let answer = copied(&replicator);
+    let full = |reason: &Refuse| matches!(reason, Refuse::Rows(Refusal::MemoryLimit(_)));
+    assert!(
+        matches!(&answer, Message::Refused { reason, .. } if full(reason)),
+        "{answer:?}"
+    );
+    replicator.work();
+    assert!(replicator.store().allocated_bytes() <= LIMIT);
 }

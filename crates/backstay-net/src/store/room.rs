@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use backstay_core::error::Refusal;
-use backstay_core::transaction::{Change, Transaction};
+use backstay_core::transaction::{Change, Run, Transaction};
 
 use super::Store;
 
@@ -23,13 +23,13 @@ impl Drop for Room {
 }
 
 impl Store {
-    /// Bytes that the new rows of a push take, if they fit the limit; they are free again when
+    /// Bytes that the new rows of these runs of a push take, if they fit the limit; they are free again when
     /// what is returned is dropped.
-    pub(super) fn reserve(&self, transaction: &Transaction) -> Result<Room, Refusal> {
+    pub(super) fn reserve(&self, transaction: &Transaction, runs: &[Run]) -> Result<Room, Refusal> {
         if self.memory_limit_bytes == 0 {
             return self.promise(0);
         }
-        self.promise(self.growth_bytes(transaction)?)
+        self.promise(self.growth_bytes(transaction, runs)?)
     }
 
     /// The same for so many bytes.
@@ -62,17 +62,23 @@ impl Store {
         self.promise(wanted).map(Some)
     }
 
-    pub(super) fn growth_bytes(&self, transaction: &Transaction) -> Result<u64, Refusal> {
+    pub(super) fn growth_bytes(
+        &self,
+        transaction: &Transaction,
+        runs: &[Run],
+    ) -> Result<u64, Refusal> {
         if transaction.change == Change::Close {
             return Ok(0);
         }
         let keys = transaction.batch.keys();
         let mut wanted = 0;
-        for (stripe, runs) in self.stripes_of(transaction.runs()) {
-            let part = runs[0].start as usize..runs[runs.len() - 1].end as usize;
+        for (stripe, runs) in self.stripes_of(runs) {
+            // Runs may be left out in between.
+            let run = |run: &Run| &keys[run.start as usize..run.end as usize];
+            let part: Vec<u64> = runs.iter().flat_map(run).copied().collect();
             let engine = self.stripes[stripe].read();
             let table = engine.table(transaction.table)?;
-            wanted += table.growth_bytes(&keys[part]) as u64;
+            wanted += table.growth_bytes(&part) as u64;
         }
         Ok(wanted)
     }

@@ -1,5 +1,6 @@
 //! The store as the replication state machine reaches it: stripe by stripe.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ impl Rows for Store {
             self.stripes[stripe].read().check(transaction)?;
         }
         if self.memory_limit_bytes > 0 && !transaction.has_attachment() {
-            return Err(self.no_room(self.growth_bytes(transaction)?));
+            return Err(self.no_room(self.growth_bytes(transaction, transaction.runs())?));
         }
         Ok(())
     }
@@ -125,6 +126,27 @@ impl Rows for Store {
         self.write(self.stripe(slot), None, |engine| {
             engine.set_memory(slot, memory);
         });
+    }
+
+    fn check_behind<'a>(
+        &self,
+        slot: u32,
+        behind: impl Iterator<Item = (u64, &'a [u64])>,
+    ) -> Result<(), Refusal> {
+        if !self.has_memory_limit() {
+            return Ok(());
+        }
+        // A row that many of them touch is created once.
+        let mut tables: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+        for (table, keys) in behind.filter(|(_, keys)| !keys.is_empty()) {
+            tables.entry(table).or_default().extend(keys);
+        }
+        let mut rooms = Vec::with_capacity(tables.len());
+        for (table, keys) in tables {
+            let keys: Vec<u64> = keys.into_iter().collect();
+            rooms.push(self.room_for(slot, table, &keys)?);
+        }
+        Ok(())
     }
 
     fn add_rows(&self, slot: u32, table: u64, rows: &PlainRows) -> Result<(), Refusal> {
