@@ -58,6 +58,8 @@ impl Replica {
         transaction: &Arc<Transaction>,
     ) -> Result<(), Refuse> {
         let (mut missing, mut behind) = (Vec::with_capacity(places.len()), Vec::new());
+        let is_behind =
+            self.peers.get(&from).map_or(0, |peer| peer.its_version) < self.routing.version;
         for place in places {
             let Some(slot) = self.slots.get_mut(place.run.slot as usize) else {
                 return Err(Refuse::Gap);
@@ -65,9 +67,10 @@ impl Replica {
             if place.term < slot.fence {
                 return Err(Refuse::OldTerm);
             }
-            // This node has left the slot by a table that its master does not have yet. That is no
-            // damage: nothing else of that master's is to be doubted.
-            if slot.birth == 0 {
+            // This node has left the slot, or the slot has begun anew, by a table that its master
+            // does not have yet. That is no damage: nothing else of that master's is to be
+            // doubted.
+            if slot.birth == 0 || (slot.source == 0 && is_behind) {
                 return Err(Refuse::OldTerm);
             }
             if slot.source != from {
