@@ -324,24 +324,34 @@ def test_inference_needs_no_network_and_no_framework(
 @pytest.mark.paddle
 def test_the_programs_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
-    page = Path(__file__).resolve().parents[2] / "docs" / "guide" / "checkpoints.md"
-    online, first, *programs = re.findall(
-        r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL
-    )
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guide"
+    online, first, *programs = _programs(guide / "checkpoints.md")
     # The first needs a cluster (tests/integration/test_checkpoints.py saves like that), the
     # second has storages that are not here.
     assert online.startswith("client.checkpoints.save(")
     assert "CheckpointStorage(" in first
-    assert len(programs) == 7
-    tables = (TableSpec.sparse("ads", 3), TableSpec.dense("layer/w", (2, 2)))
-    storage = CheckpointStorage(tmp_path / "root")
-    make_checkpoint(
-        storage, tmp_path, "ckpt-000007-3fa9c1", Content({tables[0]: {17: 1.0}}), tables=tables
+    assert len(programs) == 4
+    served = [one for one in _programs(guide / "serve.md") if 'Export.open("served")' in one]
+    assert len(served) == 2
+    tables = (
+        TableSpec.sparse("ads", 3),
+        TableSpec.sparse("clicks/ads", 3),
+        TableSpec.dense("layer/w", (2, 2)),
     )
+    content = Content({tables[0]: {17: 1.0}, tables[1]: {17: 1.0}})
+    storage = CheckpointStorage(tmp_path / "root")
+    make_checkpoint(storage, tmp_path, "ckpt-000007-3fa9c1", content, tables=tables)
     monkeypatch.chdir(tmp_path)
+    export(storage, "ckpt-000007-3fa9c1", "served")
     names: dict[str, Any] = {"storage": storage, "model": SimpleNamespace()}
     for program in programs:
         exec(program, names)
-    assert names["rows"][:, :, 0].tolist() == [[1.0, 0.0], [1.0, 0.0]]
     assert names["layer"].shape == (2, 2)
     assert names["report"].ok
+    for program in served:
+        exec(program, names)
+    assert names["rows"][:, :, 0].tolist() == [[1.0, 0.0], [1.0, 0.0]]
+
+
+def _programs(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
