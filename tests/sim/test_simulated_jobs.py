@@ -47,7 +47,7 @@ RESTORED_REGRESSIONS = [
 ]
 
 # Slots that were saved late had the closed streams of tasks that the progress had still to do.
-CUT_REGRESSIONS = [1057, 1065, 1090, 1099]
+CUT_REGRESSIONS = [1004, 1043, 1107, 1188]
 
 
 @pytest.fixture(autouse=True)
