@@ -28,6 +28,8 @@ const BEHIND_BYTES: u64 = 64 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct CopyOut {
     head: SettledSlot,
+    /// Which copy of this node's: what is said of an earlier one of the slot is not of this.
+    number: u64,
     copy: SlotCopy,
     /// Rows of the last table that have gone out.
     rows_sent: usize,
@@ -168,6 +170,7 @@ impl Replica {
         peer.to_backup.push_back(Message::CopyBegin { slot: head });
         peer.sending.push_back(CopyOut {
             head,
+            number: self.counters.slots_copied,
             bytes_left: copy.tables.iter().map(|(_, rows)| bytes_of(rows)).sum(),
             copy,
             rows_sent: 0,
@@ -205,7 +208,7 @@ impl Replica {
                 let before = out.bytes_sent;
                 if let Some((table, rows)) = out.next_piece(piece) {
                     let bytes = out.bytes_sent - before;
-                    peer.credit.spend(now, bytes);
+                    peer.credit.spend(now, bytes, out.number);
                     self.pace.spend(bytes);
                     peer.to_backup
                         .push_back(Message::CopyRows { slot, table, rows });
@@ -223,25 +226,18 @@ impl Replica {
     }
 
     /// Rows of a copy are taken in.
-    pub(super) fn copy_taken(
-        &mut self,
-        now: Micros,
-        rows: &impl Rows,
-        from: NodeId,
-        slot: u32,
-        failed: bool,
-    ) {
+    pub(super) fn copy_taken(&mut self, now: Micros, rows: &impl Rows, from: NodeId, failed: bool) {
         let smallest = self.options.copy_window_bytes;
         let slow = self.options.prepare_timeout / SLOW_DIVISOR;
         let peer = self.peers.entry(from).or_default();
-        if !peer.credit.confirm(now, slow, smallest) {
+        let Some(number) = peer.credit.confirm(now, slow, smallest) else {
             return;
-        }
+        };
         peer.answered_at = now;
         if failed {
             // The rest would be of no use: the end comes at once, and is refused.
             let outs = peer.sending.iter_mut();
-            for out in outs.filter(|out| out.head.slot == slot) {
+            for out in outs.filter(|out| out.number == number) {
                 out.copy.tables.clear();
                 out.bytes_left = 0;
             }

@@ -17,8 +17,8 @@ pub const GROWTH: u64 = 16;
 pub(super) struct Credit {
     /// Bytes that may be unconfirmed; 0 before anything was sent.
     window: u64,
-    /// Messages that are not confirmed: bytes, when they were sent.
-    sent: VecDeque<(u64, Micros)>,
+    /// Messages that are not confirmed: bytes, when they were sent, of which copy.
+    sent: VecDeque<(u64, Micros, u64)>,
     /// Their bytes.
     on_the_way: u64,
     /// What was sent before says nothing of the window that there is now.
@@ -36,20 +36,18 @@ impl Credit {
         !self.sent.is_empty()
     }
 
-    /// A message is on its way.
-    pub(super) fn spend(&mut self, now: Micros, bytes: u64) {
+    /// A message of a copy is on its way.
+    pub(super) fn spend(&mut self, now: Micros, bytes: u64, copy: u64) {
         // One of no bytes would never fill the window.
         let bytes = bytes.max(1);
         self.on_the_way += bytes;
-        self.sent.push_back((bytes, now));
+        self.sent.push_back((bytes, now, copy));
     }
 
     /// The oldest message is confirmed. One that took longer than `slow` halves the window,
-    /// others widen it. False if none was awaited.
-    pub(super) fn confirm(&mut self, now: Micros, slow: Micros, smallest: u64) -> bool {
-        let Some((bytes, sent_at)) = self.sent.pop_front() else {
-            return false;
-        };
+    /// others widen it. Returns its copy; none if no message was awaited.
+    pub(super) fn confirm(&mut self, now: Micros, slow: Micros, smallest: u64) -> Option<u64> {
+        let (bytes, sent_at, copy) = self.sent.pop_front()?;
         let is_slow = now.saturating_sub(sent_at) > slow;
         let was_full = self.on_the_way >= self.window;
         self.on_the_way -= bytes;
@@ -61,7 +59,7 @@ impl Credit {
             self.window += (bytes * bytes / self.window.max(1)).max(1);
         }
         self.window = self.window.clamp(smallest, smallest.saturating_mul(GROWTH));
-        true
+        Some(copy)
     }
 }
 
@@ -78,10 +76,10 @@ mod tests {
         for now in 0..20_000 {
             while arrivals.front().is_some_and(|&at| at <= now) {
                 arrivals.pop_front();
-                assert!(credit.confirm(now, slow, smallest));
+                assert_eq!(credit.confirm(now, slow, smallest), Some(1));
             }
             while credit.has_room(smallest) {
-                credit.spend(now, 100);
+                credit.spend(now, 100, 1);
                 free_at = free_at.max(now * rate) + 100;
                 arrivals.push_back(free_at.div_ceil(rate) + 1);
             }
@@ -103,7 +101,7 @@ mod tests {
     #[test]
     fn what_nobody_awaits_confirms_nothing() {
         let mut credit = Credit::default();
-        assert!(!credit.confirm(1, 1, 1));
+        assert_eq!(credit.confirm(1, 1, 1), None);
         assert!(!credit.is_awaited());
     }
 }

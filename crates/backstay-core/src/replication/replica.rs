@@ -370,7 +370,7 @@ impl Replica {
                 slot,
                 memory,
             } => self.end_copy(rows, from, number, slot, &memory),
-            Message::CopyTaken { slot, failed } => self.copy_taken(now, rows, from, slot, failed),
+            Message::CopyTaken { failed, .. } => self.copy_taken(now, rows, from, failed),
             Message::Promise { sent_at, version } => self.promised(now, from, sent_at, version),
             Message::Accepted { number } => self.accepted(now, rows, from, number),
             Message::Refused { number, reason } => self.refused(now, rows, from, number, &reason),
