@@ -7,7 +7,8 @@ get their trained values: so a trained model is made by what made it for trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -24,7 +25,9 @@ from backstay.trainer.client import Client
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
-__all__ = ["OfflineClient", "job_of", "offline"]
+__all__ = ["OfflineClient", "job_of", "offline", "warn_untrained"]
+
+NAMED_MAX = 5
 
 
 @dataclass(frozen=True)
@@ -152,3 +155,18 @@ def job_of(tables: TrainedTables) -> str:
 def _job_of_name(table: str) -> str:
     job, slash, _ = table.partition("/")
     return job if slash else ""
+
+
+def warn_untrained(names: Sequence[str], saved_file: str) -> None:
+    """Warn the caller of ``load_for_inference`` of state that nobody has trained or saved.
+
+    Args:
+        names: Of the state, as in ``state_dict()``.
+        saved_file: What the end of training saves such state in.
+    """
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    warnings.warn(
+        f"{', '.join(names[:NAMED_MAX])}{more}: on no server, and there is no {saved_file} "
+        "in the job's output; they are as the model file makes them",
+        stacklevel=4,
+    )

@@ -21,7 +21,7 @@ from backstay.checkpoint.trained import TrainedTables, open_trained
 from backstay.errors import CheckpointUnavailable, ConfigError
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
-from backstay.trainer.adapter.offline import job_of, offline
+from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
 from backstay.trainer.model.asked_model import asked_model
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
@@ -363,10 +363,5 @@ def _load_saved(
         own[name].set_value(value)
     missing = [name for name in names if name not in there]
     if missing and warn:
-        more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
-        warnings.warn(
-            f"{', '.join(missing[:NAMED_MAX])}{more}: on no server, and there is no {SAVED_FILE} "
-            "in the job's output; they are as the model file makes them",
-            stacklevel=3,
-        )
+        warn_untrained(missing, SAVED_FILE)
     return missing

@@ -21,7 +21,7 @@ from backstay.checkpoint.trained import TrainedTables, open_trained
 from backstay.errors import CheckpointUnavailable, ConfigError, InvalidRequest
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
-from backstay.trainer.adapter.offline import job_of, offline
+from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
 from backstay.trainer.model.asked_model import asked_model
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 SAVED_FILE = "model.pt"
-NAMED_MAX = 5
 # What makes a model: a file, a function, or the model itself.
 Asked: TypeAlias = "str | Path | Callable[[], Any] | torch.nn.Module"
 
@@ -368,12 +367,7 @@ def _load_saved(
     model.load_state_dict(there, strict=False)
     missing = [name for name in names if name not in there]
     if missing and warn:
-        more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
-        warnings.warn(
-            f"{', '.join(missing[:NAMED_MAX])}{more}: on no server, and there is no {SAVED_FILE} "
-            "in the job's output; they are as the model file makes them",
-            stacklevel=3,
-        )
+        warn_untrained(missing, SAVED_FILE)
     return missing
 
 
