@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import grpc
@@ -55,7 +55,8 @@ class CheckpointInfo:
         files: How many these are.
         tables: Names of the tables.
         tags: What the caller noted.
-        url: The folder that it was just written to; empty if it was only looked up.
+        url: The folder that it was just written to; empty if it was only looked up. Two infos of
+            one checkpoint are equal either way.
     """
 
     id: str
@@ -69,7 +70,7 @@ class CheckpointInfo:
     files: int
     tables: tuple[str, ...]
     tags: Mapping[str, Any]
-    url: str = ""
+    url: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

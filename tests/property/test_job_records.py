@@ -69,7 +69,8 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
     JournalRecord: {"instance": NUMBERS, "number": NUMBERS},
     JobStateRecord: {
         "state": st.sampled_from(RUN_STATES),
-        **dict.fromkeys(("reason", "course", "workers", "inexact", "checkpoint"), TEXTS),
+        **dict.fromkeys(("reason", "course", "workers", "inexact"), TEXTS),
+        **dict.fromkeys(("checkpoint", "checkpoint_url"), TEXTS),
         **dict.fromkeys(("starts", "restore_version", "generation"), NUMBERS),
         **dict.fromkeys(("passes_begun", "hold_ttl_ms"), NUMBERS),
         "tables": tuples(TEXTS),

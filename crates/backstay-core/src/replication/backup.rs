@@ -11,6 +11,7 @@ use super::rows::Rows;
 use super::state::Work;
 use super::NodeId;
 use crate::engine::Standing;
+use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
 
 impl Replica {
@@ -74,7 +75,14 @@ impl Replica {
                 return Err(Refuse::OldTerm);
             }
             if slot.source != from {
-                return Err(Refuse::Gap);
+                // A copy that began under an old term was not taken in here. It begins anew, and
+                // nothing else of this node is to be doubted.
+                let set = self.routing.replicas(place.run.slot);
+                let refuse = match set.catching_up.contains(&self.me) {
+                    true => Refuse::OldTerm,
+                    false => Refuse::Gap,
+                };
+                return Err(refuse);
             }
             // The master was refused when it said how far the order goes, and will say so again.
             if !slot.settled && !slot.torn {
@@ -86,7 +94,9 @@ impl Replica {
             } else if !slot.torn {
                 missing.push(*place);
             } else if slot.behind.end() + 1 < place.position {
-                return Err(Refuse::Gap);
+                // A push behind the copy was refused. Only this copy is of no use any more.
+                let why = "what was pushed behind the copy leaves a gap";
+                slot.copy_failed = Some(Refusal::NotReady(why.into()));
             } else {
                 behind.push(*place);
             }

@@ -15,6 +15,7 @@ use super::rows::{Rows, SlotCopy};
 use super::state::{Behind, Work};
 use super::{Micros, NodeId};
 use crate::engine::{SlotMemory, Standing};
+use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
 
@@ -97,21 +98,24 @@ impl Replica {
             // Each holds a whole slot in memory, and without copies nobody looks at them again.
             let copies = &peer.copies;
             let sending = &mut peer.sending;
-            sending.retain(|one| copies.get(&one.slot()) == Some(&Copy::UnderWay));
+            sending.retain(|one| matches!(copies.get(&one.slot()), Some(Copy::UnderWay { .. })));
         }
     }
 
-    /// A node refused something that came behind a copy and that nobody waited for: its copies
-    /// that are not complete yet may lack it. They begin anew; not at once if it could not take
-    /// the rows, for it would refuse them again.
-    pub(super) fn copy_again(&mut self, now: Micros, node: NodeId, reason: &Refuse) {
+    /// A node refused message `number` of a push that nobody waited for. Copies that were under
+    /// way by then and are not complete yet may lack it. They begin anew; not at once if the node
+    /// could not take the rows, for it would refuse them again.
+    pub(super) fn copy_again(&mut self, now: Micros, node: NodeId, number: u64, reason: &Refuse) {
         let peer = self.peers.entry(node).or_default();
         if matches!(reason, Refuse::Rows(_)) {
             peer.rest(now + self.options.prepare_timeout, now, reason);
         }
         for copy in peer.copies.values_mut() {
-            if matches!(copy, Copy::UnderWay | Copy::Installed { .. }) {
-                *copy = Copy::Wanted;
+            // A copy that began later holds what the message brought.
+            if let Copy::UnderWay { begun } | Copy::Installed { begun, .. } = *copy {
+                if begun < number {
+                    *copy = Copy::Wanted;
+                }
             }
         }
         self.recount();
@@ -132,7 +136,8 @@ impl Replica {
         }
         for (node, slot) in wanted {
             let peer = self.peers.entry(node).or_default();
-            let under_way = peer.copies.values().filter(|copy| **copy == Copy::UnderWay);
+            let under_way = peer.copies.values();
+            let under_way = under_way.filter(|copy| matches!(copy, Copy::UnderWay { .. }));
             let wanted = matches!(peer.copies.get(&slot), None | Some(Copy::Wanted));
             if self.pace.is_spent() {
                 return;
@@ -165,7 +170,8 @@ impl Replica {
         let mut copy = copy;
         let staged = std::mem::take(&mut copy.staged);
         let peer = self.peers.entry(node).or_default();
-        peer.copies.insert(number, Copy::UnderWay);
+        let begun = peer.last_number;
+        peer.copies.insert(number, Copy::UnderWay { begun });
         peer.forget_copy(number);
         peer.to_backup.push_back(Message::CopyBegin { slot: head });
         peer.sending.push_back(CopyOut {
@@ -198,7 +204,7 @@ impl Replica {
         for peer in self.peers.values_mut().filter(|peer| peer.up) {
             while let Some(mut out) = peer.sending.pop_front() {
                 let slot = out.head.slot;
-                if peer.copies.get(&slot) != Some(&Copy::UnderWay) {
+                if !matches!(peer.copies.get(&slot), Some(Copy::UnderWay { .. })) {
                     continue; // Given up, or to begin anew.
                 }
                 if !peer.credit.has_room(window) || self.pace.is_spent() {
@@ -280,8 +286,9 @@ impl Replica {
     pub(super) fn installed(&mut self, node: NodeId, slot: u32) {
         let peer = self.peers.entry(node).or_default();
         let after = peer.last_number;
-        if peer.copies.get(&slot) == Some(&Copy::UnderWay) {
-            peer.copies.insert(slot, Copy::Installed { after });
+        if let Some(&Copy::UnderWay { begun }) = peer.copies.get(&slot) {
+            let there = Copy::Installed { begun, after };
+            peer.copies.insert(slot, there);
             self.recount();
         }
     }
@@ -292,7 +299,7 @@ impl Replica {
         let oldest = peer.oldest_unanswered();
         let mut changed = false;
         for (&slot, copy) in &mut peer.copies {
-            if let Copy::Installed { after } = *copy {
+            if let Copy::Installed { after, .. } = *copy {
                 if oldest > after {
                     let term = self.slots[slot as usize].term;
                     *copy = Copy::CaughtUp { term };
@@ -308,7 +315,16 @@ impl Replica {
     /// A master begins to copy a slot here.
     pub(super) fn begin_copy(&mut self, rows: &impl Rows, from: NodeId, head: SettledSlot) {
         let number = head.slot as usize;
-        if number >= self.slots.len() || self.check_term(&head).is_err() {
+        if number >= self.slots.len() {
+            return;
+        }
+        if self.check_term(&head).is_err() {
+            // Rows of this copy must not be added to those of the one before.
+            let slot = &mut self.slots[number];
+            if slot.torn && slot.source == from {
+                let why = "the copy began under an old term";
+                slot.copy_failed = Some(Refusal::NotReady(why.into()));
+            }
             return;
         }
         // This node has left the slot by a table that its master does not have yet.
@@ -339,13 +355,13 @@ impl Replica {
     ) {
         let known = self.slots.get_mut(slot as usize);
         let known = known.filter(|known| known.source == from && known.torn);
-        let failed = known.is_some_and(|known| {
+        let failed = known.is_none_or(|known| {
             if known.copy_failed.is_none() {
                 known.copy_failed = rows.add_rows(slot, table, some).err();
             }
             known.copy_failed.is_some()
         });
-        // Also of a copy that is of no use any more: its master counts what is on the way.
+        // Also of a copy that was not taken in: its master counts what is on the way.
         let peer = self.peers.entry(from).or_default();
         peer.to_master
             .push_back(Message::CopyTaken { slot, failed });
@@ -415,7 +431,6 @@ mod tests {
     use super::super::{LocalRows, ReplicaOptions, RoutingTable, Way};
     use super::*;
     use crate::engine::Engine;
-    use crate::error::Refusal;
     use crate::hash::{table_id, SlotSpace};
     use crate::spec::TableSpec;
     use crate::stream::{StreamId, TransactionId};

@@ -280,7 +280,7 @@ impl Replica {
         now: Micros,
         rows: &impl Rows,
         node: NodeId,
-        (lsn, version): (u64, u64),
+        (number, lsn, version): (u64, u64, u64),
         reason: &Refuse,
     ) {
         let Ok(at) = self.pending.binary_search_by_key(&lsn, |entry| entry.lsn) else {
@@ -294,7 +294,7 @@ impl Replica {
                 // Undone here, and therefore a gap there.
                 lsn if lsn > self.decided => {}
                 // Decided without that node, which lacks it now.
-                _ => self.copy_again(now, node, reason),
+                _ => self.copy_again(now, node, number, reason),
             }
             return;
         };
@@ -326,7 +326,7 @@ impl Replica {
         if waited && is_push {
             self.roll_back(rows, lsn, &why);
         } else if !waited {
-            self.copy_again(now, node, reason);
+            self.copy_again(now, node, number, reason);
         }
     }
 

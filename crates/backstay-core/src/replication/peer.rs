@@ -38,11 +38,16 @@ pub(super) enum Copy {
     /// Not begun.
     Wanted,
     /// Begun; what is staged from now on goes there, too.
-    UnderWay,
-    /// There. From now on nothing commits without that node; once it has answered everything
-    /// up to this number, it has all that was committed.
-    Installed {
+    UnderWay {
         /// Number of the last message sent before.
+        begun: u64,
+    },
+    /// There. From now on nothing commits without that node; once it has answered everything
+    /// up to `after`, it has all that was committed.
+    Installed {
+        /// Number of the last message sent before the copy began.
+        begun: u64,
+        /// Number of the last message sent before it was there.
         after: u64,
     },
     /// The controller is asked to take it into the in-sync set. Nothing commits without it
@@ -61,7 +66,7 @@ pub(super) enum Copy {
 impl Copy {
     /// Whether commits wait for the node.
     pub(super) fn is_required(self) -> bool {
-        !matches!(self, Self::Wanted | Self::UnderWay)
+        !matches!(self, Self::Wanted | Self::UnderWay { .. })
     }
 }
 

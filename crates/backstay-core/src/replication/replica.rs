@@ -101,8 +101,9 @@ impl Replica {
         }
         let lost = |slot: &u32| {
             let (slot, known) = (*slot, &self.slots[*slot as usize]);
-            let goes_on =
-                table.replicas(slot).master == self.me && table.birth(slot) == known.birth;
+            let goes_on = table.replicas(slot).master == self.me
+                && table.birth(slot) == known.birth
+                && known.is_next_term(table.term(slot));
             known.master == self.me && !goes_on
         };
         let lost: Vec<u32> = (0..table.slots()).filter(lost).collect();
@@ -148,7 +149,7 @@ impl Replica {
             // A master goes by a newer table already.
             return false;
         }
-        let was_master = slot.master == me;
+        let was_master = slot.master == me && slot.is_next_term(term);
         let is_master = set.master == me;
         let holds = is_master || set.in_sync.contains(&me) || set.catching_up.contains(&me);
         let fresh = holds && slot.birth != birth;
@@ -228,7 +229,7 @@ impl Replica {
                 let copies = self.peers.get(&node).map(|peer| &peer.copies);
                 match copies.and_then(|copies| copies.get(&number)) {
                     Some(copy) if copy.is_required() => slot.required.push(node),
-                    Some(Copy::UnderWay) => slot.extra.push(node),
+                    Some(Copy::UnderWay { .. }) => slot.extra.push(node),
                     _ => {}
                 }
             }
@@ -404,7 +405,7 @@ impl Replica {
         peer.answered_at = now;
         match peer.answered(number) {
             Some(Awaited::Entry { lsn, version }) => {
-                self.refused_entry(now, rows, from, (lsn, version), reason);
+                self.refused_entry(now, rows, from, (number, lsn, version), reason);
             }
             Some(Awaited::Nothing) => {}
             Some(Awaited::Copy(slot)) => {

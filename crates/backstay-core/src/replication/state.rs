@@ -163,6 +163,14 @@ pub(super) struct Slot {
     pub(super) extra: Vec<NodeId>,
 }
 
+impl Slot {
+    /// Whether `term` comes right behind the slot's term, or is the same. Otherwise another node
+    /// may have been master in between, by routing tables that this node has not seen.
+    pub(super) fn is_next_term(&self, term: u64) -> bool {
+        term <= self.term + 1
+    }
+}
+
 /// What a backup keeps of a slot's order while a copy of the slot is on its way.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Behind {
