@@ -33,9 +33,12 @@ def main() -> int:
         "checkpoints": arguments.restores,
         "inexact": arguments.inexact,
         "cuts": arguments.cuts,
+        "tasks": arguments.tasks,
     }
     flags = "".join(
-        f" --{name}" for name in ("jobs", "restores", "inexact", "cuts") if getattr(arguments, name)
+        f" --{name}"
+        for name in ("jobs", "restores", "inexact", "cuts", "tasks")
+        if getattr(arguments, name)
     )
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
         alone = arguments.trace or len(seeds) == 1
@@ -96,6 +99,7 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="with --jobs --restores: checkpoints take time, and passes are cut short",
     )
+    parser.add_argument("--tasks", action="store_true", help="with tasks whose master never dies")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 
