@@ -443,11 +443,15 @@ mod tests {
     /// One slot, of which `MASTER` is the master and `OTHER` may hold a replica to come.
     fn table(version: u64, catching_up: bool) -> Arc<RoutingTable> {
         let catching_up = if catching_up { "[1]" } else { "[]" };
+        table_of(version, 1, "[]", catching_up)
+    }
+
+    fn table_of(version: u64, term: u64, in_sync: &str, catching_up: &str) -> Arc<RoutingTable> {
         let text = format!(
             r#"{{"format":1,"version":{version},"slot_count":1,"gone":[],"nodes":[
                {{"node_id":"n1","instance":1,"data_address":""}},
                {{"node_id":"n2","instance":2,"data_address":""}}],
-               "sets":[[0,[],{catching_up}]],"set_of_slot":[0],"term_of_slot":[1],"birth_of_slot":[1]}}"#
+               "sets":[[0,{in_sync},{catching_up}]],"set_of_slot":[0],"term_of_slot":[{term}],"birth_of_slot":[1]}}"#
         );
         Arc::new(RoutingTable::from_json(&text, 1).unwrap())
     }
@@ -546,5 +550,149 @@ mod tests {
         assert_eq!(master.counters.slots_copied, copies);
         master.tick(3 + rests, &rows);
         assert_eq!(master.counters.slots_copied, copies + 1);
+    }
+
+    /// A node that takes messages of `MASTER`, by this table.
+    fn receiver(table: Arc<RoutingTable>) -> (Replica, LocalRows) {
+        let (mut other, rows) = (Replica::new(OTHER, 1, ReplicaOptions::default()), rows());
+        other.set_routing(1, &rows, table);
+        other.master_connected(MASTER);
+        (other, rows)
+    }
+
+    fn head(term: u64, end: u64) -> SettledSlot {
+        SettledSlot {
+            slot: 0,
+            term,
+            version: 1,
+            birth: 1,
+            decided: end,
+            end,
+        }
+    }
+
+    fn prepare(number: u64, term: u64, position: u64) -> Message {
+        let mut stamped = Transaction::clone(&push());
+        stamped.optimizer = Some(serde_json::from_str(r#"{"sgd":{"learning_rate":1.0}}"#).unwrap());
+        let transaction = Arc::new(stamped);
+        let run = transaction.runs()[0];
+        let place = StagedRun {
+            term,
+            position,
+            run,
+        };
+        Message::Prepare {
+            number,
+            lsn: number,
+            decided: 0,
+            places: vec![place],
+            transaction,
+        }
+    }
+
+    fn some_rows() -> Message {
+        Message::CopyRows {
+            slot: 0,
+            table: table_id("t"),
+            rows: (vec![1], vec![1.0], vec![]),
+        }
+    }
+
+    /// What is answered to these, in order.
+    fn answers(other: &mut Replica, rows: &LocalRows, messages: Vec<Message>) -> Vec<Message> {
+        for message in messages {
+            other.receive(2, rows, MASTER, message);
+        }
+        other.take_messages(MASTER, Way::ToMaster).into()
+    }
+
+    #[test]
+    fn a_gap_behind_a_copy_ends_that_copy_alone() {
+        let (mut other, rows) = receiver(table(1, true));
+        let begin = Message::CopyBegin { slot: head(1, 5) };
+        // Position 6 was refused.
+        let messages = vec![begin, prepare(1, 1, 7), some_rows()];
+        let answers = answers(&mut other, &rows, messages);
+        assert!(
+            matches!(
+                answers[..],
+                [
+                    Message::Accepted { number: 1 },
+                    Message::CopyTaken { failed: true, .. }
+                ]
+            ),
+            "{answers:?}"
+        );
+    }
+
+    #[test]
+    fn a_copy_that_began_under_an_old_term_begins_anew_and_nothing_else_is_doubted() {
+        let (mut other, rows) = receiver(table_of(2, 2, "[]", "[1]"));
+        let begin = Message::CopyBegin { slot: head(1, 5) };
+        let messages = vec![begin, some_rows(), prepare(1, 2, 6)];
+        let answers = answers(&mut other, &rows, messages);
+        assert!(
+            matches!(
+                answers[..],
+                [
+                    Message::CopyTaken { failed: true, .. },
+                    Message::Refused {
+                        number: 1,
+                        reason: Refuse::OldTerm
+                    }
+                ]
+            ),
+            "{answers:?}"
+        );
+    }
+
+    #[test]
+    fn rows_of_a_refused_copy_are_not_added_to_those_of_the_one_before() {
+        let (mut other, rows) = receiver(table(1, true));
+        let begin = Message::CopyBegin { slot: head(1, 5) };
+        answers(&mut other, &rows, vec![begin, some_rows()]);
+        other.set_routing(2, &rows, table_of(2, 2, "[]", "[1]"));
+        let begin = Message::CopyBegin { slot: head(1, 6) };
+        let answers = answers(&mut other, &rows, vec![begin, some_rows()]);
+        let taken = &answers[..];
+        assert!(
+            matches!(taken, [Message::CopyTaken { failed: true, .. }]),
+            "{taken:?}"
+        );
+        let held = rows.copy_slot(0).tables;
+        assert!(held.iter().all(|(_, (keys, ..))| keys.len() == 1));
+    }
+
+    #[test]
+    fn a_copy_that_began_after_a_refused_push_goes_on() {
+        let (mut master, rows) = master_in_a_copy();
+        let Some(Copy::UnderWay { begun }) = master.peers[&OTHER].copies.get(&0).copied() else {
+            panic!("a copy is under way");
+        };
+        let wanted = |master: &Replica| master.peers[&OTHER].copies[&0] == Copy::Wanted;
+        master.copy_again(2, OTHER, begun, &Refuse::OldTerm);
+        assert!(!wanted(&master));
+        master.copy_again(2, OTHER, begun + 1, &Refuse::OldTerm);
+        assert!(wanted(&master));
+        drop(rows);
+    }
+
+    /// Another node may have been master in tables that this one has not seen: its backups hear
+    /// anew how far the order goes.
+    #[test]
+    fn a_master_whose_term_rose_by_two_settles_anew() {
+        for (term, settles) in [(2, false), (3, true)] {
+            let (mut master, rows) = (Replica::new(MASTER, 1, ReplicaOptions::default()), rows());
+            master.set_lease(u64::MAX);
+            master.set_routing(1, &rows, table_of(1, 1, "[1]", "[]"));
+            master.link_up(1, &rows, OTHER);
+            master.take_messages(OTHER, Way::ToBackup);
+            master.set_routing(2, &rows, table_of(3, term, "[1]", "[]"));
+            let sent = master.take_messages(OTHER, Way::ToBackup);
+            let settled = sent
+                .iter()
+                .any(|one| matches!(one, Message::Settle { slots, .. } if slots[0].term == 3));
+            assert_eq!(settled, settles, "term {term}: {sent:?}");
+        }
     }
 }
