@@ -590,11 +590,11 @@ mod tests {
         }
     }
 
-    fn some_rows() -> Message {
+    fn one_row(key: u64) -> Message {
         Message::CopyRows {
             slot: 0,
             table: table_id("t"),
-            rows: (vec![1], vec![1.0], vec![]),
+            rows: (vec![key], vec![1.0], vec![]),
         }
     }
 
@@ -611,7 +611,7 @@ mod tests {
         let (mut other, rows) = receiver(table(1, true));
         let begin = Message::CopyBegin { slot: head(1, 5) };
         // Position 6 was refused.
-        let messages = vec![begin, prepare(1, 1, 7), some_rows()];
+        let messages = vec![begin, prepare(1, 1, 7), one_row(1)];
         let answers = answers(&mut other, &rows, messages);
         assert!(
             matches!(
@@ -628,13 +628,18 @@ mod tests {
     #[test]
     fn a_copy_that_began_under_an_old_term_begins_anew_and_nothing_else_is_doubted() {
         let (mut other, rows) = receiver(table_of(2, 2, "[]", "[1]"));
+        let table = Message::Heartbeat {
+            sent_at: 1,
+            version: 2,
+        };
         let begin = Message::CopyBegin { slot: head(1, 5) };
-        let messages = vec![begin, some_rows(), prepare(1, 2, 6)];
+        let messages = vec![table, begin, one_row(1), prepare(1, 2, 6)];
         let answers = answers(&mut other, &rows, messages);
         assert!(
             matches!(
                 answers[..],
                 [
+                    Message::Promise { .. },
                     Message::CopyTaken { failed: true, .. },
                     Message::Refused {
                         number: 1,
@@ -650,10 +655,10 @@ mod tests {
     fn rows_of_a_refused_copy_are_not_added_to_those_of_the_one_before() {
         let (mut other, rows) = receiver(table(1, true));
         let begin = Message::CopyBegin { slot: head(1, 5) };
-        answers(&mut other, &rows, vec![begin, some_rows()]);
+        answers(&mut other, &rows, vec![begin, one_row(1)]);
         other.set_routing(2, &rows, table_of(2, 2, "[]", "[1]"));
         let begin = Message::CopyBegin { slot: head(1, 6) };
-        let answers = answers(&mut other, &rows, vec![begin, some_rows()]);
+        let answers = answers(&mut other, &rows, vec![begin, one_row(2)]);
         let taken = &answers[..];
         assert!(
             matches!(taken, [Message::CopyTaken { failed: true, .. }]),
