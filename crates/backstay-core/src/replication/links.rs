@@ -95,6 +95,10 @@ impl Replica {
                 .members
                 .iter()
                 .any(|member| member.instance == *node);
+            if !member {
+                // Its silence is nobody's trouble, also not when it comes back.
+                peer.trouble_since = None;
+            }
             member || peer.up || peer.promises_given.values().any(|&until| until > now)
         });
     }
