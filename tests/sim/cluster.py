@@ -313,8 +313,9 @@ class Cluster:
             return waiting[0]
         if self.tasks is not None and self.tasks.unfinished:
             return f"tasks {self.tasks.unfinished} are not done and closed"
-        if self.job is not None and self.job.unsettled:
-            return self.job.unsettled
+        # Asked once: a look may start the job again.
+        if self.job is not None and (missing := self.job.unsettled):
+            return missing
         if not self.routings:
             return "there is no routing"
         routing = self.routings[-1]

@@ -119,6 +119,7 @@ impl Replica {
             }
         }
         self.recount();
+        self.release_waiting();
     }
 
     /// Begin copies of slots that are wanted, a few at a time.
