@@ -153,6 +153,10 @@ fn messages() -> Vec<Message> {
         },
         Message::Refused {
             number: 4,
+            reason: Refuse::NoCopy,
+        },
+        Message::Refused {
+            number: 4,
             reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
         },
     ]

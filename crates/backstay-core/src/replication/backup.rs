@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
 use super::replica::Replica;
+use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::Work;
 use super::NodeId;
@@ -75,14 +76,8 @@ impl Replica {
                 return Err(Refuse::OldTerm);
             }
             if slot.source != from {
-                // A copy that began under an old term was not taken in here. It begins anew, and
-                // nothing else of this node is to be doubted.
-                let set = self.routing.replicas(place.run.slot);
-                let refuse = match set.catching_up.contains(&self.me) {
-                    true => Refuse::OldTerm,
-                    false => Refuse::Gap,
-                };
-                return Err(refuse);
+                // A copy that began under an old term was not taken in here.
+                return Err(gap_in(&self.routing, self.me, place.run.slot));
             }
             // The master was refused when it said how far the order goes, and will say so again.
             if !slot.settled && !slot.torn {
@@ -102,8 +97,8 @@ impl Replica {
             }
         }
         rows.check(transaction).map_err(Refuse::Rows)?;
-        if rows.stage(transaction, &missing, 0).is_some() {
-            return Err(Refuse::Gap);
+        if let Some(place) = rows.stage(transaction, &missing, 0) {
+            return Err(gap_in(&self.routing, self.me, place.run.slot));
         }
         for place in behind {
             let slot = &mut self.slots[place.run.slot as usize];
@@ -241,5 +236,13 @@ impl Replica {
         slot.source = from;
         slot.fence = one.term;
         slot.seen_version = slot.seen_version.max(one.version);
+    }
+}
+
+/// What a node says that lacks what comes before a push in a slot.
+fn gap_in(routing: &RoutingTable, me: NodeId, slot: u32) -> Refuse {
+    match routing.replicas(slot).catching_up.contains(&me) {
+        true => Refuse::NoCopy,
+        false => Refuse::Gap,
     }
 }

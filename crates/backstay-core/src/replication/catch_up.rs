@@ -627,6 +627,87 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_behind_a_whole_copy_ends_that_copy_alone() {
+        let (mut other, rows) = receiver(table(1, true));
+        let slot = head(1, 5);
+        let memory = SlotMemory {
+            position: 5,
+            ..SlotMemory::default()
+        };
+        let end = Message::CopyEnd {
+            number: 1,
+            slot,
+            memory,
+        };
+        let messages = vec![Message::CopyBegin { slot }, end, prepare(2, 1, 7)];
+        let answers = answers(&mut other, &rows, messages);
+        assert!(
+            matches!(
+                answers[..],
+                [
+                    Message::Accepted { number: 1 },
+                    Message::Refused {
+                        number: 2,
+                        reason: Refuse::NoCopy
+                    }
+                ]
+            ),
+            "{answers:?}"
+        );
+    }
+
+    /// The copy is whole at the node, so pushes wait for it, also those that were sent before
+    /// the master hears that an earlier one was refused.
+    #[test]
+    fn a_push_refused_behind_a_whole_copy_rolls_back_and_the_copy_begins_anew() {
+        let (mut master, rows) = master_in_a_copy();
+        let Some(Copy::UnderWay { begun }) = master.peers[&OTHER].copies.get(&0).copied() else {
+            panic!("a copy is under way");
+        };
+        let peer = master.peers.get_mut(&OTHER).unwrap();
+        let after = peer.last_number;
+        peer.copies.insert(0, Copy::Installed { begun, after });
+        master.recount();
+        master.push(2, &rows, 1, &push()).unwrap();
+        let number = master.peers[&OTHER].last_number;
+        let reason = Refuse::NoCopy;
+        master.receive(3, &rows, OTHER, Message::Refused { number, reason });
+        let mut outcomes = Vec::new();
+        while let Some(work) = master.next_work(MASTER) {
+            if let Work::Answer { token, outcome, .. } = work {
+                outcomes.push((token, outcome.map(|_| ())));
+            }
+        }
+        assert!(
+            matches!(outcomes[..], [(1, Err(Refusal::RolledBack(_)))]),
+            "{outcomes:?}"
+        );
+        assert!(master.report().1.silent.is_empty());
+        assert!(matches!(
+            master.peers[&OTHER].copies[&0],
+            Copy::Wanted | Copy::UnderWay { .. }
+        ));
+    }
+
+    #[test]
+    fn a_node_that_left_is_not_called_silent() {
+        let (mut master, rows) = (Replica::new(MASTER, 1, ReplicaOptions::default()), rows());
+        master.set_lease(u64::MAX);
+        master.set_routing(1, &rows, table_of(1, 1, "[1]", "[]"));
+        master.link_up(1, &rows, OTHER);
+        master.peers.get_mut(&OTHER).unwrap().trouble_since = Some(1);
+        let limit = master.options.prepare_timeout;
+        master.refresh_report(1 + limit);
+        assert!(master.report().1.silent.contains(&OTHER));
+        let text = table_of(2, 2, "[]", "[]");
+        let mut alone = RoutingTable::clone(&text);
+        alone.members.retain(|member| member.instance != OTHER);
+        master.set_routing(2 + limit, &rows, Arc::new(alone));
+        assert!(master.peers.contains_key(&OTHER), "its connection is open");
+        assert!(master.report().1.silent.is_empty());
+    }
+
+    #[test]
     fn a_copy_that_began_under_an_old_term_begins_anew_and_nothing_else_is_doubted() {
         let (mut other, rows) = receiver(table_of(2, 2, "[]", "[1]"));
         let table = Message::Heartbeat {
@@ -644,7 +725,7 @@ mod tests {
                     Message::CopyTaken { failed: true, .. },
                     Message::Refused {
                         number: 1,
-                        reason: Refuse::OldTerm
+                        reason: Refuse::NoCopy
                     }
                 ]
             ),

@@ -308,8 +308,8 @@ impl Replica {
         }
         let why = match reason {
             Refuse::OldTerm => Refusal::RolledBack("this node is master no more".into()),
-            Refuse::Gap => {
-                if waited {
+            Refuse::Gap | Refuse::NoCopy => {
+                if waited && (*reason == Refuse::Gap || !is_push) {
                     self.distrust(node);
                 }
                 Refusal::RolledBack(format!(
@@ -325,7 +325,8 @@ impl Replica {
         };
         if waited && is_push {
             self.roll_back(rows, lsn, &why);
-        } else if !waited {
+        }
+        if !waited || *reason == Refuse::NoCopy {
             self.copy_again(now, node, number, reason);
         }
     }

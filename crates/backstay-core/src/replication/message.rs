@@ -130,6 +130,8 @@ pub enum Refuse {
     OldTerm,
     /// It lacks what comes before: it must be copied anew.
     Gap,
+    /// The same in a slot that is only being copied to it: nothing else of the node is in doubt.
+    NoCopy,
     /// It cannot take the rows.
     Rows(Refusal),
 }

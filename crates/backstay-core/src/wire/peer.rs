@@ -332,6 +332,7 @@ fn refused(number: u64, reason: &Refuse) -> Encoded {
     let (code, text) = match reason {
         Refuse::OldTerm => (0, String::new()),
         Refuse::Gap => (1, String::new()),
+        Refuse::NoCopy => (2, String::new()),
         Refuse::Rows(refusal) => (0x100 + u64::from(refusal.code()), refusal.to_string()),
     };
     let mut meta = vec![Kind::Refused as u8, 0, 0, 0, 0, 0, 0, 0];

@@ -120,6 +120,7 @@ fn decode_reason(code: u64, text: &str) -> Refuse {
     match code {
         0 => Refuse::OldTerm,
         1 => Refuse::Gap,
+        2 => Refuse::NoCopy,
         _ if code == 0x100 + u64::from(code::MEMORY_LIMIT) => {
             Refuse::Rows(Refusal::MemoryLimit(text.into()))
         }
