@@ -6,11 +6,10 @@ is in its own manifest; here is only what the nodes of a cluster must agree on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.consensus.json_record import Count, JsonRecord
 from backstay.errors import InvalidRequest
 
 __all__ = [
@@ -27,7 +26,7 @@ RESTORE_STATES: tuple[RestoreState, ...] = get_args(RestoreState)
 
 
 @dataclass(frozen=True)
-class CheckpointRecord:
+class CheckpointRecord(JsonRecord, what="checkpoint record"):
     """``checkpoint``: the newest whole checkpoint of the cluster.
 
     Attributes:
@@ -40,22 +39,9 @@ class CheckpointRecord:
     id: str
     created: str
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump({"url": self.url, "id": self.id, "created": self.created})
-
-    @classmethod
-    def from_json(cls, text: str) -> CheckpointRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        return cls(**parse_fields("checkpoint record", text, _CHECKPOINT_FIELDS))
-
 
 @dataclass(frozen=True)
-class SaveRecord:
+class SaveRecord(JsonRecord, what="save record"):
     """``plans/save``: a checkpoint is being written; bound to the writer's lease.
 
     Attributes:
@@ -70,24 +56,9 @@ class SaveRecord:
     instance: int
     started: str
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {"id": self.id, "node": self.node, "instance": self.instance, "started": self.started}
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> SaveRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        return cls(**parse_fields("save record", text, _SAVE_FIELDS))
-
 
 @dataclass(frozen=True)
-class RestorePlan:
+class RestorePlan(JsonRecord, what="restore plan", added=("created", "lost")):
     """``plans/restore``: slots are to take their content from a checkpoint.
 
     Attributes:
@@ -104,7 +75,7 @@ class RestorePlan:
 
     url: str
     checkpoint: str
-    slots: tuple[int, ...] = ()
+    slots: tuple[Count, ...] = ()
     state: RestoreState = "requested"
     version: int = 0
     generation: int = 0
@@ -116,35 +87,9 @@ class RestorePlan:
         if self.state not in RESTORE_STATES:
             raise InvalidRequest(f"restore plan: unknown state {self.state!r}")
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "url": self.url,
-                "checkpoint": self.checkpoint,
-                "slots": list(self.slots),
-                "state": self.state,
-                "version": self.version,
-                "generation": self.generation,
-                "created": self.created,
-                "lost": self.lost,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> RestorePlan:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("restore plan", text, _RESTORE_FIELDS, {"created": "", "lost": 0})
-        slots = whole_numbers_of("restore plan", "slots", fields.pop("slots"))
-        return cls(slots=tuple(slots), **fields)
-
 
 @dataclass(frozen=True)
-class LossAcceptance:
+class LossAcceptance(JsonRecord, what="loss record"):
     """``plans/loss``: an operator has accepted that slots lost their content.
 
     Attributes:
@@ -157,19 +102,6 @@ class LossAcceptance:
     slots: int
     time: str
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump({"version": self.version, "slots": self.slots, "time": self.time})
-
-    @classmethod
-    def from_json(cls, text: str) -> LossAcceptance:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        return cls(**parse_fields("loss record", text, _LOSS_FIELDS))
-
 
 def loss_in_words(slots: int) -> str:
     """Return what is to be said of slots that lost all their copies and wait for a decision."""
@@ -178,18 +110,3 @@ def loss_in_words(slots: int) -> str:
         f"{which} lost all copies and wait for a decision: restore a checkpoint "
         "(pserverctl checkpoint restore), or accept the loss (pserverctl slots accept-loss)"
     )
-
-
-_LOSS_FIELDS: Mapping[str, type] = {"version": int, "slots": int, "time": str}
-_CHECKPOINT_FIELDS: Mapping[str, type] = {"url": str, "id": str, "created": str}
-_SAVE_FIELDS: Mapping[str, type] = {"id": str, "node": str, "instance": int, "started": str}
-_RESTORE_FIELDS: Mapping[str, type] = {
-    "url": str,
-    "checkpoint": str,
-    "slots": list,
-    "state": str,
-    "version": int,
-    "generation": int,
-    "created": str,
-    "lost": int,
-}

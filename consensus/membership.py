@@ -20,7 +20,7 @@ from backstay.consensus.checkpoint_records import (
     RestorePlan,
     SaveRecord,
 )
-from backstay.consensus.json_fields import dump, parse_fields
+from backstay.consensus.json_record import JsonRecord
 from backstay.consensus.keys import Keys
 from backstay.consensus.packing import unpack
 from backstay.consensus.plans import ResizePlan
@@ -45,7 +45,7 @@ _NOT_TOLD = ClusterHealthRecord("UNKNOWN", "no controller has said anything yet"
 
 
 @dataclass(frozen=True)
-class DeathRecord:
+class DeathRecord(JsonRecord, what="death record", names={"node_id": "id", "noticed_by": "by"}):
     """``gone/<instance>``: a process that is known for sure to be gone.
 
     Attributes:
@@ -61,32 +61,6 @@ class DeathRecord:
     noticed_by: str
     reason: str
     time: str
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "instance": self.instance,
-                "id": self.node_id,
-                "by": self.noticed_by,
-                "reason": self.reason,
-                "time": self.time,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> DeathRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields(
-            "death record",
-            text,
-            {"instance": int, "id": str, "by": str, "reason": str, "time": str},
-        )
-        return cls(fields["instance"], fields["id"], fields["by"], fields["reason"], fields["time"])
 
 
 @dataclass(frozen=True)

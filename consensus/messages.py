@@ -203,7 +203,7 @@ def repair_to_message(repair: RepairRecord) -> resize_pb2.Repair:
     return resize_pb2.Repair(
         id=repair.repair_id,
         state=repair.state,
-        lost=[resize_pb2.LostNode(**one._asdict()) for one in repair.lost],
+        lost=[resize_pb2.LostNode(node_id=one.node_id, reason=one.reason) for one in repair.lost],
         slots_lost=repair.slots_lost,
         copies_total=repair.copies_total,
         copies_left=repair.copies_left,
@@ -249,7 +249,7 @@ def plan_from_message(message: resize_pb2.Plan) -> ResizePlan:
             plan_id=message.plan_id,
             kind=kinds[0],
             nodes=message.nodes,
-            leaving=tuple(LeavingNode(name) for name in message.leaving),
+            leaving=tuple(LeavingNode(name, 0) for name in message.leaving),
             stop=message.stop,
             pause=message.pause,
             wait_s=message.wait_s,

@@ -2,17 +2,16 @@
 
 A *process* is a node id and an instance: a node that comes back with another instance has lost
 what it held in memory. This module imports ``backstay.errors``, ``backstay.addresses`` and
-``consensus.json_fields``; it knows no clock, no network and no randomness.
+``consensus.json_record``; it knows no clock, no network and no randomness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from backstay.addresses import split_address
-from backstay.consensus.json_fields import NUMBER_MAX, check_times, dump, fields_of, parse_fields
+from backstay.consensus.json_record import NUMBER_MAX, JsonRecord, check_times
 from backstay.errors import ConfigError, InvalidRequest
 
 __all__ = ["INSTANCE_MAX", "MemberRecord", "MemberStatus", "NodeRecord", "NodeStatus"]
@@ -22,8 +21,6 @@ MemberStatus = Literal["starting", "serving", "stopping"]
 NODE_STATUSES: tuple[NodeStatus, ...] = get_args(NodeStatus)
 MEMBER_STATUSES: tuple[MemberStatus, ...] = get_args(MemberStatus)
 INSTANCE_MAX = 2**63 - 1
-# A node is up for as long as its record is there.
-UP = "up"
 
 
 @dataclass(frozen=True)
@@ -73,37 +70,21 @@ class NodeRecord:
         """Whether the node was ever met, so that its data address and instance are known."""
         return self.instance != 0
 
-    def to_json(self) -> dict[str, object]:
-        """Return the record as it stands in the routing table: without a status."""
-        return {
-            "node_id": self.node_id,
-            "instance": self.instance,
-            "control_address": self.control_address,
-            "data_address": self.data_address,
-            "host": self.host,
-        }
-
-    @classmethod
-    def from_json(cls, value: object) -> NodeRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such an object.
-        """
-        return cls(**fields_of("node record", value, _NODE_FIELDS))
-
 
 @dataclass(frozen=True)
-class MemberRecord:
+class MemberRecord(
+    JsonRecord,
+    what="member record",
+    names={"node_id": "id", "up": "status", "status": "node_status"},
+):
     """``pservers/<id>``: a node as it registers itself, bound to its lease.
-
-    As long as the record is there, the lease is alive: its ``status`` in the JSON form is always
-    ``up``.
 
     Attributes:
         node_id: As in ``NodeRecord``; ``id`` in the JSON form.
         instance: As in ``NodeRecord``, never 0.
         incarnation: 1, 2, ...: how often this id has registered.
+        up: Always ``up``: the lease is alive as long as the record is there; ``status`` in the
+            JSON form.
         status: ``starting``, ``serving`` or ``stopping``; ``node_status`` in the JSON form.
         start_time: When the process began; seconds since the epoch, for people only.
         sync: Whether all its replicas are in sync.
@@ -119,6 +100,7 @@ class MemberRecord:
     node_id: str
     instance: int
     incarnation: int
+    up: Literal["up"] = field(default="up", kw_only=True)
     status: MemberStatus
     start_time: float
     sync: bool
@@ -155,62 +137,6 @@ class MemberRecord:
             status=self.status,
             host=self.host,
         )
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "id": self.node_id,
-                "instance": self.instance,
-                "incarnation": self.incarnation,
-                "status": UP,
-                "node_status": self.status,
-                "start_time": self.start_time,
-                "sync": self.sync,
-                "data_address": self.data_address,
-                "control_address": self.control_address,
-                "host": self.host,
-                "lease": self.lease,
-                "version": self.version,
-                "keeps_store": self.keeps_store,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> MemberRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("member record", text, _MEMBER_FIELDS)
-        if fields.pop("status") != UP:
-            raise InvalidRequest(f"member record: status is not {UP!r}")
-        return cls(node_id=fields.pop("id"), status=fields.pop("node_status"), **fields)
-
-
-_NODE_FIELDS: Mapping[str, type] = {
-    "node_id": str,
-    "instance": int,
-    "control_address": str,
-    "data_address": str,
-    "host": str,
-}
-_MEMBER_FIELDS: Mapping[str, type] = {
-    "id": str,
-    "instance": int,
-    "incarnation": int,
-    "status": str,
-    "node_status": str,
-    "start_time": float,
-    "sync": bool,
-    "data_address": str,
-    "control_address": str,
-    "host": str,
-    "lease": int,
-    "version": str,
-    "keeps_store": bool,
-}
 
 
 def _check_address(node_id: str, name: str, address: str) -> None:

@@ -2,17 +2,16 @@
 
 There is one at a time, and the last one stays: a node that was drained is to stay empty. Whoever
 asks for it writes it; from then on only the controller does, but for a request to cancel. This
-module imports ``consensus.json_fields`` and ``backstay.errors``; it knows no clock and no network,
+module imports ``consensus.json_record`` and ``backstay.errors``; it knows no clock and no network,
 and it decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from backstay.consensus.json_fields import NUMBER_MAX, dump, parse_fields
+from backstay.consensus.json_record import NUMBER_MAX, JsonRecord
 from backstay.errors import InvalidRequest
 
 __all__ = [
@@ -39,11 +38,11 @@ class LeavingNode(NamedTuple):
     """
 
     node_id: str
-    instance: int = 0
+    instance: int
 
 
 @dataclass(frozen=True)
-class ResizePlan:
+class ResizePlan(JsonRecord, what="plan", names={"plan_id": "id"}):
     """``plans/resize``: what the cluster is to become, and how far it is.
 
     Attributes:
@@ -121,53 +120,3 @@ class ResizePlan:
     def dismisses(self, node_id: str, instance: int) -> bool:
         """Return whether a process has held what it had to and is to end."""
         return self.state == "done" and self.stop and self.lets_go(node_id, instance)
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "id": self.plan_id,
-                "kind": self.kind,
-                "nodes": self.nodes,
-                "leaving": [list(one) for one in self.leaving],
-                "stop": self.stop,
-                "pause": self.pause,
-                "wait_s": self.wait_s,
-                "state": self.state,
-                "reason": self.reason,
-                "moves_total": self.moves_total,
-                "moves_left": self.moves_left,
-                "started": self.started,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> ResizePlan:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("plan", text, _PLAN_FIELDS)
-        leaving = []
-        for entry in fields.pop("leaving"):
-            if type(entry) is not list or [type(part) for part in entry] != [str, int]:
-                raise InvalidRequest("plan: leaving is not of [id, instance]")
-            leaving.append(LeavingNode(*entry))
-        return cls(plan_id=fields.pop("id"), leaving=tuple(leaving), **fields)
-
-
-_PLAN_FIELDS: Mapping[str, type] = {
-    "id": str,
-    "kind": str,
-    "nodes": int,
-    "leaving": list,
-    "stop": bool,
-    "pause": bool,
-    "wait_s": int,
-    "state": str,
-    "reason": str,
-    "moves_total": int,
-    "moves_left": int,
-    "started": str,
-}

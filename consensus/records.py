@@ -3,24 +3,16 @@
 All are values: frozen, checked when made, and strict about their JSON form. Nodes are in
 ``consensus.node_records``, what they report is in ``consensus.node_reports``, the routing table
 is in ``consensus.routing``; all can be imported from here as well. This module imports these,
-``consensus.json_fields`` and ``backstay.errors``; it knows no clock, no network and no randomness.
+``consensus.json_record`` and ``backstay.errors``; it knows no clock, no network and no randomness.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from backstay.consensus.json_fields import (
-    check_times,
-    dump,
-    fields_of,
-    parse_fields,
-    strings_of,
-    whole_numbers_of,
-)
+from backstay.consensus.json_record import Count, JsonRecord, check_times, dump
 from backstay.consensus.node_records import (
     MemberRecord,
     MemberStatus,
@@ -67,7 +59,6 @@ __all__ = [
     "TableRecord",
 ]
 
-CONFIG_FORMAT = 1
 ClusterStatus = Literal["OK", "UNHEALTHY", "UNKNOWN"]
 ReplicaStatus = Literal["master", "in_sync", "catching_up"]
 EventKind = Literal[
@@ -92,7 +83,7 @@ EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
 @dataclass(frozen=True)
-class ClusterConfig:
+class ClusterConfig(JsonRecord, what="cluster config"):
     """``config``: what is fixed when the cluster is created.
 
     Attributes:
@@ -100,9 +91,10 @@ class ClusterConfig:
         slot_count: A power of two.
         replicas: Copies wanted of each slot, 1 to 3.
         initial_nodes: Nodes that must serve before the first routing is made.
-        cluster_uid: Random hexadecimal text: another one is another cluster of the same name.
+        cluster_uid: Random hexadecimal string: another one is another cluster of the same name.
     """
 
+    format: Literal[1] = field(default=1, kw_only=True)
     cluster: str
     slot_count: int
     replicas: int
@@ -126,56 +118,17 @@ class ClusterConfig:
         if not self.cluster_uid or not set(self.cluster_uid) <= set("0123456789abcdef"):
             raise InvalidRequest(f"cluster config: cluster_uid {self.cluster_uid!r} is not hex")
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "format": CONFIG_FORMAT,
-                "cluster": self.cluster,
-                "slot_count": self.slot_count,
-                "replicas": self.replicas,
-                "initial_nodes": self.initial_nodes,
-                "cluster_uid": self.cluster_uid,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> ClusterConfig:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("cluster config", text, _CONFIG_FIELDS)
-        if fields.pop("format") != CONFIG_FORMAT:
-            raise InvalidRequest(f"cluster config: this version reads format {CONFIG_FORMAT} only")
-        return cls(**fields)
-
 
 @dataclass(frozen=True)
-class ControllerRecord:
+class ControllerRecord(JsonRecord, what="controller record", names={"node_id": "id"}):
     """``controller``: the process that holds the election key; ``id`` in the JSON form."""
 
     node_id: str
     instance: int
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump({"id": self.node_id, "instance": self.instance})
-
-    @classmethod
-    def from_json(cls, text: str) -> ControllerRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("controller record", text, {"id": str, "instance": int})
-        return cls(fields["id"], fields["instance"])
-
 
 @dataclass(frozen=True)
-class ClusterHealthRecord:
+class ClusterHealthRecord(JsonRecord, what="cluster status"):
     """``pserver_cluster_status``: how the cluster does, in one word and in words.
 
     Attributes:
@@ -193,30 +146,9 @@ class ClusterHealthRecord:
         if self.cluster_status not in CLUSTER_STATUSES:
             raise InvalidRequest(f"cluster status: unknown status {self.cluster_status!r}")
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "cluster_status": self.cluster_status,
-                "reason": self.reason,
-                "nodes": list(self.nodes),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> ClusterHealthRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("cluster status", text, _HEALTH_FIELDS)
-        nodes = strings_of("cluster status", "nodes", fields["nodes"])
-        return cls(fields["cluster_status"], fields["reason"], tuple(nodes))
-
 
 @dataclass(frozen=True)
-class Event:
+class Event(JsonRecord, what="event"):
     """``events/<number>``: one thing that the controller decided, and why.
 
     Attributes:
@@ -232,7 +164,7 @@ class Event:
     kind: EventKind
     node: str
     slot_count: int
-    slots: tuple[int, ...]
+    slots: tuple[Count, ...]
     reason: str
 
     def __post_init__(self) -> None:
@@ -240,33 +172,9 @@ class Event:
         if self.kind not in EVENT_KINDS:
             raise InvalidRequest(f"event: unknown kind {self.kind!r}")
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "routing_version": self.routing_version,
-                "kind": self.kind,
-                "node": self.node,
-                "slot_count": self.slot_count,
-                "slots": list(self.slots),
-                "reason": self.reason,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Event:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("event", text, _EVENT_FIELDS)
-        slots = whole_numbers_of("event", "slots", fields.pop("slots"))
-        return cls(slots=tuple(slots), **fields)
-
 
 @dataclass(frozen=True)
-class ShardRecord:
+class ShardRecord(JsonRecord, what="shard record", names={"replica": "id", "slot": "shardid"}):
     """``pshards/<slot>/<replica>``: one replica of one slot, for people to read.
 
     A view of the routing table that may lag behind it; nothing is decided by it.
@@ -302,31 +210,6 @@ class ShardRecord:
             )
         check_times("shard record", created=self.created, modified=self.modified)
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "id": self.replica,
-                "shardid": self.slot,
-                "node": self.node,
-                "instance": self.instance,
-                "created": self.created,
-                "modified": self.modified,
-                "status": self.status,
-                "routing_version": self.routing_version,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> ShardRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("shard record", text, _SHARD_FIELDS)
-        return cls(slot=fields.pop("shardid"), replica=fields.pop("id"), **fields)
-
 
 @dataclass(frozen=True)
 class DeclaredTable:
@@ -342,20 +225,6 @@ class DeclaredTable:
     start: int
     spec_json: str
 
-    def to_document(self) -> dict[str, Any]:
-        """Return it as the plain values of the JSON form."""
-        return {"job": self.job, "start": self.start, "spec": json.loads(self.spec_json)}
-
-    @classmethod
-    def from_document(cls, value: object) -> DeclaredTable:
-        """Return what ``to_document`` gave.
-
-        Raises:
-            InvalidRequest: It is not that.
-        """
-        fields = fields_of("declared table", value, {"job": int, "start": int, "spec": dict})
-        return cls(fields["job"], fields["start"], dump(fields["spec"]))
-
 
 @dataclass(frozen=True)
 class TableRecord:
@@ -363,7 +232,7 @@ class TableRecord:
 
     Attributes:
         spec_json: Its canonical description, as the native ``canonical_table`` gives it; an
-            object, not a text, in the JSON form.
+            object, not a string, in the JSON form.
         table_id: The id under which it travels, as the native ``table_id`` gives it; ``id`` in
             the JSON form.
         revision: Which of its settings these are: 1 when it was made, and one more with each
@@ -378,55 +247,50 @@ class TableRecord:
 
     def to_json(self) -> str:
         """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "spec": json.loads(self.spec_json),
-                "id": self.table_id,
-                "revision": self.revision,
-                "declared": {} if self.declared is None else self.declared.to_document(),
-            }
+        asked = self.declared
+        declared = (
+            {}
+            if asked is None
+            else _StoredDeclaration(
+                asked.job, asked.start, json.loads(asked.spec_json)
+            ).to_document()
         )
+        return _StoredTable(
+            json.loads(self.spec_json), self.table_id, self.revision, declared
+        ).to_json()
 
     @classmethod
     def from_json(cls, text: str) -> TableRecord:
         """Return the record that ``to_json`` gave.
 
         The description is given as compact JSON: pass it through ``canonical_table`` before
-        comparing it as a text.
+        comparing it as a string.
 
         Raises:
             InvalidRequest: It is not such a text.
         """
-        expected = {"spec": dict, "id": int, "revision": int, "declared": dict}
-        fields = parse_fields("table record", text, expected)
-        declared = DeclaredTable.from_document(fields["declared"]) if fields["declared"] else None
-        return cls(dump(fields["spec"]), fields["id"], fields["revision"], declared)
+        stored = _StoredTable.from_json(text)
+        declared = None
+        if stored.declared:
+            asked = _StoredDeclaration.from_json(dump(stored.declared))
+            declared = DeclaredTable(asked.job, asked.start, dump(asked.spec))
+        return cls(dump(stored.spec), stored.id, stored.revision, declared)
 
 
-_CONFIG_FIELDS: Mapping[str, type] = {
-    "format": int,
-    "cluster": str,
-    "slot_count": int,
-    "replicas": int,
-    "initial_nodes": int,
-    "cluster_uid": str,
-}
-_HEALTH_FIELDS: Mapping[str, type] = {"cluster_status": str, "reason": str, "nodes": list}
-_EVENT_FIELDS: Mapping[str, type] = {
-    "routing_version": int,
-    "kind": str,
-    "node": str,
-    "slot_count": int,
-    "slots": list,
-    "reason": str,
-}
-_SHARD_FIELDS: Mapping[str, type] = {
-    "id": int,
-    "shardid": int,
-    "node": str,
-    "instance": int,
-    "created": float,
-    "modified": float,
-    "status": str,
-    "routing_version": int,
-}
+@dataclass(frozen=True)
+class _StoredTable(JsonRecord, what="table record"):
+    """The JSON form of ``TableRecord``; ``declared`` has no fields if no job declared the table."""
+
+    spec: dict[str, Any]
+    id: int
+    revision: int
+    declared: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _StoredDeclaration(JsonRecord, what="table record: declared"):
+    """The JSON form of ``DeclaredTable``."""
+
+    job: int
+    start: int
+    spec: dict[str, Any]

@@ -2,16 +2,15 @@
 
 One record for one repair: from the decision that finds copies missing until every slot has all of
 them again. Written by the controllers for people; nothing is decided by it. This module imports
-``consensus.json_fields`` and ``backstay.errors``; it knows no clock and no network.
+``consensus.json_record`` and ``backstay.errors``; it knows no clock and no network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from backstay.consensus.json_fields import NUMBER_MAX, check_times, dump, parse_fields
+from backstay.consensus.json_record import NUMBER_MAX, JsonRecord, check_times
 from backstay.errors import InvalidRequest
 
 __all__ = ["LOST_MAX", "LostNode", "RepairRecord", "RepairState"]
@@ -23,7 +22,8 @@ LOST_MAX = 32
 _COUNTS = ("repair_id", "slots_lost", "copies_total", "copies_left", "bytes_total", "bytes_left")
 
 
-class LostNode(NamedTuple):
+@dataclass(frozen=True)
+class LostNode(JsonRecord, what="repair: lost"):
     """A node that lost copies.
 
     Attributes:
@@ -36,7 +36,7 @@ class LostNode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RepairRecord:
+class RepairRecord(JsonRecord, what="repair", names={"repair_id": "id"}):
     """A repair.
 
     Attributes:
@@ -56,6 +56,7 @@ class RepairRecord:
     """
 
     repair_id: int
+    kind: Literal["repair"] = field(default="repair", kw_only=True)
     state: RepairState
     lost: tuple[LostNode, ...]
     slots_lost: int
@@ -76,57 +77,3 @@ class RepairRecord:
             if not 0 <= getattr(self, name) <= NUMBER_MAX:
                 raise InvalidRequest(f"repair: {name} {getattr(self, name)} is no count")
         check_times("repair", begun=self.begun, ended=self.ended)
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "id": self.repair_id,
-                "kind": "repair",
-                "state": self.state,
-                "lost": [one._asdict() for one in self.lost],
-                "slots_lost": self.slots_lost,
-                "copies_total": self.copies_total,
-                "copies_left": self.copies_left,
-                "bytes_total": self.bytes_total,
-                "bytes_left": self.bytes_left,
-                "begun": self.begun,
-                "ended": self.ended,
-                "begun_by": self.begun_by,
-                "ended_by": self.ended_by,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> RepairRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("repair", text, _FIELDS)
-        if fields.pop("kind") != "repair":
-            raise InvalidRequest("repair: kind is not 'repair'")
-        lost = []
-        for one in fields.pop("lost"):
-            if not isinstance(one, dict) or set(one) != {"node_id", "reason"}:
-                raise InvalidRequest("repair: lost is not of node_id and reason")
-            lost.append(LostNode(str(one["node_id"]), str(one["reason"])))
-        return cls(repair_id=fields.pop("id"), lost=tuple(lost), **fields)
-
-
-_FIELDS: Mapping[str, type] = {
-    "id": int,
-    "kind": str,
-    "state": str,
-    "lost": list,
-    "slots_lost": int,
-    "copies_total": int,
-    "copies_left": int,
-    "bytes_total": int,
-    "bytes_left": int,
-    "begun": float,
-    "ended": float,
-    "begun_by": str,
-    "ended_by": str,
-}

@@ -3,26 +3,20 @@
 A value: frozen, checked when made, equal when its content is equal. Its JSON form is the
 ``routing`` record of the coordination store, the only truth about who holds what; the data
 servers read the same text. This module imports ``consensus.node_records``,
-``consensus.json_fields``, ``backstay.errors`` and numpy; it knows no clock and no network, and
+``consensus.json_record``, ``backstay.errors`` and numpy; it knows no clock and no network, and
 it decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.consensus.json_fields import (
-    NUMBER_MAX,
-    dump,
-    fields_of,
-    parse_fields,
-    whole_numbers_of,
-)
+from backstay.consensus.json_record import NUMBER_MAX, Count, JsonRecord, Positive
 from backstay.consensus.node_records import NodeRecord
 from backstay.errors import InvalidRequest
 
@@ -37,7 +31,6 @@ __all__ = [
     "SlotReplicas",
 ]
 
-ROUTING_FORMAT = 1
 NODE_COUNT_MAX = 2**16 - 1
 SLOT_COUNT_MAX = 2**20
 # Copies of a slot that a cluster may want.
@@ -185,23 +178,20 @@ class RoutingTable:
 
     def to_json(self) -> str:
         """Return the table as the text that the coordination store keeps."""
-        return dump(
-            {
-                "format": ROUTING_FORMAT,
-                "version": self.version,
-                "generation": self.generation,
-                "replicas": self.replicas,
-                "slot_count": self.slot_count,
-                "nodes": [node.to_json() for node in self.nodes],
-                "gone": list(self.gone),
-                "sets": self.sets,
-                "set_of_slot": self.set_of_slot.tolist(),
-                "term_of_slot": self.term_of_slot.tolist(),
-                "birth_of_slot": self.birth_of_slot.tolist(),
-                "restoring": self.restoring._asdict(),
-                "lost": list(self.lost),
-            }
-        )
+        return _StoredRouting(
+            version=self.version,
+            generation=self.generation,
+            replicas=self.replicas,
+            slot_count=self.slot_count,
+            nodes=tuple([_StoredNode.of(node) for node in self.nodes]),
+            gone=self.gone,
+            sets=self.sets,
+            set_of_slot=self.set_of_slot.tolist(),
+            term_of_slot=self.term_of_slot.tolist(),
+            birth_of_slot=self.birth_of_slot.tolist(),
+            restoring=_StoredRestoring(*self.restoring),
+            lost=self.lost,
+        ).to_json()
 
     @classmethod
     def from_json(cls, text: str) -> RoutingTable:
@@ -210,28 +200,19 @@ class RoutingTable:
         Raises:
             InvalidRequest: It is not such a text.
         """
-        parts = parse_fields(_WHAT, text, _ROUTING_FIELDS, {"lost": []})
-        if parts["format"] != ROUTING_FORMAT:
-            raise InvalidRequest(
-                f"{_WHAT}: format {parts['format']}, this version reads {ROUTING_FORMAT} only"
-            )
-        sets = _sets_of(parts["sets"])
-        order = whole_numbers_of(_WHAT, "set_of_slot", parts["set_of_slot"])
-        if len(order) != parts["slot_count"]:
-            raise InvalidRequest(f"{_WHAT}: {len(order)} sets for {parts['slot_count']} slots")
-        if order and set(order) != set(range(len(sets))):
-            raise InvalidRequest(f"{_WHAT}: set_of_slot does not fit {len(sets)} sets")
+        stored = _StoredRouting.from_json(text)
+        sets = _sets_of(stored)
         return cls(
-            version=parts["version"],
-            nodes=tuple(NodeRecord.from_json(node) for node in parts["nodes"]),
-            replicas=parts["replicas"],
-            replicas_of_slot=tuple([sets[index] for index in order]),
-            term_of_slot=_counted(parts, "term_of_slot"),
-            birth_of_slot=_counted(parts, "birth_of_slot"),
-            generation=parts["generation"],
-            gone=tuple(whole_numbers_of(_WHAT, "gone", parts["gone"])),
-            restoring=_restoring_of(parts["restoring"]),
-            lost=tuple(whole_numbers_of(_WHAT, "lost", parts["lost"])),
+            version=stored.version,
+            nodes=tuple([NodeRecord(**vars(node)) for node in stored.nodes]),
+            replicas=stored.replicas,
+            replicas_of_slot=tuple([sets[index] for index in stored.set_of_slot]),
+            term_of_slot=np.array(stored.term_of_slot, dtype=np.uint64),
+            birth_of_slot=np.array(stored.birth_of_slot, dtype=np.uint64),
+            generation=stored.generation,
+            gone=stored.gone,
+            restoring=Restoring(**vars(stored.restoring)),
+            lost=stored.lost,
         )
 
     def _check_numbers(self) -> None:
@@ -277,23 +258,50 @@ class RoutingTable:
 
 
 _WHAT = "routing table"
-_SET_TYPES = [int, list, list]
-_ROUTING_FIELDS: Mapping[str, type] = {
-    "format": int,
-    "version": int,
-    "generation": int,
-    "replicas": int,
-    "slot_count": int,
-    "nodes": list,
-    "gone": list,
-    "sets": list,
-    "set_of_slot": list,
-    "term_of_slot": list,
-    "birth_of_slot": list,
-    "restoring": dict,
-    "lost": list,
-}
-_RESTORING_FIELDS: Mapping[str, type] = {"url": str, "checkpoint": str, "slots": list}
+
+
+@dataclass(frozen=True)
+class _StoredNode(JsonRecord, what="routing table: nodes"):
+    """The JSON form of a node: without its status."""
+
+    node_id: str
+    instance: int
+    control_address: str
+    data_address: str
+    host: str
+
+    @classmethod
+    def of(cls, node: NodeRecord) -> _StoredNode:
+        return cls(node.node_id, node.instance, node.control_address, node.data_address, node.host)
+
+
+@dataclass(frozen=True)
+class _StoredRestoring(JsonRecord, what="routing table: restoring"):
+    """The JSON form of ``Restoring``."""
+
+    url: str
+    checkpoint: str
+    slots: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class _StoredRouting(JsonRecord, what=_WHAT, added=("lost",)):
+    """The JSON form of the table: each distinct set of replicas once."""
+
+    format: Literal[1] = field(default=1, kw_only=True)
+    version: int
+    generation: int
+    replicas: int
+    slot_count: int
+    nodes: tuple[_StoredNode, ...]
+    gone: tuple[Count, ...]
+    # Master, in-sync backups, backups that catch up.
+    sets: tuple[tuple[int, tuple[Count, ...], tuple[Count, ...]], ...]
+    set_of_slot: list[Count]
+    term_of_slot: list[Positive]
+    birth_of_slot: list[Positive]
+    restoring: _StoredRestoring
+    lost: tuple[Count, ...] = ()
 
 
 def _check_sets(sets: Sequence[SlotReplicas], node_count: int) -> None:
@@ -319,30 +327,17 @@ def _check_sets(sets: Sequence[SlotReplicas], node_count: int) -> None:
         )
 
 
-def _restoring_of(value: object) -> Restoring:
-    fields = fields_of(_WHAT, value, _RESTORING_FIELDS)
-    slots = whole_numbers_of(_WHAT, "restoring", fields["slots"])
-    return Restoring(fields["url"], fields["checkpoint"], tuple(slots))
-
-
-def _sets_of(values: Sequence[object]) -> list[SlotReplicas]:
-    sets = []
-    numbers: list[object] = []
-    for value in values:
-        if type(value) is not list or [type(part) for part in value] != _SET_TYPES:
-            raise InvalidRequest(f"{_WHAT}: a set is not [master, [in sync], [catching up]]")
-        master, in_sync, catching_up = value
-        numbers += in_sync
-        numbers += catching_up
-        sets.append(SlotReplicas(master, tuple(in_sync), tuple(catching_up)))
-    whole_numbers_of(_WHAT, "sets", numbers)
+def _sets_of(stored: _StoredRouting) -> list[SlotReplicas]:
+    """Return the replica sets, after a check that the slots use each of them and no other."""
+    sets = [SlotReplicas(*held) for held in stored.sets]
+    order = stored.set_of_slot
+    if len(order) != stored.slot_count:
+        raise InvalidRequest(f"{_WHAT}: {len(order)} sets for {stored.slot_count} slots")
     if len(set(sets)) != len(sets):
         raise InvalidRequest(f"{_WHAT}: a set appears more than once")
+    if order and set(order) != set(range(len(sets))):
+        raise InvalidRequest(f"{_WHAT}: set_of_slot does not fit {len(sets)} sets")
     return sets
-
-
-def _counted(parts: Mapping[str, object], name: str) -> NDArray[np.uint64]:
-    return np.array(whole_numbers_of(_WHAT, name, parts[name], lowest=1), dtype=np.uint64)
 
 
 def _numbers(name: str, values: NDArray[np.uint64], slot_count: int) -> NDArray[np.uint64]:

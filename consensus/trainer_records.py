@@ -1,17 +1,16 @@
 """``trainers/<id>``: a trainer that is alive, as a node keeps its record on its behalf.
 
-This module imports ``backstay.errors`` and ``consensus.json_fields``; it knows no clock, no network
+This module imports ``backstay.errors`` and ``consensus.json_record``; it knows no clock, no network
 and no randomness.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from backstay.consensus.json_fields import NUMBER_MAX, check_times, dump, parse_fields
-from backstay.consensus.node_records import UP
+from backstay.consensus.json_record import NUMBER_MAX, JsonRecord, check_times
 from backstay.errors import InvalidRequest
 
 __all__ = ["TrainerRecord"]
@@ -21,7 +20,7 @@ TEXT_MAX = 255
 
 
 @dataclass(frozen=True)
-class TrainerRecord:
+class TrainerRecord(JsonRecord, what="trainer", names={"trainer_id": "id"}):
     """A trainer; bound to the lease of the node that hears from it.
 
     Attributes:
@@ -44,6 +43,7 @@ class TrainerRecord:
     pid: int
     job: str
     worker: str
+    status: Literal["up"] = field(default="up", kw_only=True)
     start_time: float
     last_push: float
     pushes: int
@@ -61,48 +61,3 @@ class TrainerRecord:
         if not (0 <= self.pid <= NUMBER_MAX and 0 <= self.pushes <= NUMBER_MAX):
             raise InvalidRequest(f"trainer: pid {self.pid} or pushes {self.pushes} is no count")
         check_times("trainer", start_time=self.start_time, last_push=self.last_push)
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "id": self.trainer_id,
-                "host": self.host,
-                "address": self.address,
-                "pid": self.pid,
-                "job": self.job,
-                "worker": self.worker,
-                "status": UP,
-                "start_time": self.start_time,
-                "last_push": self.last_push,
-                "pushes": self.pushes,
-                "node": self.node,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> TrainerRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        fields = parse_fields("trainer", text, _FIELDS)
-        if fields.pop("status") != UP:
-            raise InvalidRequest(f"trainer: status is not {UP!r}")
-        return cls(trainer_id=fields.pop("id"), **fields)
-
-
-_FIELDS: Mapping[str, type] = {
-    "id": str,
-    "host": str,
-    "address": str,
-    "pid": int,
-    "job": str,
-    "worker": str,
-    "status": str,
-    "start_time": float,
-    "last_push": float,
-    "pushes": int,
-    "node": str,
-}

@@ -125,7 +125,7 @@ class PlanRequests:
                 "first"
             )
         await self._check_memory(serving, [*drained, node_id], what)
-        leaving = tuple(LeavingNode(name) for name in sorted({*drained, node_id}))
+        leaving = tuple(LeavingNode(name, 0) for name in sorted({*drained, node_id}))
         return await self._write(
             ResizePlan(secrets.token_hex(8), "drain", len(stays), leaving, stop=stop, pause=pause)
         )

@@ -120,7 +120,7 @@ class World:
             nodes = max(self.config.replicas, number)
             self.plan = ResizePlan("p", "resize", nodes, stop=True, state="waiting_for_nodes")
         else:
-            leaving = (LeavingNode(f"ps-{number}"),)
+            leaving = (LeavingNode(f"ps-{number}", 0),)
             self.plan = ResizePlan("p", "drain", max(1, len(self.members) - 1), leaving)
 
     def cancel(self) -> None:

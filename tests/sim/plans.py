@@ -111,7 +111,7 @@ class Operators:
         if len(stays) <= self._cluster.options.replicas:
             return
         drained.add(self._random.choice(stays))
-        leaving = tuple(LeavingNode(name) for name in sorted(drained))
+        leaving = tuple(LeavingNode(name, 0) for name in sorted(drained))
         stop = len(drained) == 1 and self._random.random() < 0.3
         self._ask(ResizePlan(self._next_id(), "drain", len(stays) - 1, leaving, stop=stop))
 

@@ -177,7 +177,7 @@ def test_a_drain_survives_a_death_at_each_of_its_steps(victim: str, replicas: in
                         )
 
         cluster.routing_written = written  # type: ignore[method-assign]
-        _ask(cluster, ResizePlan("p", "drain", 3, (LeavingNode("ps-3"),)))
+        _ask(cluster, ResizePlan("p", "drain", 3, (LeavingNode("ps-3", 0),)))
         cluster.queue.run_until(cluster.queue.now + 2 * S)
         _run_to_the_end(cluster)
         plan = plan_of(cluster)

@@ -182,11 +182,11 @@ def test_a_backup_becomes_in_sync_on_its_masters_word_only() -> None:
         decided(102, routing.version, good),
         decided(100, routing.version - 1, good),
         decided(100, routing.version + 1, good),
-        decided(100, routing.version, replace(good, term=1)),
-        decided(100, routing.version, replace(good, term=3)),
-        decided(100, routing.version, replace(good, instance=102)),
-        decided(100, routing.version, replace(good, instance=77)),
-        decided(100, routing.version, replace(good, slot=SLOTS)),
+        decided(100, routing.version, good._replace(term=1)),
+        decided(100, routing.version, good._replace(term=3)),
+        decided(100, routing.version, good._replace(instance=102)),
+        decided(100, routing.version, good._replace(instance=77)),
+        decided(100, routing.version, good._replace(slot=SLOTS)),
     ):
         assert refused is None
     new = decided(100, routing.version, good)

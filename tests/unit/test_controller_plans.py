@@ -27,7 +27,7 @@ from tests.unit.controller_cluster import (
 
 
 def plan(kind: Any, nodes: int, *leaving: str, **changes: Any) -> ResizePlan:
-    return ResizePlan("p", kind, nodes, tuple(LeavingNode(one) for one in leaving), **changes)
+    return ResizePlan("p", kind, nodes, tuple(LeavingNode(one, 0) for one in leaving), **changes)
 
 
 def of(records: ClusterRecords) -> ResizePlan:

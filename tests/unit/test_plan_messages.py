@@ -28,7 +28,7 @@ PLAN = ResizePlan(
 
 def test_a_plan_comes_out_of_a_message_without_instances() -> None:
     there = plan_from_message(plan_to_message(PLAN))
-    assert there == replace(PLAN, leaving=(LeavingNode("ps-3"),))
+    assert there == replace(PLAN, leaving=(LeavingNode("ps-3", 0),))
 
 
 def test_a_message_of_a_later_version_is_refused() -> None:
@@ -48,7 +48,7 @@ def test_a_message_of_a_later_version_is_refused() -> None:
         ({"nodes": 0}, "0 nodes"),
         ({"wait_s": -1}, "wait_s"),
         ({"moves_left": -1}, "moves_left"),
-        ({"leaving": (LeavingNode("a"), LeavingNode("a", 3))}, "twice"),
+        ({"leaving": (LeavingNode("a", 0), LeavingNode("a", 3))}, "twice"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(changes: dict[str, object], why: str) -> None:

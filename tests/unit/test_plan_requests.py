@@ -131,7 +131,7 @@ def test_a_resize_that_cannot_be_is_refused() -> None:
 def test_a_drain_takes_over_what_the_one_before_keeps_empty() -> None:
     async def scenario(asked: Asked) -> None:
         first = await asked.requests.drain("ps-1", stop=False, pause=False)
-        assert (first.leaving, first.nodes) == ((LeavingNode("ps-1"),), 3)
+        assert (first.leaving, first.nodes) == ((LeavingNode("ps-1", 0),), 3)
         assert await asked.requests.drain("ps-1", stop=False, pause=False) == first
         await asked.put(replace(first, state="done"))
         with pytest.raises(ResizeRefused, match="ps-1, drained before, would end"):
