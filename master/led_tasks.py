@@ -26,7 +26,7 @@ def led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Given |
     """
     for hold in opened.ledger.holds:
         leader = known.get(hold.worker)
-        leads = hold.worker != worker and not (hold.lapsed or hold.withdrawn)
+        leads = hold.worker != worker and not (hold.expired or hold.withdrawn)
         if leads and leader is not None and leader.sync_address:
-            return Given(opened, HeldTask(hold.task, hold.attempt, 0), leader.sync_address)
+            return Given(opened, HeldTask(hold.task.number, hold.attempt, 0), leader.sync_address)
     return None

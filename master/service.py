@@ -160,7 +160,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             training=job.stalls.clocks(),
             led=None
             if led is None
-            else _hold_message(led[0], HeldTask(led[1].task, led[1].attempt, 0)),
+            else _hold_message(led[0], HeldTask(led[1].task.number, led[1].attempt, 0)),
         )
 
     async def Complete(  # noqa: N802

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.job_spec import JobSpec
-from backstay.master.core.hold_book import Hold
 from backstay.master.core.step_watch import StepWatch
+from backstay.master.core.task import Lease
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import OpenRound
 from backstay.trainer.worker.job_tasks import clock_of_worker
@@ -78,7 +78,7 @@ class Stalls:
             known.note = self._waits(known.waiting_s, known.waits_for)
         stalled: set[str] = set()
         for opened, hold in self._training_holds():
-            times = self._times.get((opened.id, hold.task), 0)
+            times = self._times.get((opened.id, hold.task.number), 0)
             may_take_s = self._watch.may_take_s(hold.worker, times)
             stands_s = self._watch.stands_s(hold.worker, now_s)
             if stands_s >= may_take_s:
@@ -100,10 +100,10 @@ class Stalls:
         """Return, in bounded mode, the clocks of the workers that others wait for."""
         if self._mode != "bounded":
             return []
-        holders = {hold.worker for _, hold in self._training_holds(lapsed_too=True)}
+        holders = {hold.worker for _, hold in self._training_holds(expired_too=True)}
         return sorted(map(clock_of_worker, holders - self._not_waited_for))
 
-    def led(self) -> tuple[RoundId, Hold] | None:
+    def led(self) -> tuple[RoundId, Lease] | None:
         """Return, in sync mode, the hold of the worker that leads now."""
         if self._mode == "sync":
             for opened, hold in self._training_holds():
@@ -111,20 +111,22 @@ class Stalls:
                     return opened.id, hold
         return None
 
-    def _training_holds(self, *, lapsed_too: bool = False) -> Iterator[tuple[OpenRound, Hold]]:
+    def _training_holds(self, *, expired_too: bool = False) -> Iterator[tuple[OpenRound, Lease]]:
         for opened in self._rounds():
             if opened.id.kind is RoundKind.TRAINING:
                 for hold in opened.ledger.holds:
-                    if lapsed_too or not hold.lapsed:
+                    if expired_too or not hold.expired:
                         yield opened, hold
 
-    def _withdraw(self, opened: OpenRound, hold: Hold, stands_s: float) -> None:
+    def _withdraw(self, opened: OpenRound, hold: Lease, stands_s: float) -> None:
         if hold.withdrawn:
             return
         hold.withdrawn = f"{hold.worker} ended no step for {stands_s:.0f} s"
         times = self._times
-        times[opened.id, hold.task] = times.get((opened.id, hold.task), 0) + 1
-        log.warning("%s: %s task %d goes to another worker", hold.withdrawn, opened.id, hold.task)
+        times[opened.id, hold.task.number] = times.get((opened.id, hold.task.number), 0) + 1
+        log.warning(
+            "%s: %s task %d goes to another worker", hold.withdrawn, opened.id, hold.task.number
+        )
 
     def _forget_done(self) -> None:
         if self._times:

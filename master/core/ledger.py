@@ -1,31 +1,30 @@
-"""The ledger of one round: who works on which task, what is done, what is parked.
+"""The engine of tasks: who works on which task of a round, what is done, what is dead-lettered.
 
-A task is to do, held by a worker (two, if the first is slow), done or parked, as drawn in
-docs/internals/jobs.md. The ledger hands tasks out, takes them back when holds end, and says what
-the journal must know. Its invariants:
+Events come in as calls, with the time. Out come the answer to the caller, and, from
+``take_changes``, the records that the journal must write before anybody is answered. A task's
+states and transitions are in ``task.py``. The ledger hands tasks out, takes them back when leases
+end, and keeps what is needed to find tasks and leases quickly. Its invariants:
 
-- a task is done once: by the first ``complete`` of a hold that is valid;
-- a task is given out only if nobody holds it, or one worker does and is slow;
-- a hold that was revoked never completes, fails or returns a task;
-- a master that dies and reads its journal gives nothing out that is done or held.
+- a task is done once: by the first ``complete`` of a lease that has not ended;
+- a task is given out only if it has no live lease, or one, and that one's worker is slow;
+- a lease that was revoked never completes, fails or returns a task;
+- a master that dies and reads its journal gives out nothing that is done or leased.
 
 Time is seconds on one monotonic clock of the caller's and never goes back. A call costs O(log n)
 or less, averaged over all calls, whatever the number of tasks and workers. Imports ``master.core``,
-numpy and ``backstay.errors``; does no I/O and is not thread-safe.
+``backstay.course`` and ``backstay.errors``; does no I/O and is not thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
 from backstay.course.orders import task_order
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
-from backstay.master.core.batch_count import BatchCount, Sizes
-from backstay.master.core.closing import NOBODY, StreamsToClose
-from backstay.master.core.hold_book import Hold, HoldBook, Median
 from backstay.master.core.holds import (
     Changes,
     Counts,
@@ -36,16 +35,39 @@ from backstay.master.core.holds import (
     ParkedTask,
     WorkerRecord,
 )
+from backstay.master.core.lease_queue import LeaseQueue, Median
+from backstay.master.core.task import Event, Lease, State, Task
 from backstay.master.core.task_bits import TaskBits, chunk_of
-from backstay.master.core.task_states import DONE, HELD, PARKED, TODO, TaskStates
-from backstay.master.core.todo import TodoQueue
-from backstay.master.core.trouble import Trouble
+from backstay.master.core.task_store import Sizes, TaskStore
 
 __all__ = ["NOBODY", "TaskLedger"]
 
+# The journal has a record under this name, too: streams that nobody was told to close yet, and
+# settled batches of tasks that nobody has a live lease of.
+NOBODY = ""
+
+
+class _Worker:
+    """What one worker has in this round.
+
+    Attributes:
+        leases: Live and expired ones by task.
+        streams: Streams it closes: task and the attempt that did it.
+        told: Those of them that it did not do itself and must be told of.
+        last_done: Task and attempt that it completed last; it may tell so again.
+    """
+
+    __slots__ = ("last_done", "leases", "streams", "told")
+
+    def __init__(self) -> None:
+        self.leases: dict[int, Lease] = {}
+        self.streams: dict[int, int] = {}
+        self.told: set[int] = set()
+        self.last_done: tuple[int, int] | None = None
+
 
 class TaskLedger:
-    """Who works on which task of a round, what is done, what is parked."""
+    """Who works on which task of a round, what is done, what is dead-lettered."""
 
     def __init__(
         self,
@@ -60,7 +82,7 @@ class TaskLedger:
         sizes: Sizes | None = None,
         keeps_streams: bool = False,
     ) -> None:
-        """Begin a round, or go on with one from its journal (then ``adopt`` what is held).
+        """Begin a round, or go on with one from its journal (then ``adopt`` what is leased).
 
         Args:
             round_id: Which round, for messages.
@@ -68,10 +90,10 @@ class TaskLedger:
             order_seed: Seed of the order in which tasks are given out; None takes them as they
                 are numbered.
             limits: See there.
-            first_attempt: Number of the first hold; a master that goes on with a job passes
+            first_attempt: Number of the first lease; a master that goes on with a job passes
                 ``generation * ATTEMPTS_PER_MASTER`` with a generation no earlier one had.
             done: The tasks that are done already; it is copied.
-            parked: The tasks that are parked.
+            parked: The tasks that are dead-lettered.
             sizes: Batches of each task, shape (size,); None: they are not counted.
             keeps_streams: Whether tasks have streams that must be closed (training).
 
@@ -81,78 +103,86 @@ class TaskLedger:
         self.round_id = round_id
         self._size = size
         self._limits = limits
-        # Of holds from now on; it may only grow: no hold ends before the time that it was given.
+        # Of leases from now on; it may only grow: a lease keeps the time that it was granted.
         self.hold_ttl_s = limits.hold_ttl_s
         self._next_attempt = first_attempt
-        self._done = TaskBits(size) if done is None else done.copy()
-        self._parked: dict[int, ParkedTask] = {}
         self._cut = False
         self._keeps_streams = keeps_streams
-        self._book = HoldBook()
-        self._streams = StreamsToClose()
+        done = TaskBits(size) if done is None else done.copy()
+        if done.size != size:
+            raise InvalidRequest(
+                f"{round_id}: {done.size} tasks in the journal, {size} in the data"
+            )
+        self._tasks = TaskStore(done, task_order(order_seed, size), sizes)
+        self._parked: dict[int, ParkedTask] = {}
+        self._workers: dict[str, _Worker] = {}
+        # In the order in which they were granted.
+        self._leases: dict[Lease, None] = {}
+        self._open_streams = 0
+        self._ends = LeaseQueue(lambda lease: lease.expires_s if lease.is_live else None)
+        # The only live lease of its task, the oldest first.
+        self._sole = LeaseQueue(lambda lease: lease.granted_s if self._is_sole(lease) else None)
         self._took_s = Median()
-        self._trouble = Trouble(limits)
-        # A complete that is told again, its answer having been lost, is that of the worker's last.
-        self._last_done: dict[str, tuple[int, int]] = {}
-        # Every task to do is in it.
-        self._todo = TodoQueue(task_order(order_seed, size))
         self._dirty_chunks: set[int] = set()
         self._dirty_workers: set[str] = set()
         self._dirty_parked: set[int] = set()
-        self._restore(parked, sizes)
+        for record in parked:
+            self._restore_parked(record)
 
     # What workers ask and report.
 
     def assign(self, worker: str, now_s: float) -> Grant | None:
         """Give a worker a task: one to do, else one whose worker is slow; None if there is none."""
         limits = self._limits
-        if self._cut or self._book.count_of_worker(worker) >= limits.holds_per_worker_max:
+        has = self._workers.get(worker)
+        if self._cut or (has is not None and len(has.leases) >= limits.holds_per_worker_max):
             return None
         median = self._took_s.value
         usual_s = limits.straggler_min_s if median is None else limits.straggler_factor * median
-        slow = self._book.slowest(now_s - max(usual_s, limits.straggler_min_s), worker)
-        task = self._next_todo() if slow is None else None
+        slow = self._slowest(now_s - max(usual_s, limits.straggler_min_s), worker)
+        task = self._tasks.take_next() if slow is None else None
         if slow is None and task is None:
             # Nothing is left to do: what takes longer than usual may as well be tried twice.
-            slow = self._book.slowest(now_s - usual_s, worker)
-        if slow is not None:
-            task = slow.task
-            self._end_lapsed(task)
+            slow = self._slowest(now_s - usual_s, worker)
+        task = task if slow is None else slow
         if task is None:
             return None
-        first_batch = self._batches.of(task)
-        hold = self._hold(HeldTask(task, self._next_attempt, first_batch), worker, now_s)
-        hold.timed = first_batch == 0
-        return Grant(task, hold.attempt, first_batch, slow is not None)
+        self._end_expired(task)
+        lease = self._lease(task, worker, self._next_attempt, task.settled, now_s)
+        lease.timed = task.settled == 0
+        return Grant(task.number, lease.attempt, task.settled, slow is not None)
 
     def renew(self, worker: str, holds: Iterable[HeldTask], now_s: float) -> list[HeldTask]:
-        """Extend a worker's holds, take note of settled batches, and return those revoked.
+        """Extend a worker's leases, take note of settled batches, and return those revoked.
 
-        A hold whose time ran out but whose task nobody was given since is confirmed.
+        An expired lease is confirmed unless the task was given to another worker since.
         """
         revoked = []
+        has = self._workers.get(worker)
         for held in holds:
-            hold = self._book.find(worker, held.task, held.attempt)
-            if hold is None or hold.withdrawn:
+            lease = None if has is None else has.leases.get(held.task)
+            if lease is None or lease.attempt != held.attempt or lease.withdrawn:
                 revoked.append(held)
                 continue
-            self._batches.settle(held.task, held.settled)
-            hold.expires_s = now_s + self.hold_ttl_s
-            if hold.lapsed:
-                self._book.revive(hold)
-                self._states.hold(held.task)
-                self._batches.take_up(held.task)
+            task = lease.task
+            if held.settled > task.settled:
+                self._tasks.settle(task, held.settled)
+            lease.expires_s = now_s + self.hold_ttl_s
+            if lease.expired:
+                self._step(task, Event.RENEW)
+                lease.expired = False
+                self._enter(lease)
         return revoked
 
     def complete(
         self, worker: str, task: int, attempt: int, now_s: float, batches: int = 0
     ) -> bool:
-        """Take note that a worker has done a task, and revoke its twin's hold.
+        """Take note that a worker has done a task, and revoke the other worker's lease of it.
 
         Args:
             worker: Who.
             task: Which task.
-            attempt: Number of the hold.
+            attempt: Number of the lease.
             now_s: The time.
             batches: Number of batches of the whole task.
 
@@ -163,173 +193,203 @@ class TaskLedger:
         Raises:
             InvalidRequest: There is no such task, or that attempt was never given.
         """
-        hold = self._find(worker, task, attempt)
-        if hold is None:
-            return (
-                self._last_done.get(worker) == (task, attempt)
-                or self._streams.attempt_of(task) == attempt
-            )
-        if hold.timed:
-            self._took_s.add(now_s - hold.granted_s)
-        self._make_done(task, batches)
-        self._last_done[worker] = (task, attempt)
+        self._check(task, attempt)
+        lease = self._find(worker, task, attempt)
+        if lease is None:
+            return self._was_done_by(worker, task, attempt)
+        if lease.timed:
+            self._took_s.add(now_s - lease.granted_s)
+        record = self._tasks[task]
+        self._make_done(record, Event.COMPLETE, batches)
+        self._workers[worker].last_done = (task, attempt)
         if self._keeps_streams:
-            self._streams.add(task, worker, attempt)
+            self._open_stream(record, worker, attempt)
+        self._tasks.drop(record)
         return True
 
     def fail(
         self, worker: str, task: int, attempt: int, failure: Failure, now_s: float, settled: int = 0
     ) -> Literal["retry", "parked", "revoked"]:
-        """End a hold because the task failed; too often, and it is parked.
+        """End a lease because the task failed; too often, and the task is dead-lettered.
 
         Returns:
-            What comes of it; "revoked" if that hold was over before, and nothing changed.
+            What comes of it; "revoked" if that lease was over before, and nothing changed.
 
         Raises:
             InvalidRequest: There is no such task, or that attempt was never given.
         """
-        hold = self._find(worker, task, attempt)
-        if hold is None:
+        self._check(task, attempt)
+        lease = self._find(worker, task, attempt)
+        if lease is None:
             return "revoked"
-        self._batches.settle(task, settled)
-        self._trouble.failed(task, failure)
-        self._end(hold)
-        self._came_back(task, to_front=False)
-        return "parked" if self._states[task] == PARKED else "retry"
+        record = self._tasks[task]
+        self._tasks.settle(record, settled)
+        record.failed(failure)
+        self._end(record, lease)
+        self._came_back(record, to_front=False)
+        return "parked" if record.state is State.DEAD_LETTERED else "retry"
 
     def give_back(
         self, worker: str, task: int, attempt: int, settled: int, now_s: float, reason: str = ""
     ) -> bool:
-        """End a hold for no fault of the task; return False if it was over before.
+        """End a lease for no fault of the task; return False if it was over before.
 
         Raises:
             InvalidRequest: There is no such task, or that attempt was never given.
         """
-        hold = self._find(worker, task, attempt)
-        if hold is None:
+        self._check(task, attempt)
+        lease = self._find(worker, task, attempt)
+        if lease is None:
             return False
-        self._batches.settle(task, settled)
-        self._end_fruitless(hold, f"given back: {reason}" if reason else "given back")
-        self._came_back(task, to_front=True)
+        record = self._tasks[task]
+        self._tasks.settle(record, settled)
+        self._end_without_failure(
+            record, lease, f"given back: {reason}" if reason else "given back"
+        )
+        self._came_back(record, to_front=True)
         return True
 
     def drop_worker(self, worker: str, now_s: float) -> list[int]:
-        """End all holds of a worker that is surely gone, and return their tasks.
+        """End all leases of a worker that is surely gone, and return their tasks.
 
         Its streams to close go to the next workers that ask.
         """
+        has = self._workers.get(worker)
+        if has is None:
+            return []
         tasks, may_have_begun = [], True
-        for hold in self._book.of_worker(worker):
+        for lease in sorted(has.leases.values(), key=lambda lease: lease.attempt):
+            task = lease.task
             # What it asked for ahead is not what it died of: it does one task after the other.
-            self._end_fruitless(hold, "its worker was lost", was_begun=may_have_begun)
-            may_have_begun = may_have_begun and self._batches.of(hold.task) > hold.first_batch
-            self._came_back(hold.task, to_front=True)
-            tasks.append(hold.task)
-        if self._streams.orphan(worker):
-            self._dirty_workers |= {worker, NOBODY}
-        self._last_done.pop(worker, None)
+            self._end_without_failure(task, lease, "its worker was lost", was_begun=may_have_begun)
+            may_have_begun = may_have_begun and task.settled > lease.first_batch
+            self._came_back(task, to_front=True)
+            tasks.append(lease.task.number)
+        for number, attempt in sorted(has.streams.items()):
+            self._open_stream(self._tasks[number], NOBODY, attempt)
+        del self._workers[worker]
         return tasks
 
     def expire(self, now_s: float) -> list[int]:
-        """Make tasks whose holds ran out available to others, and return them."""
+        """Make tasks whose leases ran out available to others, and return them."""
         tasks = []
-        while (hold := self._book.lapse_next(now_s)) is not None:
-            self._came_back(hold.task, to_front=True)
-            if self._states[hold.task] != HELD:
-                tasks.append(hold.task)
+        while (first := self._ends.first()) is not None and first[0] <= now_s:
+            self._ends.pop()
+            lease = first[1]
+            lease.expired = True
+            task = lease.task
+            for other in task.leases:
+                self._sole.push(other, len(self._leases))
+            self._came_back(task, to_front=True)
+            if task.state is not State.LEASED:
+                tasks.append(task.number)
         return tasks
 
     def next_expiry(self) -> float | None:
-        """Return a time before which no hold runs out, None if nothing is held."""
-        return self._book.next_end()
+        """Return a time before which no lease expires, None if nothing is leased."""
+        first = self._ends.first()
+        return None if first is None else first[0]
 
     def streams_to_close(self, worker: str, most: int = 64) -> list[int]:
-        """Give a worker streams to close whose worker is lost; they are its own from now on."""
-        tasks, changed = self._streams.hand_out(worker, most)
-        if changed:
-            self._dirty_workers |= {worker, NOBODY}
-        return tasks
+        """Tell a worker of streams to close whose worker is lost; they are its own from now on.
+
+        What it was told before is told again until it is closed: an answer may have been lost.
+        """
+        has, lost = self._workers.get(worker), self._workers.get(NOBODY)
+        told = has.told if has is not None else set()
+        if lost is not None and lost.streams and len(told) < most:
+            has = self._worker(worker)
+            for number, attempt in list(islice(lost.streams.items(), most - len(told))):
+                self._open_stream(self._tasks[number], worker, attempt)
+                has.told.add(number)
+            told = has.told
+        return sorted(told)
 
     def closed(self, tasks: Iterable[int]) -> None:
         """Take note that streams are closed; unknown ones are ignored."""
-        self._dirty_workers |= self._streams.close(tasks)
+        for number in tasks:
+            task = self._tasks.find(number)
+            if task is not None and task.closer is not None:
+                self._close_stream(task)
+                self._tasks.drop(task)
 
     def retry_parked(self, tasks: Iterable[int] | None = None) -> list[int]:
-        """Put parked tasks (all, if None) back with fresh limits; return those put back."""
+        """Put dead-lettered tasks (all, if None) back with fresh limits; return those put back."""
         if self._cut:
             return []
         wanted = self._parked.keys() if tasks is None else self._parked.keys() & set(tasks)
         back = sorted(wanted)
-        for task in back:
-            self._batches.restore(task, self._parked.pop(task).settled)
-            self._dirty_parked.add(task)
-            self._trouble.forget(task)
-            self._states.unpark(task)
-            self._batches.put_aside(task)
-            self._todo.put(task, to_front=False)
+        for number in back:
+            self._step(self._tasks[number], Event.RETRY)
+            del self._parked[number]
+            self._dirty_parked.add(number)
+            self._tasks.put_back(number, to_front=False)
         return back
 
     def cut_short(self) -> None:
-        """End the round: revoke all holds and give out nothing more. For good."""
+        """End the round: revoke all leases and give out nothing more. For good."""
         self._cut = True
-        begun = self._book.tasks | self._batches.begun | self._trouble.tasks | self._parked.keys()
-        for hold in list(self._book):
-            self._end(hold)
-            self._states.release(hold.task)
-        for task in begun if self._keeps_streams else ():
-            self._streams.add(task, NOBODY, 0)
-            self._dirty_workers.add(NOBODY)
+        begun = [task for task in self._tasks.records() if task.was_begun]
+        for task in sorted(begun, key=lambda task: task.number):
+            if task.leases:
+                self._step(task, Event.RELEASE)
+            for lease in list(task.leases):
+                self._end(task, lease)
+            if self._keeps_streams:
+                self._open_stream(task, NOBODY, 0)
 
     # The journal.
 
     def adopt(self, worker: str, held: HeldTask, now_s: float) -> bool:
-        """Take over a hold from the journal; its time begins anew. False if there is none now."""
-        task, attempt, settled = held
-        if not (0 <= task < self._size and attempt >= 0 and settled >= 0):
-            raise InvalidRequest(f"{self.round_id}: a hold on task {task} of {self._size}")
+        """Take over a lease from the journal; its time begins anew. False if there is none now."""
+        number, attempt, settled = held
+        if not (0 <= number < self._size and attempt >= 0 and settled >= 0):
+            raise InvalidRequest(f"{self.round_id}: a hold on task {number} of {self._size}")
         self._next_attempt = max(self._next_attempt, attempt + 1)
-        if self._cut or self._states[task] in (DONE, PARKED):
+        state = self._tasks.state_of(number)
+        if self._cut or state in (State.DONE, State.DEAD_LETTERED):
             self._dirty_workers.add(worker)
-            is_orphan = self._states[task] == DONE and task not in self._streams
+            record = self._tasks.find(number)
+            is_orphan = state is State.DONE and (record is None or record.closer is None)
             if self._keeps_streams and is_orphan and worker != NOBODY:
                 # The journal got that it is done, but not who did it and is to close the stream.
-                self._streams.add(task, NOBODY, attempt)
-                self._dirty_workers.add(NOBODY)
+                self._open_stream(self._tasks[number], NOBODY, attempt)
             return False
-        for earlier in self._book.of_task(task):
-            if earlier.worker == worker:
-                self._end(earlier)
-        self._batches.settle(task, settled)
+        task = self._tasks[number]
+        self._tasks.settle(task, settled)
         if worker == NOBODY:
-            self._batches.put_aside(task)
+            self._dirty_workers.add(NOBODY)
+            self._tasks.note_unleased(task)
             return False
-        self._hold(held, worker, now_s)
+        for earlier in [lease for lease in task.leases if lease.worker == worker]:
+            self._end(task, earlier)
+        self._lease(task, worker, attempt, settled, now_s)
         return True
 
     def adopt_worker(self, worker: str, record: WorkerRecord, now_s: float) -> None:
-        """Take over all that the journal keeps of a worker: its holds and its streams to close.
+        """Take over all that the journal keeps of a worker: its leases and its streams to close.
 
         Raises:
             InvalidRequest: The record has tasks that the round has not.
         """
-        for task, attempt in record.to_close:
+        for number, attempt in record.to_close:
             self._next_attempt = max(self._next_attempt, attempt + 1)
-            if not 0 <= task < self._size:
-                raise InvalidRequest(f"{self.round_id}: stream of task {task} of {self._size}")
-            if self._keeps_streams:
-                self._streams.add(task, worker, attempt)
-            if attempt and self._states[task] != DONE:
+            if not 0 <= number < self._size:
+                raise InvalidRequest(f"{self.round_id}: stream of task {number} of {self._size}")
+            task = self._tasks[number]
+            if attempt and task.state is not State.DONE:
                 # Of the two records that say so, the other one was not written any more.
-                self._make_done(task, None)
+                self._make_done(task, Event.RECOVER, None)
+            if self._keeps_streams:
+                self._open_stream(task, worker, attempt)
+            self._tasks.drop(task)
         for held in record.held:
             self.adopt(worker, held, now_s)
 
     def take_changes(self) -> Changes:
         """Return what differs from the journal, and take it for written."""
-        if self._batches.take_aside_changed():
-            self._dirty_workers.add(NOBODY)
         changes = Changes(
-            {number: self._done.chunk(number) for number in sorted(self._dirty_chunks)},
+            {number: self.done.chunk(number) for number in sorted(self._dirty_chunks)},
             {worker: self.record_of(worker) for worker in sorted(self._dirty_workers)},
             {task: self._parked.get(task) for task in sorted(self._dirty_parked)},
         )
@@ -341,19 +401,17 @@ class TaskLedger:
     @property
     def batches(self) -> int:
         """Batches of tasks done, and settled ones of all others; each counts once."""
-        return self._batches.total
+        return self._tasks.batches
 
     @property
     def counts(self) -> Counts:
         """How many tasks are in which state."""
-        done, parked = len(self._done), len(self._parked)
-        doing = self._states.held
-        return Counts(self._size - doing - done - parked, doing, done, parked)
+        return self._tasks.counts
 
     @property
     def is_over(self) -> bool:
-        """Whether every task is done or parked, or the round was cut short."""
-        return self._cut or len(self._done) + len(self._parked) == self._size
+        """Whether every task is done or dead-lettered, or the round was cut short."""
+        return self._cut or len(self.done) + len(self._parked) == self._size
 
     @property
     def is_cut_short(self) -> bool:
@@ -363,138 +421,200 @@ class TaskLedger:
     @property
     def done(self) -> TaskBits:
         """The tasks done; not to be changed by the caller (``copy`` it to keep it)."""
-        return self._done
+        return self._tasks.done
 
     @property
     def parked(self) -> Mapping[int, ParkedTask]:
-        """The parked tasks by number."""
+        """The dead-lettered tasks by number."""
         return MappingProxyType(self._parked)
 
     @property
     def open_streams(self) -> int:
         """How many streams of done tasks are not confirmed closed."""
-        return len(self._streams)
+        return self._open_streams
 
     @property
     def workers(self) -> frozenset[str]:
-        """The workers that hold a task or have streams to close."""
-        return frozenset((self._book.workers | self._streams.workers) - {NOBODY})
+        """The workers that have leases or streams to close."""
+        return frozenset(
+            name for name, has in self._workers.items() if name and (has.leases or has.streams)
+        )
 
     @property
-    def holds(self) -> Iterable[Hold]:
-        """All holds, live and lapsed; one that the caller has ``withdrawn`` is not renewed."""
-        return self._book
+    def holds(self) -> Iterator[Lease]:
+        """All leases, live and expired; one that the caller has ``withdrawn`` is not renewed."""
+        return iter(self._leases)
 
     def record_of(self, worker: str) -> WorkerRecord:
-        """Return a worker's holds and streams to close, as the journal keeps them."""
-        if worker == NOBODY:  # it "holds", by no attempt, tasks to do that have settled batches
-            held = [HeldTask(task, 0, settled) for task, settled in self._batches.aside()]
+        """Return a worker's leases and streams to close, as the journal keeps them."""
+        has = self._workers.get(worker)
+        if worker == NOBODY:
+            numbers = sorted(self._tasks.unleased)
+            held = [HeldTask(number, 0, self._tasks[number].settled) for number in numbers]
         else:
+            leases = has.leases.values() if has is not None else ()
             held = [
-                HeldTask(hold.task, hold.attempt, self._batches.of(hold.task))
-                for hold in self._book.of_worker(worker)
+                HeldTask(lease.task.number, lease.attempt, lease.task.settled)
+                for lease in sorted(leases, key=lambda lease: lease.attempt)
             ]
-        return WorkerRecord(tuple(held), tuple(self._streams.of_worker(worker)))
+        return WorkerRecord(tuple(held), tuple(sorted(has.streams.items())) if has else ())
 
     # How it is done.
 
-    def _restore(self, parked: Iterable[ParkedTask], sizes: Sizes | None) -> None:
-        """Bring the states in line with what is done and parked."""
-        if self._done.size != self._size:
-            raise InvalidRequest(
-                f"{self.round_id}: {self._done.size} tasks in the journal, {self._size} in the data"
-            )
-        self._states = TaskStates(self._done)
-        self._batches = BatchCount(self._done, sizes)
-        for record in parked:
-            if not 0 <= record.task < self._size:
-                raise InvalidRequest(f"{self.round_id}: parked task {record.task} of {self._size}")
-            if self._states[record.task] == DONE:
-                self._dirty_parked.add(record.task)  # nothing says that it is parked any more
-                continue
-            self._states.park(record.task)
-            self._parked[record.task] = record
-            self._batches.total += record.settled
+    def _restore_parked(self, record: ParkedTask) -> None:
+        number = record.task
+        if not 0 <= number < self._size:
+            raise InvalidRequest(f"{self.round_id}: parked task {number} of {self._size}")
+        if number in self.done:
+            self._dirty_parked.add(number)  # the journal's record of it is out of date
+            return
+        self._tasks.restore_dead_letter(number, record.settled)
+        self._parked[number] = record
 
-    def _find(self, worker: str, task: int, attempt: int) -> Hold | None:
+    def _check(self, task: int, attempt: int) -> None:
         if not (0 <= task < self._size and 0 <= attempt < self._next_attempt):
             what = f"attempt {attempt} of task {task}"
             raise InvalidRequest(f"{self.round_id}: {what} of {self._size} was never given")
-        return self._book.find(worker, task, attempt)
 
-    def _hold(self, held: HeldTask, worker: str, now_s: float) -> Hold:
-        """Make a worker hold a task that is to do, or held by others."""
-        over_s = now_s + self.hold_ttl_s
-        hold = Hold(worker, held.task, held.attempt, held.settled, now_s, over_s)
-        self._next_attempt = max(self._next_attempt, held.attempt + 1)
-        self._book.add(hold)
+    def _worker(self, name: str) -> _Worker:
+        has = self._workers.get(name)
+        if has is None:
+            has = self._workers[name] = _Worker()
+        return has
+
+    def _step(self, task: Task, event: Event) -> None:
+        """Apply an event to a task; the journal hears of settled batches that nobody leases."""
+        self._tasks.step(task, event)
+        if task.settled and not self._cut and self._tasks.note_unleased(task):
+            self._dirty_workers.add(NOBODY)
+
+    def _make_done(self, task: Task, event: Event, batches: int | None) -> None:
+        """Take a task for done, whoever has leases of it; None: of as many batches as recorded."""
+        self._step(task, event)
+        for lease in list(task.leases):
+            self._end(task, lease)
+        if self._parked.pop(task.number, None) is not None:
+            self._dirty_parked.add(task.number)
+        self._tasks.count_done(task, batches)
+        self._dirty_chunks.add(chunk_of(task.number))
+        task.forget_trouble()
+
+    def _was_done_by(self, worker: str, task: int, attempt: int) -> bool:
+        """Return whether an attempt that is over did a task, as far as anybody still knows."""
+        has, record = self._workers.get(worker), self._tasks.find(task)
+        if has is not None and has.last_done == (task, attempt):
+            return True
+        return record is not None and record.closer is not None and record.done_by == attempt
+
+    # Leases.
+
+    def _find(self, worker: str, task: int, attempt: int) -> Lease | None:
+        has = self._workers.get(worker)
+        lease = None if has is None else has.leases.get(task)
+        return lease if lease is not None and lease.attempt == attempt else None
+
+    def _lease(self, task: Task, worker: str, attempt: int, first: int, now_s: float) -> Lease:
+        """Grant a lease of a task that is to do, or that others have leases of."""
+        self._step(task, Event.LEASE)
+        lease = Lease(worker, task, attempt, first, now_s, now_s + self.hold_ttl_s)
+        self._next_attempt = max(self._next_attempt, attempt + 1)
+        task.leases.append(lease)
+        self._worker(worker).leases[task.number] = lease
+        self._leases[lease] = None
+        self._enter(lease)
         self._dirty_workers.add(worker)
-        self._states.hold(held.task)
-        self._batches.take_up(held.task)
-        return hold
+        return lease
 
-    def _make_done(self, task: int, batches: int | None) -> None:
-        """Take a task for done, whoever holds it; None: of as many batches as its records give."""
-        for each in self._book.of_task(task):
-            self._end(each)
-        settled = self._batches.forget(task)
-        if (parked := self._parked.pop(task, None)) is not None:
-            settled = parked.settled
-            self._dirty_parked.add(task)
-        self._states.finish(task)
-        self._done.add(task)
-        self._batches.finish(task, batches, settled)
-        self._dirty_chunks.add(chunk_of(task))
-        self._trouble.forget(task)
+    def _enter(self, lease: Lease) -> None:
+        self._ends.push(lease, len(self._leases))
+        self._sole.push(lease, len(self._leases))
 
-    def _end(self, hold: Hold) -> None:
-        self._book.end(hold)
-        self._dirty_workers.add(hold.worker)
+    def _end(self, task: Task, lease: Lease) -> None:
+        """End a lease for good; the caller then applies the event that the task goes through."""
+        lease.ended = True
+        task.leases.remove(lease)
+        del self._workers[lease.worker].leases[task.number]
+        del self._leases[lease]
+        self._dirty_workers.add(lease.worker)
+        for other in task.leases:  # it may be the only live one now
+            self._sole.push(other, len(self._leases))
 
-    def _end_fruitless(self, hold: Hold, why: str, *, was_begun: bool = True) -> None:
-        """End a hold without a failure; it was in vain unless batches were settled meanwhile."""
-        self._end(hold)
-        if self._batches.of(hold.task) > hold.first_batch:
-            self._trouble.fruitful(hold.task)
-        elif was_begun:
-            self._trouble.fruitless(hold.task, hold.worker, why)
+    def _end_without_failure(
+        self, task: Task, lease: Lease, why: str, *, was_begun: bool = True
+    ) -> None:
+        self._end(task, lease)
+        task.ended_without_failure(lease, why, was_begun=was_begun)
 
-    def _end_lapsed(self, task: int) -> None:
-        for hold in self._book.of_task(task):
-            if hold.lapsed:
-                self._end_fruitless(hold, hold.withdrawn or "it was not renewed in time")
+    def _end_expired(self, task: Task) -> None:
+        for lease in list(task.leases):
+            if lease.expired:
+                why = lease.withdrawn or "it was not renewed in time"
+                self._end_without_failure(task, lease, why)
 
-    def _came_back(self, task: int, to_front: bool) -> None:
-        """Queue or park a task of which a hold has ended or lapsed, unless somebody holds it."""
-        if self._book.is_held(task):
-            return
-        self._states.release(task)
-        lapsed = len(self._book.of_task(task))
-        if self._trouble.is_last_chance_over(task, lapsed):
-            self._end_lapsed(task)
-        if not self._park_if_spent(task):
-            self._batches.put_aside(task)
-            self._todo.put(task, to_front and self._trouble.comes_first(task))
-
-    def _park_if_spent(self, task: int) -> bool:
-        """Park a task to do that has gone wrong too often."""
-        verdict = self._trouble.verdict(task)
-        if verdict is None:
+    def _is_sole(self, lease: Lease) -> bool:
+        """Return whether a lease is the only live one of its task."""
+        if lease.ended or lease.expired:
             return False
-        for lapsed in self._book.of_task(task):
-            self._end(lapsed)
-        self._states.park(task)
-        self._parked[task] = ParkedTask(task, *verdict, self._batches.forget(task))
-        self._dirty_parked.add(task)
-        self._trouble.forget(task)
-        return True
+        leases = lease.task.leases
+        return len(leases) == 1 or not any(one.is_live for one in leases if one is not lease)
 
-    def _next_todo(self) -> int | None:
-        """Take the next task to do out of the queue; what lapsed of its holds is over for good."""
-        if not self.counts.todo:
+    def _slowest(self, begun_s: float, except_worker: str) -> Task | None:
+        """Return the task whose only live lease is the oldest of all, granted by ``begun_s``.
+
+        Tasks that ``except_worker`` has a lease of, live or expired, are passed over.
+        """
+        first = self._sole.first()
+        if first is None or first[0] > begun_s:
             return None
-        while (task := self._todo.take()) is not None:
-            if self._states[task] == TODO:
-                self._end_lapsed(task)
-                return task
-        return None
+        passed: list[Lease] = []
+        found: Task | None = None
+        has = self._workers.get(except_worker)
+        mine = has.leases if has is not None else {}
+        while (first := self._sole.first()) is not None and first[0] <= begun_s:
+            if first[1].task.number not in mine:
+                found = first[1].task
+                break
+            passed.append(first[1])
+            self._sole.pop()
+        for lease in passed:  # as many as that worker has leases, at most
+            self._sole.push(lease, len(self._leases))
+        return found
+
+    def _came_back(self, task: Task, *, to_front: bool) -> None:
+        """Queue or dead-letter a task of which a lease has ended or expired, unless one is live."""
+        if task.is_held:
+            self._step(task, Event.END_ONE)
+            return
+        if task.is_last_chance_over(self._limits):
+            self._end_expired(task)
+        dead_letter = task.dead_letter(self._limits)
+        if dead_letter is None:
+            self._step(task, Event.EXPIRE if task.leases else Event.RELEASE)
+            self._tasks.put_back(task.number, to_front=to_front and task.comes_first)
+            return
+        self._step(task, Event.DEAD_LETTER)
+        for lease in list(task.leases):
+            self._end(task, lease)
+        self._parked[task.number] = dead_letter
+        self._dirty_parked.add(task.number)
+        task.forget_trouble()
+
+    # Streams.
+
+    def _open_stream(self, task: Task, worker: str, attempt: int) -> None:
+        """Make a worker the one who closes a task's stream."""
+        if task.closer is not None:
+            self._close_stream(task)
+        task.closer, task.done_by = worker, attempt
+        self._worker(worker).streams[task.number] = attempt
+        self._open_streams += 1
+        self._dirty_workers.add(worker)
+
+    def _close_stream(self, task: Task) -> None:
+        assert task.closer is not None
+        has = self._workers[task.closer]
+        del has.streams[task.number]
+        has.told.discard(task.number)
+        self._open_streams -= 1
+        self._dirty_workers.add(task.closer)
+        task.closer = None

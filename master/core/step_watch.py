@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backstay.master.core.hold_book import Median
+from backstay.master.core.lease_queue import Median
 
 __all__ = ["FIRST_STEP_FACTOR", "StepWatch"]
 

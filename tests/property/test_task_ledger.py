@@ -32,6 +32,7 @@ from backstay.master.core.holds import (
     WorkerRecord,
 )
 from backstay.master.core.ledger import NOBODY, TaskLedger
+from backstay.master.core.task import State
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
@@ -234,7 +235,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for hold in self.ledger.holds:
             if hold.worker == worker:
                 hold.withdrawn = "it hangs"
-                self.withdrawn.add((worker, hold.task, hold.attempt))
+                self.withdrawn.add((worker, hold.task.number, hold.attempt))
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data())
@@ -383,6 +384,15 @@ class LedgerMachine(RuleBasedStateMachine):
         assert counts.doing <= len({held[1] for held in self.valid})
         assert self.ledger.open_streams == len(self.unclosed)
         assert self.ledger.is_over == (counts.done + counts.parked == self.size)
+
+    @invariant()
+    def states_and_leases_agree(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        for task in self.ledger._tasks.records():
+            live = any(lease.is_live for lease in task.leases)
+            assert (task.state is State.LEASED) == live
+            assert (task.state is State.EXPIRED) == (bool(task.leases) and not live)
 
     @invariant()
     def the_journal_says_the_same(self) -> None:
