@@ -18,7 +18,6 @@ from backstay.pserver.controller.balance import (
     relieve_stopping,
     share_masters_early,
 )
-from backstay.pserver.controller.draft import Draft
 from backstay.pserver.controller.failover import fail_over, note_members
 from backstay.pserver.controller.first_routing import (
     FIRST_VERSION,
@@ -36,6 +35,7 @@ from backstay.pserver.controller.restoring import (
     follow_loads,
     restore_after,
 )
+from backstay.pserver.controller.routing_builder import RoutingBuilder
 
 __all__ = ["decide"]
 
@@ -96,45 +96,45 @@ def _begin(records: ClusterRecords) -> Decision:
 def _continue(records: ClusterRecords, before: RoutingTable, sizes: StepSizes) -> Decision:
     plan = followed(records)
     records, known = replace(records, plan=plan), records.plan
-    draft = Draft(records, before, sizes)
-    note_members(draft)
-    fail_over(draft, holds_rows=records.has_tables)
-    restore = settle_losses(draft, records)
-    begin_restore(draft, restore)
-    follow_loads(draft, records)
-    relies_on = follow_reports(draft, records)
-    relieve_stopping(draft)
-    drop_surplus(draft)
-    short = add_missing(draft)
+    builder = RoutingBuilder(records, before, sizes)
+    note_members(builder)
+    fail_over(builder, holds_rows=records.has_tables)
+    restore = settle_losses(builder, records)
+    begin_restore(builder, restore)
+    follow_loads(builder, records)
+    relies_on = follow_reports(builder, records)
+    relieve_stopping(builder)
+    drop_surplus(builder)
+    short = add_missing(builder)
     # Evening out waits until every slot has its copies: it must not delay what is urgent.
     at_rest = False
-    if not short and not draft.changed and _all_in_sync(draft):
+    if not short and not builder.changed and _all_in_sync(builder):
         # Moves that begin before all nodes have come would be made again when they have.
         waits = plan is not None and plan.state == "waiting_for_nodes"
         if not waits:
-            relieve_leaving(draft)
-        if not draft.changed:
-            moving = draft.copying.any() if waits else move_copies(draft)
+            relieve_leaving(builder)
+        if not builder.changed:
+            moving = builder.copying.any() if waits else move_copies(builder)
             if not moving:
-                balance_masters(draft)
-                at_rest = not draft.changed
-    if draft.copying.any():
-        share_masters_early(draft)
+                balance_masters(builder)
+                at_rest = not builder.changed
+    if builder.copying.any():
+        share_masters_early(builder)
     if plan is not None and plan.is_under_way:
-        plan = progressed(plan, draft, at_rest=at_rest)
+        plan = progressed(plan, builder, at_rest=at_rest)
     news = None if plan == known else plan
-    routing, events = draft.finish()
-    restore = restore_after(draft, restore, before.version + 1)
+    routing, events = builder.finish()
+    restore = restore_after(builder, restore, before.version + 1)
     health = health_of(replace(records, restore=restore or records.restore), routing or before)
     if routing is None:
         return Decision(None, health, events, restore=restore, plan=news)
-    given_up = tuple(sorted(draft.name(number) for number in draft.given_up))
+    given_up = tuple(sorted(builder.name(number) for number in builder.given_up))
     return Decision(routing, health, events, relies_on, given_up, restore, news)
 
 
-def _all_in_sync(draft: Draft) -> bool:
+def _all_in_sync(builder: RoutingBuilder) -> bool:
     """Whether each slot has a master, and nobody catches up but copies that are moved."""
     return all(
-        held.master >= 0 and (not held.catching_up or len(held.in_sync) + 1 >= draft.wanted)
-        for held in draft.held
+        held.master >= 0 and (not held.catching_up or len(held.in_sync) + 1 >= builder.wanted)
+        for held in builder.held
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from backstay.consensus.records import NO_MASTER, NOBODY, SlotReplicas
-from backstay.pserver.controller.draft import Draft
+from backstay.pserver.controller.routing_builder import RoutingBuilder
 
 __all__ = ["GIVEN_UP_MAX", "fail_over", "note_members"]
 
@@ -18,79 +18,85 @@ __all__ = ["GIVEN_UP_MAX", "fail_over", "note_members"]
 GIVEN_UP_MAX = 32
 
 
-def note_members(draft: Draft) -> None:
+def note_members(builder: RoutingBuilder) -> None:
     """Note who has come and who has gone since the routing table that is there."""
-    listed = len(draft.before.nodes)
+    listed = len(builder.before.nodes)
     # Who is waited for has been noted when the wait began.
     awaited = {
-        number for held in draft.before.sets if held.master == NO_MASTER for number in held.in_sync
+        number
+        for held in builder.before.sets
+        if held.master == NO_MASTER
+        for number in held.in_sync
     }
-    for number in range(len(draft.processes)):
-        name = draft.name(number)
+    for number in range(len(builder.processes)):
+        name = builder.name(number)
         if number >= listed:
-            draft.note("node_joined", number, f"{name} has registered")
-        elif not draft.alive[number] and number not in awaited:
-            draft.note("node_gone", number, f"{name}: {draft.state(number)}")
+            builder.note("node_joined", number, f"{name} has registered")
+        elif not builder.alive[number] and number not in awaited:
+            builder.note("node_gone", number, f"{name}: {builder.state(number)}")
 
 
-def fail_over(draft: Draft, *, holds_rows: bool = True) -> None:
+def fail_over(builder: RoutingBuilder, *, holds_rows: bool = True) -> None:
     """Take absent processes out of every set, and find a master for each slot without one.
 
     Slots that nobody can have the content of any more are lost from then on.
 
     Args:
-        draft: To be changed.
+        builder: To be changed.
         holds_rows: Whether slots can have had any content: then losing it is a loss.
     """
-    absent = {number for number, alive in enumerate(draft.alive) if not alive}
-    concerned = set(draft.slots_with(absent)) if absent else set()
-    concerned.update(np.flatnonzero(draft.before.master_of_slot == NO_MASTER).tolist())
-    concerned -= draft.lost
+    absent = {number for number, alive in enumerate(builder.alive) if not alive}
+    concerned = set(builder.slots_with(absent)) if absent else set()
+    concerned.update(np.flatnonzero(builder.before.master_of_slot == NO_MASTER).tolist())
+    concerned -= builder.lost
     # Without these first, so that the choice of masters sees the load that is left.
     orphans = []
     for slot in sorted(concerned):
-        held = draft.held[slot]
+        held = builder.held[slot]
         present = SlotReplicas(
-            held.master if held.master != NO_MASTER and draft.alive[held.master] else NO_MASTER,
-            tuple([number for number in held.in_sync if draft.alive[number]]),
-            tuple([number for number in held.catching_up if draft.alive[number]]),
+            held.master if held.master != NO_MASTER and builder.alive[held.master] else NO_MASTER,
+            tuple([number for number in held.in_sync if builder.alive[number]]),
+            tuple([number for number in held.catching_up if builder.alive[number]]),
         )
         if present.master == NO_MASTER:
             orphans.append((slot, present))
         elif present != held:
-            draft.put(slot, present)
+            builder.put(slot, present)
     for slot, present in orphans:
         if present.in_sync:
-            _promote(draft, slot, present)
+            _promote(builder, slot, present)
         else:
-            _wait_or_give_up(draft, slot, present, holds_rows=holds_rows)
+            _wait_or_give_up(builder, slot, present, holds_rows=holds_rows)
 
 
-def _promote(draft: Draft, slot: int, present: SlotReplicas) -> None:
+def _promote(builder: RoutingBuilder, slot: int, present: SlotReplicas) -> None:
     """Make one of the in-sync backups master.
 
-    Each of them has staged all that was acknowledged, so any is safe; ``Draft.heir`` chooses.
+    Each of them has staged all that was acknowledged, so any is safe;
+    ``RoutingBuilder.heir`` chooses.
     """
-    old = draft.held[slot].master
-    new = draft.heir(present.in_sync)
+    old = builder.held[slot].master
+    new = builder.heir(present.in_sync)
     rest = tuple([number for number in present.in_sync if number != new])
-    draft.put(slot, SlotReplicas(new, rest, present.catching_up))
-    was = "it came back with its memory" if old == NO_MASTER else f"{_why(draft, old)}; in sync"
-    draft.note("promoted", new, f"{draft.name(new)} becomes master of {{slots}}: {was}", slot)
+    builder.put(slot, SlotReplicas(new, rest, present.catching_up))
+    was = "it came back with its memory" if old == NO_MASTER else f"{_why(builder, old)}; in sync"
+    builder.note("promoted", new, f"{builder.name(new)} becomes master of {{slots}}: {was}", slot)
 
 
-def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas, *, holds_rows: bool) -> None:
+def _wait_or_give_up(
+    builder: RoutingBuilder, slot: int, present: SlotReplicas, *, holds_rows: bool
+) -> None:
     """Keep a slot for those who have its content, or declare it lost."""
-    held = draft.held[slot]
-    candidates = tuple([number for number in held.synced if not draft.gone[number]])
+    held = builder.held[slot]
+    candidates = tuple([number for number in held.synced if not builder.gone[number]])
     # Nobody has been served what is not loaded yet, and others can load it as well.
-    waits = slot not in draft.restoring
-    if waits and any(draft.waiting[number] for number in candidates):
+    waits = slot not in builder.restoring
+    if waits and any(builder.waiting[number] for number in candidates):
         kept = SlotReplicas(NO_MASTER, candidates, present.catching_up)
         if kept != held:
-            draft.put(slot, kept)
-            names = ", ".join(sorted(draft.name(number) for number in candidates))
-            draft.note(
+            builder.put(slot, kept)
+            names = ", ".join(sorted(builder.name(number) for number in candidates))
+            builder.note(
                 "unavailable",
                 -1,
                 f"{{slots}} without a master: the lease of {names} is over, and nobody else "
@@ -98,41 +104,41 @@ def _wait_or_give_up(draft: Draft, slot: int, present: SlotReplicas, *, holds_ro
                 slot,
             )
         return
-    given_up = draft.given_up.union(candidates)
+    given_up = builder.given_up.union(candidates)
     if len(given_up) > GIVEN_UP_MAX:
         return  # In a later decision.
-    draft.given_up = given_up
-    who = ", ".join(_why(draft, number) for number in held.synced) or "no copy was left"
-    if slot not in draft.restoring and holds_rows:
-        if draft.least_loaded() is None:
+    builder.given_up = given_up
+    who = ", ".join(_why(builder, number) for number in held.synced) or "no copy was left"
+    if slot not in builder.restoring and holds_rows:
+        if builder.least_loaded() is None:
             # Told as lost when there is somebody to come back on, for both are one decision: jobs
             # that hear of a loss alone take it for final.
             if held != NOBODY:
-                draft.put(slot, NOBODY)
+                builder.put(slot, NOBODY)
                 note = f"{{slots}} without a master: no node serves, and nobody has them: {who}"
-                draft.note("unavailable", -1, note, slot)
+                builder.note("unavailable", -1, note, slot)
             return
-        draft.put(slot, NOBODY)
-        draft.reborn.add(slot)
-        draft.lost.add(slot)
-        draft.note("lost", -1, f"DATA LOST: {{slots}} lost all copies: {who}", slot)
+        builder.put(slot, NOBODY)
+        builder.reborn.add(slot)
+        builder.lost.add(slot)
+        builder.note("lost", -1, f"DATA LOST: {{slots}} lost all copies: {who}", slot)
         return
-    new = draft.least_loaded()
+    new = builder.least_loaded()
     if new is None:
         # Nobody to begin anew on.
         if held != NOBODY:
-            draft.put(slot, NOBODY)
-            draft.note("unavailable", -1, "{slots} without a master: no node serves", slot)
+            builder.put(slot, NOBODY)
+            builder.note("unavailable", -1, "{slots} without a master: no node serves", slot)
         return
-    draft.put(slot, SlotReplicas(new))
-    draft.reborn.add(slot)
-    if slot in draft.restoring:
-        where = f"wait for checkpoint {draft.source[1]} on {draft.name(new)}"
-        draft.note("lost", new, f"DATA LOST: {{slots}} {where}: {who}", slot)
+    builder.put(slot, SlotReplicas(new))
+    builder.reborn.add(slot)
+    if slot in builder.restoring:
+        where = f"wait for checkpoint {builder.source[1]} on {builder.name(new)}"
+        builder.note("lost", new, f"DATA LOST: {{slots}} {where}: {who}", slot)
     else:
         why = f"{who}; there was no table yet, so nothing is lost"
-        draft.note("promoted", new, f"{{slots}} begin anew on {draft.name(new)}: {why}", slot)
+        builder.note("promoted", new, f"{{slots}} begin anew on {builder.name(new)}: {why}", slot)
 
 
-def _why(draft: Draft, process: int) -> str:
-    return f"{draft.name(process)}: {draft.state(process)}"
+def _why(builder: RoutingBuilder, process: int) -> str:
+    return f"{builder.name(process)}: {builder.state(process)}"

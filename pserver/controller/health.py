@@ -6,8 +6,8 @@ import numpy as np
 
 from backstay.consensus.checkpoint_records import RestorePlan, loss_in_words
 from backstay.consensus.records import ClusterHealthRecord, RoutingTable
-from backstay.pserver.controller.draft import counted
 from backstay.pserver.controller.inputs import ClusterRecords
+from backstay.pserver.controller.routing_builder import counted
 
 __all__ = ["health_of", "health_without_routing"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from backstay.consensus.checkpoint_records import RestorePlan
 from backstay.consensus.records import SlotReplicas
-from backstay.pserver.controller.draft import Draft
 from backstay.pserver.controller.inputs import ClusterRecords
 from backstay.pserver.controller.restoring import being_restored
+from backstay.pserver.controller.routing_builder import RoutingBuilder
 
 __all__ = ["settle_losses"]
 
 
-def settle_losses(draft: Draft, records: ClusterRecords) -> RestorePlan | None:
+def settle_losses(builder: RoutingBuilder, records: ClusterRecords) -> RestorePlan | None:
     """Let slots that are lost come back from a checkpoint, or begin anew if that is accepted.
 
     Returns:
@@ -25,10 +25,10 @@ def settle_losses(draft: Draft, records: ClusterRecords) -> RestorePlan | None:
         be begun.
     """
     plan = records.restore
-    _begin_accepted(draft, records.accepted, has_tables=records.has_tables)
+    _begin_accepted(builder, records.accepted, has_tables=records.has_tables)
     if (
-        not draft.lost
-        or draft.least_loaded() is None
+        not builder.lost
+        or builder.least_loaded() is None
         or (plan is not None and plan.state == "requested")
     ):
         # What was asked for comes first; what it leaves is settled by the next decision.
@@ -39,38 +39,41 @@ def settle_losses(draft: Draft, records: ClusterRecords) -> RestorePlan | None:
         return plan
     if again is None and not records.lost_only:
         return RestorePlan(
-            checkpoint.url, checkpoint.id, created=checkpoint.created, lost=len(draft.lost)
+            checkpoint.url, checkpoint.id, created=checkpoint.created, lost=len(builder.lost)
         )
-    # Those that come back at this moment come from the same one: see ``Draft.restore``.
-    url, name = draft.source if draft.restoring else (checkpoint.url, checkpoint.id)
-    for slot in sorted(draft.lost):
-        new = draft.least_loaded()
+    # Those that come back at this moment come from the same one: see ``RoutingBuilder.restore``.
+    url, name = builder.source if builder.restoring else (checkpoint.url, checkpoint.id)
+    for slot in sorted(builder.lost):
+        new = builder.least_loaded()
         assert new is not None
-        draft.put(slot, SlotReplicas(new))
-        draft.restore(slot, url, name)
-        draft.note(
+        builder.put(slot, SlotReplicas(new))
+        builder.restore(slot, url, name)
+        builder.note(
             "restoring",
             new,
             f"{{slots}} that lost all copies come back as checkpoint {name} has them, without "
-            f"what came since, on {draft.name(new)}",
+            f"what came since, on {builder.name(new)}",
             slot,
         )
     return plan
 
 
-def _begin_accepted(draft: Draft, accepted: int, *, has_tables: bool) -> None:
+def _begin_accepted(builder: RoutingBuilder, accepted: int, *, has_tables: bool) -> None:
     """Let slots begin anew, empty, whose loss is accepted, or that can have held nothing."""
-    births = draft.before.birth_of_slot
-    waiting = draft.lost - draft.reborn
+    births = builder.before.birth_of_slot
+    waiting = builder.lost - builder.reborn
     for slot in sorted(waiting):
         if has_tables and int(births[slot]) > accepted:
             continue
-        new = draft.least_loaded()
+        new = builder.least_loaded()
         if new is None:
             return
-        draft.put(slot, SlotReplicas(new))
-        draft.lost.discard(slot)
+        builder.put(slot, SlotReplicas(new))
+        builder.lost.discard(slot)
         why = "an operator has accepted the loss" if has_tables else "there is no table"
-        draft.note(
-            "loss_accepted", new, f"{{slots}} begin anew, empty, on {draft.name(new)}: {why}", slot
+        builder.note(
+            "loss_accepted",
+            new,
+            f"{{slots}} begin anew, empty, on {builder.name(new)}: {why}",
+            slot,
         )

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable
-from backstay.pserver.controller.draft import Draft, counted
 from backstay.pserver.controller.inputs import ClusterRecords
+from backstay.pserver.controller.routing_builder import RoutingBuilder, counted
 
 __all__ = ["PlanWait", "choose_leaving", "followed", "progressed"]
 
@@ -138,47 +138,50 @@ def choose_leaving(
     return sorted(chosen)
 
 
-def progressed(plan: ResizePlan, draft: Draft, *, at_rest: bool) -> ResizePlan:
+def progressed(plan: ResizePlan, builder: RoutingBuilder, *, at_rest: bool) -> ResizePlan:
     """Return a plan that is under way as it stands after a decision.
 
     Args:
         plan: The plan as the decision followed it.
-        draft: The decision.
+        builder: The decision.
         at_rest: Whether there is nothing left that could be moved, or is on its way.
     """
     if plan.state != "moving":
         return plan
-    held = [number for number, leaves in enumerate(draft.leaves) if leaves and draft.copies[number]]
-    left = _moves_left(draft)
+    held = [
+        number for number, leaves in enumerate(builder.leaves) if leaves and builder.copies[number]
+    ]
+    left = _moves_left(builder)
     if at_rest and not held:
         reason = f"{plan.moves_total} copies moved" if plan.moves_total else "nothing had to move"
         return replace(plan, state="done", reason=reason, moves_left=0)
     total = max(plan.moves_total, left)
     reason = f"{left} of {total} copies are still to move"
     if at_rest:
-        slots = counted(int(draft.copies[held].sum()), "slot")
+        slots = counted(int(builder.copies[held].sum()), "slot")
         reason = (
-            f"{_names(draft, held)} cannot give {slots} away: the others have no room, do not "
-            f"reach each other, or are fewer than the {draft.wanted} copies; add a node, or cancel"
+            f"{_names(builder, held)} cannot give {slots} away: the others have no room, do not "
+            f"reach each other, or are fewer than the {builder.wanted} copies; "
+            "add a node, or cancel"
         )
         # It may last for ever: trainers that were to wait for it go on.
         plan = replace(plan, pause=False)
     return replace(plan, reason=reason, moves_total=total, moves_left=left)
 
 
-def _moves_left(draft: Draft) -> int:
+def _moves_left(builder: RoutingBuilder) -> int:
     """Return how many copies are still to be in sync on nodes that stay."""
-    staying = np.flatnonzero(draft.serving)
+    staying = np.flatnonzero(builder.serving)
     if not staying.size:
         return 0
-    synced = draft.copies - draft.copying
-    share = len(draft.held) * min(draft.wanted, staying.size) // staying.size
+    synced = builder.copies - builder.copying
+    share = len(builder.held) * min(builder.wanted, staying.size) // staying.size
     lacking = np.maximum(0, share - synced[staying]).sum()
-    return int(max(lacking, synced[np.flatnonzero(draft.leaves)].sum()))
+    return int(max(lacking, synced[np.flatnonzero(builder.leaves)].sum()))
 
 
-def _names(draft: Draft, numbers: Sequence[int]) -> str:
-    return ", ".join(sorted(draft.name(number) for number in numbers))
+def _names(builder: RoutingBuilder, numbers: Sequence[int]) -> str:
+    return ", ".join(sorted(builder.name(number) for number in numbers))
 
 
 def _instance(living: Mapping[str, MemberRecord], node_id: str, known: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from backstay.consensus.records import CaughtUp, NodeReport, SlotReplicas
-from backstay.pserver.controller.draft import Draft
 from backstay.pserver.controller.inputs import ClusterRecords
+from backstay.pserver.controller.routing_builder import RoutingBuilder
 
 __all__ = ["REPORTS_MAX", "follow_reports"]
 
@@ -20,113 +20,113 @@ __all__ = ["REPORTS_MAX", "follow_reports"]
 REPORTS_MAX = 64
 
 
-def follow_reports(draft: Draft, records: ClusterRecords) -> tuple[int, ...]:
+def follow_reports(builder: RoutingBuilder, records: ClusterRecords) -> tuple[int, ...]:
     """Take silent backups out of in-sync sets and take in those that have caught up.
 
     Returns:
         The instances of the masters on whose word a backup was taken in.
     """
     relied_on: list[int] = []
-    for reporter, report in draft.heard(records):
-        if report.routing_version != draft.before.version:
+    for reporter, report in builder.heard(records):
+        if report.routing_version != builder.before.version:
             continue
-        silent = {draft.index_of[one] for one in report.silent if one in draft.index_of}
+        silent = {builder.index_of[one] for one in report.silent if one in builder.index_of}
         silent.discard(reporter)
         if silent:
-            _take_out(draft, reporter, silent)
-        full = {draft.index_of[one] for one in report.full if one in draft.index_of}
+            _take_out(builder, reporter, silent)
+        full = {builder.index_of[one] for one in report.full if one in builder.index_of}
         if full:
-            _spare(draft, reporter, full)
-        if len(relied_on) < REPORTS_MAX and _take_in(draft, reporter, silent, report):
+            _spare(builder, reporter, full)
+        if len(relied_on) < REPORTS_MAX and _take_in(builder, reporter, silent, report):
             relied_on.append(report.instance)
     return tuple(relied_on)
 
 
-def _take_out(draft: Draft, reporter: int, silent: set[int]) -> None:
+def _take_out(builder: RoutingBuilder, reporter: int, silent: set[int]) -> None:
     """Nothing that the reporter masters is to wait for the silent ones any more.
 
     A silent backup has to catch up. One that was catching up loses its place: its master may
     have asked for it to be taken in, and waits for it until a table says otherwise.
     """
-    for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
-        held = draft.held[slot]
+    for slot in np.flatnonzero(builder.before.master_of_slot == reporter).tolist():
+        held = builder.held[slot]
         out = tuple([number for number in held.in_sync if number in silent])
         stay = tuple([number for number in held.in_sync if number not in silent])
         copying = tuple([number for number in held.catching_up if number not in silent])
         if held.in_sync == stay and held.catching_up == copying:
             continue
-        draft.put(slot, SlotReplicas(reporter, stay, copying + out))
+        builder.put(slot, SlotReplicas(reporter, stay, copying + out))
         for number in out:
-            draft.note(
+            builder.note(
                 "backup_silent",
                 number,
-                f"{draft.name(number)} has to catch up in {{slots}}: {draft.name(reporter)}, "
+                f"{builder.name(number)} has to catch up in {{slots}}: {builder.name(reporter)}, "
                 "their master, gets no answer from it",
                 slot,
             )
         for number in held.catching_up:
             if number in silent:
-                draft.note(
+                builder.note(
                     "copy_dropped",
                     number,
-                    f"{draft.name(number)} is copied to no more in {{slots}}: "
-                    f"{draft.name(reporter)}, their master, gets no answer from it",
+                    f"{builder.name(number)} is copied to no more in {{slots}}: "
+                    f"{builder.name(reporter)}, their master, gets no answer from it",
                     slot,
                 )
 
 
-def _spare(draft: Draft, reporter: int, full: set[int]) -> None:
+def _spare(builder: RoutingBuilder, reporter: int, full: set[int]) -> None:
     """Copy nothing more of the reporter's slots to those who have no room: others may have."""
-    for slot in np.flatnonzero(draft.before.master_of_slot == reporter).tolist():
-        held = draft.held[slot]
+    for slot in np.flatnonzero(builder.before.master_of_slot == reporter).tolist():
+        held = builder.held[slot]
         stay = tuple([number for number in held.catching_up if number not in full])
         if stay == held.catching_up:
             continue
-        draft.put(slot, held._replace(catching_up=stay))
+        builder.put(slot, held._replace(catching_up=stay))
         for number in set(held.catching_up) & full:
-            draft.note(
+            builder.note(
                 "copy_dropped",
                 number,
-                f"{draft.name(number)} is copied to no more in {{slots}}: it has no room "
+                f"{builder.name(number)} is copied to no more in {{slots}}: it has no room "
                 "(memory_limit_bytes)",
                 slot,
             )
 
 
-def _take_in(draft: Draft, reporter: int, silent: set[int], report: NodeReport) -> bool:
+def _take_in(builder: RoutingBuilder, reporter: int, silent: set[int], report: NodeReport) -> bool:
     taken = False
     for entry in sorted(set(report.caught_up)):
-        number = draft.index_of.get(entry.instance)
-        if number is None or number in silent or not _holds(draft, reporter, number, entry):
+        number = builder.index_of.get(entry.instance)
+        if number is None or number in silent or not _holds(builder, reporter, number, entry):
             continue
-        held = draft.held[entry.slot]
+        held = builder.held[entry.slot]
         rest = tuple([one for one in held.catching_up if one != number])
-        draft.put(entry.slot, SlotReplicas(reporter, (*held.in_sync, number), rest))
+        builder.put(entry.slot, SlotReplicas(reporter, (*held.in_sync, number), rest))
         taken = True
-        draft.note(
+        builder.note(
             "caught_up",
             number,
-            f"{draft.name(number)} is in sync in {{slots}}, says their master "
-            f"{draft.name(reporter)}",
+            f"{builder.name(number)} is in sync in {{slots}}, says their master "
+            f"{builder.name(reporter)}",
             entry.slot,
         )
     return taken
 
 
-def _holds(draft: Draft, reporter: int, backup: int, entry: CaughtUp) -> bool:
+def _holds(builder: RoutingBuilder, reporter: int, backup: int, entry: CaughtUp) -> bool:
     """Whether what the entry says is about the slot as it is in the table that is there.
 
     The reporter is alive and was master there, so it still is: only the dead are replaced
     before reports are followed.
     """
-    before = draft.before
+    before = builder.before
     return (
         entry.slot < before.slot_count
         # What is not served yet cannot have been copied: this is about what the slot was before,
         # in the same term, also if this decision lets it be served.
         and entry.slot not in before.restoring.slots
-        and entry.slot not in draft.restoring
+        and entry.slot not in builder.restoring
         and entry.term == int(before.term_of_slot[entry.slot])
         and before.replicas_of_slot[entry.slot].master == reporter
-        and backup in draft.held[entry.slot].catching_up
+        and backup in builder.held[entry.slot].catching_up
     )

@@ -11,32 +11,32 @@ from dataclasses import replace
 
 from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.records import NO_MASTER, SlotReplicas
-from backstay.pserver.controller.draft import Draft, counted
 from backstay.pserver.controller.inputs import ClusterRecords
+from backstay.pserver.controller.routing_builder import RoutingBuilder, counted
 
 __all__ = ["begin_restore", "being_restored", "follow_loads", "restore_after"]
 
 
-def begin_restore(draft: Draft, plan: RestorePlan | None) -> None:
+def begin_restore(builder: RoutingBuilder, plan: RestorePlan | None) -> None:
     """Let the slots of a restore that was requested begin anew, on the masters that they have."""
     # Those that are to leave are better than none.
-    serves = draft.serving if any(draft.serving) else draft.able
+    serves = builder.serving if any(builder.serving) else builder.able
     serving = [number for number, one in enumerate(serves) if one]
     if plan is None or plan.state != "requested" or not serving:
         return
     why = ""
     if plan.lost:
         why = f" of {plan.created}: {counted(plan.lost, 'slot')} lost all copies"
-    for slot in plan.slots or range(draft.before.slot_count):
-        master = draft.held[slot].master
-        if master == NO_MASTER or not draft.alive[master]:
-            master = min(serving, key=lambda number: (draft.masters[number], number))
-        draft.put(slot, SlotReplicas(master))
-        draft.restore(slot, plan.url, plan.checkpoint)
-        draft.note(
+    for slot in plan.slots or range(builder.before.slot_count):
+        master = builder.held[slot].master
+        if master == NO_MASTER or not builder.alive[master]:
+            master = min(serving, key=lambda number: (builder.masters[number], number))
+        builder.put(slot, SlotReplicas(master))
+        builder.restore(slot, plan.url, plan.checkpoint)
+        builder.note(
             "restoring",
             master,
-            f"{draft.name(master)} is to load {{slots}} from checkpoint {plan.checkpoint}{why}",
+            f"{builder.name(master)} is to load {{slots}} from checkpoint {plan.checkpoint}{why}",
             slot,
         )
 
@@ -52,42 +52,44 @@ def being_restored(plan: RestorePlan | None) -> CheckpointRecord | None:
     return CheckpointRecord(plan.url, plan.checkpoint, plan.created)
 
 
-def follow_loads(draft: Draft, records: ClusterRecords) -> None:
+def follow_loads(builder: RoutingBuilder, records: ClusterRecords) -> None:
     """Let the slots be served that their masters have loaded."""
-    before = draft.before
+    before = builder.before
     waiting = set(before.restoring.slots)
-    for reporter, report in draft.heard(records):
+    for reporter, report in builder.heard(records):
         for slot, birth in report.loaded:
             # The birth tells a load that was asked for by this table from any older one.
             if (
                 slot in waiting
-                and slot not in draft.reborn
+                and slot not in builder.reborn
                 and birth == int(before.birth_of_slot[slot])
                 and before.replicas_of_slot[slot].master == reporter
             ):
-                draft.restoring.discard(slot)
-                draft.note(
+                builder.restoring.discard(slot)
+                builder.note(
                     "restored",
                     reporter,
-                    f"{draft.name(reporter)} has loaded {{slots}} from checkpoint "
+                    f"{builder.name(reporter)} has loaded {{slots}} from checkpoint "
                     f"{before.restoring.checkpoint} and serves them",
                     slot,
                 )
 
 
-def restore_after(draft: Draft, plan: RestorePlan | None, version: int) -> RestorePlan | None:
+def restore_after(
+    builder: RoutingBuilder, plan: RestorePlan | None, version: int
+) -> RestorePlan | None:
     """Return what the restore's record is to say after this decision; None if it is right.
 
     Args:
-        draft: As decided.
+        builder: As decided.
         plan: The record that is there.
         version: Of the routing table that this decision makes.
     """
     if plan is None or plan.state == "done":
         return None
     if plan.state == "requested":
-        return replace(plan, state="loading", version=version) if draft.restoring else None
-    if draft.restoring:
+        return replace(plan, state="loading", version=version) if builder.restoring else None
+    if builder.restoring:
         return None
     # What is lost by this very decision is lost after it.
-    return replace(plan, state="done", generation=draft.before.generation)
+    return replace(plan, state="done", generation=builder.before.generation)

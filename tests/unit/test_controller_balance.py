@@ -28,7 +28,7 @@ from backstay.pserver.controller.balance import (
     HANDOVERS_MAX,
     balance_masters,
 )
-from backstay.pserver.controller.draft import CATCHING_UP_MAX, Draft
+from backstay.pserver.controller.routing_builder import CATCHING_UP_MAX, RoutingBuilder
 from tests.unit.controller_cluster import (
     SLOTS,
     after,
@@ -98,10 +98,10 @@ def test_masters_are_evened_out_by_chains_of_hand_overs() -> None:
     before = cluster(nodes=3, slots=8)
     uneven = with_slots(before, held)
     # Copies lie unevenly as well here; look at masters alone.
-    draft = Draft(uneven, table(uneven))
-    balance_masters(draft)
-    assert sorted(draft.masters.tolist()) == [2, 3, 3]
-    new, events = draft.finish()
+    builder = RoutingBuilder(uneven, table(uneven))
+    balance_masters(builder)
+    assert sorted(builder.masters.tolist()) == [2, 3, 3]
+    new, events = builder.finish()
     assert new is not None
     assert {event.kind for event in events} == {"handed_over"}
     for slot, old in enumerate(held):
@@ -256,9 +256,9 @@ def test_only_a_node_that_serves_gets_copies(status: MemberStatus) -> None:
 
 def test_masters_go_to_in_sync_backups_only() -> None:
     uneven = with_slots(cluster(nodes=2, slots=4), [SlotReplicas(0, (), (1,))] * 4)
-    draft = Draft(uneven, table(uneven))
-    balance_masters(draft)
-    assert draft.finish() == (None, ())
+    builder = RoutingBuilder(uneven, table(uneven))
+    balance_masters(builder)
+    assert builder.finish() == (None, ())
 
 
 def test_nothing_is_evened_out_while_copies_are_missing() -> None:

@@ -1,4 +1,4 @@
-"""A routing table while it is being changed.
+"""Builder of a routing table: the table while a decision changes it.
 
 Processes are numbered by their place in the routing table that is there, new ones after them,
 so that a number means the same process before and after; ``finish`` numbers them anew. Terms
@@ -30,7 +30,7 @@ from backstay.consensus.records import (
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller.inputs import STEP_SIZES, ClusterRecords, StepSizes
 
-__all__ = ["CATCHING_UP_MAX", "Draft"]
+__all__ = ["CATCHING_UP_MAX", "RoutingBuilder"]
 
 # Slots that one process may be copying in at a time: a bound on the memory and the traffic of
 # snapshots under way.
@@ -39,7 +39,7 @@ CATCHING_UP_MAX = 64
 EVENT_SLOTS_MAX = 8
 
 
-class Draft:
+class RoutingBuilder:
     """The working state of one decision.
 
     Attributes:
