@@ -411,7 +411,7 @@ def _slots_of(value: object, slot_count: int) -> SlotEntries:
             )
         # One pass in C over what may be a million numbers.
         if not set(map(type, values)) <= {int}:
-            raise InvalidRequest(f"slots.{name} holds more than whole numbers")
+            raise InvalidRequest(f"slots.{name} holds more than integers")
         highest = 1 if name == "whole" else NUMBER_MAX
         if min(values) < 0 or max(values) > highest:
             raise InvalidRequest(f"slots.{name} holds a number outside 0 to {highest}")
@@ -433,5 +433,5 @@ def _check_tags(tags: Mapping[str, object]) -> None:
         number = type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
         if not (text or number):
             raise InvalidRequest(
-                f"tag {name!r} is neither a number nor a text of at most {TEXT_LENGTH_MAX}"
+                f"tag {name!r} is neither a number nor a string of at most {TEXT_LENGTH_MAX}"
             )

@@ -103,7 +103,7 @@ def _parsed(content: NDArray[np.uint8], dtypes: Mapping[str, np.dtype[Any]]) -> 
     header = parse_json(content[_LENGTH_BYTES:begin].tobytes())
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
-        raise InvalidRequest(f"{_METADATA} is no object of texts")
+        raise InvalidRequest(f"{_METADATA} is not an object of strings")
     places = {name: _Place.of(name, entry, dtypes) for name, entry in header.items()}
     end = 0
     for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):

@@ -81,25 +81,25 @@ def check_times(what: str, **times: float) -> None:
 
 
 def whole_numbers_of(what: str, name: str, values: object, lowest: int = 0) -> list[int]:
-    """Return a list of whole numbers, each ``lowest`` to ``NUMBER_MAX``.
+    """Return a list of integers, each ``lowest`` to ``NUMBER_MAX``.
 
     Raises:
         InvalidRequest: It is no such list.
     """
     # set(map(type, ...)) is one pass in C; a routing table has some 200,000 numbers.
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
-        raise InvalidRequest(f"{what}: {name} holds more than whole numbers")
+        raise InvalidRequest(f"{what}: {name} holds more than integers")
     if values and not (lowest <= min(values) and max(values) <= NUMBER_MAX):
         raise InvalidRequest(f"{what}: {name} holds a number outside {lowest} to {NUMBER_MAX}")
     return values
 
 
 def strings_of(what: str, name: str, values: object) -> list[str]:
-    """Return a list of texts.
+    """Return a list of strings.
 
     Raises:
         InvalidRequest: It is no such list.
     """
     if not isinstance(values, list) or not set(map(type, values)) <= {str}:
-        raise InvalidRequest(f"{what}: {name} holds more than texts")
+        raise InvalidRequest(f"{what}: {name} holds more than strings")
     return values

@@ -34,7 +34,7 @@ _DATA_FIELDS = ("training", "validation", "prediction")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 1e-3 is a number, a date is a text, no name twice, no aliases."""
+    """YAML as people expect it: 1e-3 is a number, a date is a string, no name twice, no aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Refuse aliases: a few of them can stand for gigabytes."""
@@ -71,7 +71,7 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what the loader would not take for a text."""
+    """Puts in quotes what the loader would not take for a string."""
 
 
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers

@@ -82,7 +82,7 @@ def _as_bytes(values: NDArray[Any], field: str) -> NDArray[np.bytes_]:
         if not kinds <= {str, bytes, int, type(None)}:
             raise InvalidRequest(
                 f"{field!r} holds {', '.join(sorted(kind.__name__ for kind in kinds))}; ids are "
-                "made of text, bytes or whole numbers: put other numbers into buckets first"
+                "made of strings, bytes or integers: put other numbers into buckets first"
             )
         texts = [
             value if isinstance(value, bytes) else b"" if value is None else str(value).encode()
@@ -99,6 +99,6 @@ def _as_bytes(values: NDArray[Any], field: str) -> NDArray[np.bytes_]:
     if values.dtype.kind == "S":
         return values
     raise InvalidRequest(
-        f"{field!r} holds {values.dtype}; ids are made of text, bytes or whole numbers: put other "
+        f"{field!r} holds {values.dtype}; ids are made of strings, bytes or integers: put other "
         "numbers into buckets first"
     )

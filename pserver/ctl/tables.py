@@ -114,7 +114,7 @@ def _policy(text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """Read a number or a flag; anything else stays a text, which the servers refuse by name."""
+    """Read a number or a flag; anything else stays a string, which the servers refuse by name."""
     try:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except ValueError:

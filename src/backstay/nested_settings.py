@@ -31,7 +31,7 @@ __all__ = [
 SpecT = TypeVar("SpecT")
 # Deeper than any sensible parameter of a model; ends a document that refers to itself.
 DEPTH_MAX = 16
-_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+_WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
 def entry(
@@ -50,7 +50,7 @@ def entry(
         doc: One or two sentences for ``--help`` and the reference page.
         minimum: Least value of a number.
         maximum: Greatest value of a number.
-        choices: The texts that are allowed.
+        choices: The values that are allowed.
         fixed: It cannot be changed once the job has begun: what was done would no longer fit.
     """
     metadata = {
@@ -85,7 +85,7 @@ def nested_kind(kind: type, name: str) -> type | None:
 def check_entries(spec: Any) -> None:
     """Check the fields of a dataclass, each alone, and put lists, mappings and numbers in order.
 
-    Called in ``__post_init__``: lists become tuples, mappings are copied, whole numbers become
+    Called in ``__post_init__``: lists become tuples, mappings are copied, integers become
     floats where a float is wanted.
 
     Raises:
@@ -195,7 +195,7 @@ def _checked_texts(name: str, value: Any, _arguments: tuple[Any, ...]) -> tuple[
     if isinstance(value, str):
         value = (value,)
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-        raise ConfigError(f"{name}: {value!r} is not a text or a list of texts")
+        raise ConfigError(f"{name}: {value!r} is not a string or a list of strings")
     if "" in value:
         raise ConfigError(f"{name}: one of {list(value)!r} is empty")
     return tuple(value)
@@ -207,7 +207,7 @@ def _checked_mapping(name: str, value: Any, arguments: tuple[Any, ...]) -> dict[
     texts = arguments[1] is str
     for key, one in value.items():
         if texts and not isinstance(one, str):
-            raise ConfigError(f"{name}.{key}: {one!r} is not a text; put it in quotes")
+            raise ConfigError(f"{name}.{key}: {one!r} is not a string; put it in quotes")
     checked: dict[str, Any] = _checked_plain(name, value, 0)
     return checked
 
@@ -219,7 +219,7 @@ def _checked_plain(name: str, value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ConfigError(f"{name}: the name {key!r} is not a text; put it in quotes")
+                raise ConfigError(f"{name}: the name {key!r} is not a string; put it in quotes")
         return {key: _checked_plain(f"{name}.{key}", one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_checked_plain(f"{name}.{i}", one, depth + 1) for i, one in enumerate(value)]
@@ -227,7 +227,9 @@ def _checked_plain(name: str, value: Any, depth: int) -> Any:
         raise ConfigError(f"{name}: {value!r} is not a finite number")
     if value is None or type(value) in _WORDS:
         return value
-    raise ConfigError(f"{name}: {value!r} is not a text, a number, a truth value, a list or a map")
+    raise ConfigError(
+        f"{name}: {value!r} is not a string, a number, true or false, a list or a map"
+    )
 
 
 def _nested(hint: Any) -> type | None:

@@ -42,7 +42,7 @@ ENVIRONMENT_PREFIX = "BACKSTAY_"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
-_TYPE_WORDS = {str: "a text", int: "a whole number", bool: "true or false"}
+_TYPE_WORDS = {str: "a string", int: "an integer", bool: "true or false"}
 
 
 class Configuration(Protocol):
@@ -247,7 +247,7 @@ def _convert(
         try:
             return int(raw)
         except ValueError:
-            raise ConfigError(f"{name}: {raw!r} is not a whole number") from None
+            raise ConfigError(f"{name}: {raw!r} is not an integer") from None
     if kind is bool:
         if raw.lower() not in _TRUE | _FALSE:
             raise ConfigError(f"{name}: {raw!r} is not true or false")

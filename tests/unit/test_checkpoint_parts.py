@@ -198,7 +198,9 @@ def tensor(**changes: Any) -> bytes:
         pytest.param(framed(b"\xff\xfe{}"), "not a JSON object", id="not UTF-8"),
         pytest.param(framed(b'{"a":1,"a":2}'), "a name appears twice", id="name twice"),
         pytest.param(framed(b'{"a":NaN}'), "NaN is not JSON", id="NaN"),
-        pytest.param(framed(b'{"__metadata__":{"a":1}}'), "no object of texts", id="metadata"),
+        pytest.param(
+            framed(b'{"__metadata__":{"a":1}}'), "not an object of strings", id="metadata"
+        ),
         pytest.param(framed(b'{"x":[]}'), "does not have dtype", id="entry is a list"),
         pytest.param(tensor(dtype="BOOL"), "not U64 or F32", id="other dtype"),
         pytest.param(tensor(dtype=["U64"]), "not U64 or F32", id="dtype is a list"),

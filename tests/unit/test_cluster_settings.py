@@ -40,8 +40,8 @@ def test_a_setting_that_is_younger_than_the_record_has_its_default() -> None:
         ('{"format":1}', "expected an object with the fields format, settings"),
         ('{"format":2,"settings":{}}', "format 1 only"),
         ('{"format":1,"settings":{"moves":1}}', "knows no setting 'moves'"),
-        ('{"format":1,"settings":{"moves_at_once":"8"}}', "'8' is not a whole number"),
-        ('{"format":1,"settings":{"moves_at_once":true}}', "True is not a whole number"),
+        ('{"format":1,"settings":{"moves_at_once":"8"}}', "'8' is not an integer"),
+        ('{"format":1,"settings":{"moves_at_once":true}}', "True is not an integer"),
         ('{"format":1,"settings":{"moves_at_once":0}}', "0 is out of range"),
     ],
 )
@@ -54,8 +54,8 @@ def test_a_record_that_cannot_be_right_is_refused(text: str, says: str) -> None:
     ("texts", "says"),
     [
         ({"moves_at_once": "0"}, r"moves_at_once: 0 is out of range; allowed is 1 to 65536"),
-        ({"moves_at_once": "many"}, r"moves_at_once: 'many' is not a whole number"),
-        ({"checkpoint_keep_last": ""}, r"checkpoint_keep_last: '' is not a whole number"),
+        ({"moves_at_once": "many"}, r"moves_at_once: 'many' is not an integer"),
+        ({"checkpoint_keep_last": ""}, r"checkpoint_keep_last: '' is not an integer"),
         ({"move_at_once": "8"}, r"move_at_once: no such setting; did you mean 'moves_at_once'\?"),
         ({"on_slot_loss": "panic"}, r"on_slot_loss: 'panic' is not one of restore, restore-lost,"),
         ({"checkpoint_url": "points"}, r"checkpoint_url: 'points' is neither an absolute path"),

@@ -112,9 +112,9 @@ def test_without_a_file_the_command_line_says_everything() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (JOB + "epochs: many\n", "job.yaml, line 8: epochs: 'many' is not a whole number"),
+        (JOB + "epochs: many\n", "job.yaml, line 8: epochs: 'many' is not an integer"),
         (JOB + "epoch: 2\n", "job.yaml, line 8: epoch: no such field; did you mean 'epochs'?"),
-        (JOB.replace("max: 8", "max: no"), "job.yaml, line 6: workers.max: False is not a whole"),
+        (JOB.replace("max: 8", "max: no"), "job.yaml, line 6: workers.max: False is not an"),
         (JOB.replace("max: 8", "max: 1"), "job.yaml, line 5: workers.initial: 2 is not between"),
         (JOB.replace("bounded", "bound"), "job.yaml, line 7: mode.kind: 'bound' is not one of"),
         (JOB + "early_stop:\n  mode: min\n", "job.yaml, line 8: early_stop.metric: is missing"),

@@ -147,7 +147,7 @@ def test_environment() -> None:
         ({"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:99999"}, "PADDLE_PSERVERS_IP_PORT_LIST.*99999"),
         ({**SERVERS, "TRAINING_ROLE": "PSERVER"}, "pserver serve"),
         ({**SERVERS, "TRAINING_ROLE": "HETER"}, "TRAINER or PSERVER"),
-        ({**SERVERS, "PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID is 'x'.*whole number"),
+        ({**SERVERS, "PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID is 'x'.*an integer"),
         ({**SERVERS, "PADDLE_TRAINERS_NUM": "2"}, "PADDLE_TRAINER_ID is not set"),
         ({**SERVERS, "PADDLE_TRAINER_ID": "2", "PADDLE_TRAINERS_NUM": "2"}, "0 to 1"),
         ({**SERVERS, "PADDLE_TRAINERS_NUM": "0"}, "1 or more"),

@@ -57,7 +57,7 @@ def test_a_trainers_number_by_either_framework(
     [
         ({"WORLD_SIZE": "2"}, "RANK is not set"),
         ({"PADDLE_TRAINERS_NUM": "2", "RANK": "1"}, "PADDLE_TRAINER_ID is not set"),
-        ({"RANK": "first"}, "RANK is 'first'.*whole number"),
+        ({"RANK": "first"}, "RANK is 'first'.*an integer"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK.* is 2.*0 to 1"),
     ],
 )

@@ -303,4 +303,4 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{name} is {text!r}; it must be a whole number") from None
+        raise ConfigError(f"{name} is {text!r}; it must be an integer") from None
