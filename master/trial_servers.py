@@ -6,13 +6,15 @@ There is no control plane, no cluster and no other process; nothing is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from backstay._native import DataServer, canonical_table
+from backstay._proto.v1 import cluster_pb2
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.routing import SlotReplicas
@@ -88,6 +90,21 @@ class _TrialClient(Client):
         return _TrialDirectory(endpoint, config, self._server)
 
 
+class _SilentStream:
+    """A stream that lasts until it is cancelled."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[cluster_pb2.GetClusterResponse]:
+        self._cancelled.wait()
+        return iter(())
+
+    def cancel(self) -> None:
+        """End it."""
+        self._cancelled.set()
+
+
 class _TrialDirectory(Directory):
     """Knows the one server, and keeps the tables in it."""
 
@@ -114,13 +131,9 @@ class _TrialDirectory(Directory):
     def open_stream(
         self, endpoint: str, known_routing_version: int, known_paused: str
     ) -> RoutingStream:
-        """Raise NotImplementedError: nothing ever changes here."""
-        raise NotImplementedError("a trial has no stream")
-
-    def instance(self, node: NodeRecord, *, deadline_ms: int) -> int:
-        """Return the server's instance."""
-        del node, deadline_ms
-        return INSTANCE
+        """Return a stream that brings nothing: nothing ever changes here."""
+        del endpoint, known_routing_version, known_paused
+        return _SilentStream()
 
     def create_table(self, spec: TableSpec, terms: TableTerms) -> DeclaredTable:
         """Create a table as a server does, or refuse it as a server does."""

@@ -1,8 +1,8 @@
 """Who starts the nodes that a plan waits for, and cleans up after those that have ended.
 
-A plan asks for a number of nodes; it does not know where they come from. With ``NoProvisioner``
-somebody starts them by hand, within the time that the plan gives. ``LocalProvisioner`` starts
-processes on this machine. Another kind of cluster needs another class of the same shape.
+A plan asks for a number of nodes; it does not know where they come from. Without a provisioner an
+operator starts them, within the time that the plan gives. ``LocalProvisioner`` starts processes on
+this machine. Another kind of cluster needs another class of the same shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backstay.errors import BackstayError
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.pserver.resizing import ClusterResizing
 
-__all__ = ["LocalProvisioner", "NoProvisioner", "PlanFollower", "Provisioner", "provision"]
+__all__ = ["LocalProvisioner", "PlanFollower", "Provisioner", "provision"]
 
 POLL_PAUSE_S = 0.25
 JOIN_S = 10.0
@@ -42,21 +42,6 @@ class Provisioner(Protocol):
 
     def ended(self, node_ids: Collection[str]) -> None:
         """Clean up after these nodes, which a plan that is done has told to end."""
-
-
-class NoProvisioner:
-    """Nobody starts anything: operators do, or a plan fails when its time is over."""
-
-    def running(self) -> int:
-        """Return 0: nobody counts them."""
-        return 0
-
-    def start(self, count: int) -> None:
-        """Say what is waited for."""
-        log.warning("%d more nodes are waited for; start them", count)
-
-    def ended(self, node_ids: Collection[str]) -> None:
-        """Leave it to whoever started them."""
 
 
 class LocalProvisioner:

@@ -75,9 +75,6 @@ class RoutingStream(Protocol):
 
     def __iter__(self) -> Iterator[cluster_pb2.GetClusterResponse]: ...
 
-    def code(self) -> grpc.StatusCode:
-        """Wait for the end and return its status."""
-
     def cancel(self) -> object:
         """End it."""
 
@@ -234,24 +231,13 @@ class Directory:
         """Yield what the stream brings, until it ends or is cancelled.
 
         Raises:
-            NotImplementedError: The node does not know the call.
             BackstayError: The stream broke.
         """
         try:
             for response in call:
                 yield _info_of(response)
         except grpc.RpcError as error:
-            if call.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise NotImplementedError(f"{endpoint} has no WatchCluster") from error
             raise rpc.error_of(error, endpoint) from error
-
-    def instance(self, node: NodeRecord, *, deadline_ms: int) -> int:
-        """Ask one node itself, once, which instance it is."""
-        with rpc.mapped_errors(node.control_address):
-            response = cluster_pb2_grpc.ClusterServiceStub(
-                self._channel(node.control_address)
-            ).GetNodeStats(cluster_pb2.GetNodeStatsRequest(), timeout=deadline_ms / 1000)
-        return response.node.instance
 
     def register_trainer(
         self, endpoint: str, request: trainers_pb2.RegisterTrainerRequest, *, timeout_s: float

@@ -72,13 +72,10 @@ class ClusterWatch:
         # node.
         self._stream: RoutingStream | None = None
         self._stream_endpoint = ""
-        # False once every node has said that it does not know the stream.
-        self._streaming = True
         # Set while calls may begin.
         self._running = threading.Event()
         self._paused = ""
         self._running.set()
-        self._silent: set[str] = set()
         self._strangers: set[str] = set()
         self._pause_s = _FIRST_PAUSE_S
         # Daemons: a program that forgets to close its client must still end.
@@ -183,22 +180,14 @@ class ClusterWatch:
 
     def _follow(self) -> None:
         """Read the stream at one node after the other, until the client is closed."""
-        without_stream: set[str] = set()
         failures = 0
         while not self._closing.is_set():
             endpoints = self._directory.endpoints()
-            candidates = [at for at in endpoints if at not in without_stream]
-            if not candidates:
-                _LOG.debug("no node knows WatchCluster: asking when a server does not answer")
-                self._streaming = False
-                return
-            endpoint = self._next_after(self._stream_endpoint, candidates)
+            endpoint = self._next_after(self._stream_endpoint, endpoints)
             opened_s = time.monotonic()
             version = self._native.routing_version
             try:
                 self._read_stream(endpoint)
-            except NotImplementedError:
-                without_stream.add(endpoint)
             except BackstayError as error:
                 _LOG.debug("the stream from %s ended: %s", endpoint, error)
             lasted = time.monotonic() - opened_s > _LONGEST_PAUSE_S
@@ -206,12 +195,12 @@ class ClusterWatch:
                 # It worked before it broke, so the next node is asked at once.
                 failures = 0
             failures += 1
-            if failures >= len(candidates):
+            if failures >= len(endpoints):
                 # Nobody tells how the cluster does. A pause must not outlive it: calls go on to
                 # their own deadline.
                 self._pause("")
                 # Every node was tried in turn: not in a busy loop.
-                pause = _FIRST_PAUSE_S * 2 ** min(failures // len(candidates), 5)
+                pause = _FIRST_PAUSE_S * 2 ** min(failures // len(endpoints), 5)
                 self._closing.wait(min(pause, _LONGEST_PAUSE_S))
 
     def _read_stream(self, endpoint: str) -> None:
@@ -260,8 +249,6 @@ class ClusterWatch:
         if self._ask_another_node():
             self._pause_s = _FIRST_PAUSE_S
             return
-        if not self._streaming:
-            self._check_instances()
         # Events that come meanwhile are one event: looking has a limit.
         self._closing.wait(self._pause_s)
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
@@ -286,24 +273,3 @@ class ClusterWatch:
             break
         # The stream may have told meanwhile.
         return self._native.routing_version > known
-
-    def _check_instances(self) -> None:
-        """In a cluster whose routing never changes, look for servers that came back empty.
-
-        Each node is asked itself: its peers may not know of its restart yet.
-        """
-        for node in self.info.nodes:
-            if self._closing.is_set():
-                return
-            try:
-                instance = self._directory.instance(node, deadline_ms=_LOOK_DEADLINE_MS)
-            except BackstayError as error:
-                if node.node_id not in self._silent:
-                    # Once, so that a trainer that waits does not look like one that hangs.
-                    self._silent.add(node.node_id)
-                    _LOG.warning("waiting for pserver %s: %s", node.node_id, error)
-                continue
-            self._silent.discard(node.node_id)
-            if self._native.instance_of(node.data_address) not in (0, instance):
-                _LOG.error("pserver %s was restarted and lost its rows", node.node_id)
-                self._native.mark_lost(node.data_address)

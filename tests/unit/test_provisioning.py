@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-import pytest
-
 from backstay.consensus.plans import LeavingNode, ResizePlan
-from backstay.pserver.provisioning import NoProvisioner, provision
+from backstay.pserver.provisioning import provision
 
 
 class Counted:
@@ -55,10 +53,3 @@ def test_those_that_a_plan_has_ended_are_cleaned_up_when_it_is_done() -> None:
     assert nodes.gone == []
     provision(replace(PLAN, leaving=leaving, state="done"), nodes)
     assert nodes.gone == ["ps-3"]
-
-
-def test_without_a_provisioner_the_log_says_what_is_waited_for(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    provision(PLAN, NoProvisioner())
-    assert "5 more nodes are waited for" in caplog.text
