@@ -215,9 +215,9 @@ class JobKeys:
         return f"{self.root}held/"
 
     @property
-    def all_parked(self) -> str:
+    def all_dead_letters(self) -> str:
         """The prefix of the tasks that failed for good."""
-        return f"{self.root}parked/"
+        return f"{self.root}dead_letters/"
 
     @property
     def all_damaged(self) -> str:
@@ -240,9 +240,9 @@ class JobKeys:
         """Return the key of what a worker holds; of the worker "": streams nobody closes yet."""
         return f"{self.root}held/{round_name}/{worker or '@'}"
 
-    def parked(self, round_name: str, task: int) -> str:
+    def dead_letters(self, round_name: str, task: int) -> str:
         """Return the key of a task that failed for good."""
-        return f"{self.root}parked/{round_name}/{task}"
+        return f"{self.root}dead_letters/{round_name}/{task}"
 
     def damaged(self, data: str, part: int) -> str:
         """Return the key of the damaged records of some tasks of ``training``, ..."""

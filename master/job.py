@@ -20,7 +20,7 @@ from backstay.course.damaged import DamagedRecords
 from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask, ParkedTask
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, DeadLetter, Failure, HeldTask
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
 from backstay.master.core.task_bits import TaskBits
@@ -141,18 +141,18 @@ class Job:
         if outcome is None or self.is_over:
             return
         self.unsaved = ""
-        if outcome == "finished_with_parked":
-            self.end("failed", self._parked_text())
+        if outcome == "finished_with_dead_letters":
+            self.end("failed", self._dead_letters_text())
         else:
             self.end("done", self.course.reason)
 
     def end_unsaved(self, why: str) -> None:
         """End a job that is all done without its last checkpoint."""
-        parked = f"; {self._parked_text()}" if self.course.parked else ""
-        self.end("unsaved", f"the last checkpoint was not written: {why}{parked}")
+        dead_letters = f"; {self._dead_letters_text()}" if self.course.dead_letters else ""
+        self.end("unsaved", f"the last checkpoint was not written: {why}{dead_letters}")
 
-    def _parked_text(self) -> str:
-        failed = f"{sum(self.course.parked.values())} tasks failed for good"
+    def _dead_letters_text(self) -> str:
+        failed = f"{sum(self.course.dead_letters.values())} tasks failed for good"
         how = "`backstay jobs show` tells why, and the same command tries them again"
         return f"{failed}; {how}"
 
@@ -310,18 +310,18 @@ class Job:
         self._came_back(opened)
 
     def fail(self, worker: str, round_id: RoundId, hold: HeldTask, failure: Failure) -> bool:
-        """End a hold because the task failed; returns whether it is parked."""
+        """End a hold because the task failed; returns whether it is dead-lettered."""
         opened = self.rounds.get(round_id)
         if opened is None:
             return False
         outcome = opened.ledger.fail(
             worker, hold.task, hold.attempt, failure, self.now(), settled=hold.settled
         )
-        level = logging.ERROR if outcome == "parked" else logging.WARNING
+        level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
         last_line = failure.error.strip().rpartition("\n")[2]
         log.log(level, "%s task %d (%s): %s", round_id, hold.task, outcome, last_line)
         self._came_back(opened)
-        return outcome == "parked"
+        return outcome == "dead_lettered"
 
     def drop_worker(self, worker: str, why: str) -> None:
         """Take back everything that a worker holds that is surely gone."""
@@ -367,9 +367,13 @@ class Job:
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
             for opened in over:
-                parked = opened.ledger.counts.parked
-                log.info("%s is over%s", opened.id, f", {parked} tasks parked" if parked else "")
-                self.course.round_over(opened.id, parked=parked)
+                dead_letters = opened.ledger.counts.dead_letters
+                log.info(
+                    "%s is over%s",
+                    opened.id,
+                    f", {dead_letters} tasks dead-lettered" if dead_letters else "",
+                )
+                self.course.round_over(opened.id, dead_letters=dead_letters)
                 if opened.id.kind is RoundKind.TRAINING and self.spec.checkpoint.every == "pass":
                     self.checkpoint_due = True
             if not over:
@@ -400,18 +404,20 @@ class Job:
         log.info("%s after %d steps: %s", opened.id, opened.steps, shown or "no metrics")
         kept = (*self.state.evaluations, result)[-EVALUATIONS_MAX:]
         self.state = replace(self.state, evaluations=kept)
-        self.course.round_over(opened.id, parked=opened.ledger.counts.parked, metrics=dict(metrics))
+        self.course.round_over(
+            opened.id, dead_letters=opened.ledger.counts.dead_letters, metrics=dict(metrics)
+        )
         self.rounds.forget(opened.id)
         self.stage_state()
         self.notify()
 
-    def retry_parked(self, numbers: Sequence[int]) -> int:
-        """Give parked tasks their tries again; none named: all of them."""
+    def retry_dead_letters(self, numbers: Sequence[int]) -> int:
+        """Give dead-lettered tasks their tries again; none named: all of them."""
         count = 0
-        # First: without it, tasks that are not parked any more would be taken for over.
+        # First: without it, tasks that are not dead-lettered any more would be taken for over.
         self.stage_state()
         for opened in self.rounds.values():
-            back = opened.ledger.retry_parked(numbers or None)
+            back = opened.ledger.retry_dead_letters(numbers or None)
             if back:
                 self.course.reopen(opened.id)
                 self._came_back(opened)
@@ -457,7 +463,7 @@ class Job:
         self.state = replace(self.state, starts=starts, inexact=inexact, passes_begun=begun)
         self.course = course
         for round_id, one in kept.items():
-            self._open(round_id, *reconcile(course, round_id, one.done_bits(), one.parked))
+            self._open(round_id, *reconcile(course, round_id, one.done_bits(), one.dead_letters))
         self.rounds.stage_all()
         self._count_all_steps()
         # Before any attempt of this start is recorded: no master gives their numbers again.
@@ -495,7 +501,10 @@ class Job:
         ).to_json()
 
     def _open(
-        self, round_id: RoundId, done: TaskBits | None = None, parked: Iterable[ParkedTask] = ()
+        self,
+        round_id: RoundId,
+        done: TaskBits | None = None,
+        dead_letters: Iterable[DeadLetter] = (),
     ) -> OpenRound:
         return self.rounds.open(
             round_id,
@@ -503,7 +512,7 @@ class Job:
             hold_ttl_ms=self.hold_ttl_ms,
             steps=self.course.steps,
             done=done,
-            parked=parked,
+            dead_letters=dead_letters,
         )
 
     def _bring(self, round_id: RoundId) -> OpenRound | None:

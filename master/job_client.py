@@ -19,7 +19,7 @@ from backstay.consensus.store_messages import txn_to_message
 from backstay.course.course import Course
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.recorded_parked import recorded_parked
+from backstay.master.recorded_dead_letters import recorded_dead_letters
 from backstay.master.status import recorded_status
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
@@ -146,7 +146,8 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
         created_ms=record.created_ms,
         master_address=MasterRecord.from_json(master_text).address if master_text else "",
         progress=_progress(spec, course),
-        is_finished=course is not None and course.outcome in ("finished", "finished_with_parked"),
+        is_finished=course is not None
+        and course.outcome in ("finished", "finished_with_dead_letters"),
     )
 
 
@@ -213,29 +214,31 @@ class JobClient:
         request = job_pb2.StopRequest(reason=reason, keep_state=keep_state)
         self._calls.call(lambda stub, timeout: stub.Stop(request, timeout=timeout))
 
-    def parked(self) -> tuple[job_pb2.ParkedTask, ...]:
+    def dead_letters(self) -> tuple[job_pb2.DeadLetter, ...]:
         """Return the tasks that failed for good; of a job that is over, from its records."""
-        request = job_pb2.ListParkedRequest()
+        request = job_pb2.ListDeadLettersRequest()
         try:
             answer = self._calls.call(
-                lambda stub, timeout: stub.ListParked(request, timeout=timeout)
+                lambda stub, timeout: stub.ListDeadLetters(request, timeout=timeout)
             )
         except JobIsOver:
             keys, directory = JobKeys(self._calls.job), self._calls.directory
-            records = read_keys(directory, keys.all_parked)
+            records = read_keys(directory, keys.all_dead_letters)
             if records:
                 records |= read_keys(directory, keys.all_shards)
-            return recorded_parked(keys, records)
+            return recorded_dead_letters(keys, records)
         return tuple(answer.tasks)
 
-    def retry_parked(self, numbers: Sequence[int] = ()) -> tuple[int, bool]:
-        """Give parked tasks their tries again; none named: all of them.
+    def retry_dead_letters(self, numbers: Sequence[int] = ()) -> tuple[int, bool]:
+        """Give dead-lettered tasks their tries again; none named: all of them.
 
         Returns:
             How many, and whether a last checkpoint that could not be written is tried again, too.
         """
-        request = job_pb2.RetryParkedRequest(numbers=numbers)
-        answer = self._calls.call(lambda stub, timeout: stub.RetryParked(request, timeout=timeout))
+        request = job_pb2.RetryDeadLettersRequest(numbers=numbers)
+        answer = self._calls.call(
+            lambda stub, timeout: stub.RetryDeadLetters(request, timeout=timeout)
+        )
         return answer.tasks, answer.saves
 
     def launch(

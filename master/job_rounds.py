@@ -13,7 +13,7 @@ from backstay.consensus.keys import JobKeys
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import ParkedTask
+from backstay.master.core.holds import DeadLetter
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round
@@ -66,7 +66,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         hold_ttl_ms: int,
         steps: int,
         done: TaskBits | None = None,
-        parked: Iterable[ParkedTask] = (),
+        dead_letters: Iterable[DeadLetter] = (),
     ) -> OpenRound:
         """Return a round of the job, and keep it; see ``open_round``."""
         opened = self._rounds[round_id] = open_round(
@@ -77,7 +77,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             hold_ttl_ms=hold_ttl_ms,
             steps=steps,
             done=done,
-            parked=parked,
+            dead_letters=dead_letters,
         )
         return opened
 
@@ -155,13 +155,13 @@ class JobRounds(Mapping[RoundId, OpenRound]):
                 log.info("%s is cut short: %s", opened.id, reason)
 
     def drop_settled(self, wanted: Sequence[RoundId]) -> None:
-        """Forget rounds that are over, have no parked tasks and no open streams.
+        """Forget rounds that are over, have no dead-lettered tasks and no open streams.
 
         Which tasks were done of a pass that was cut short stays recorded: an audit asks for it.
         """
         for opened in list(self._rounds.values()):
             ledger = opened.ledger
-            waits = ledger.open_streams or (ledger.parked and not ledger.is_cut_short)
+            waits = ledger.open_streams or (ledger.dead_letters and not ledger.is_cut_short)
             if opened.id not in wanted and ledger.is_over and not waits:
                 del self._rounds[opened.id]
                 opened.erase(self._journal, self._keys, keeps_done=ledger.is_cut_short)

@@ -17,7 +17,7 @@ from backstay.course.orders import record_order_seed, task_order_seed
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import HeldTask, LedgerLimits, ParkedTask
+from backstay.master.core.holds import DeadLetter, HeldTask, LedgerLimits
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.worker_set import WorkerPolicy
@@ -72,8 +72,8 @@ class OpenRound:
         name, ledger = str(self.id), self.ledger
         for number in changes.done:
             journal.stage(keys.done(name, number), partial(_done, ledger, number))
-        for task in changes.parked:
-            journal.stage(keys.parked(name, task), partial(_parked, ledger, task))
+        for task in changes.dead_letters:
+            journal.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
         for worker in changes.workers:
             journal.stage(keys.held(name, worker), partial(_held, ledger, worker))
 
@@ -82,8 +82,8 @@ class OpenRound:
         name = str(self.id)
         for number in self.ledger.done.chunks():
             journal.stage(keys.done(name, number), partial(_done, self.ledger, number))
-        for task in self.ledger.parked:
-            journal.stage(keys.parked(name, task), partial(_parked, self.ledger, task))
+        for task in self.ledger.dead_letters:
+            journal.stage(keys.dead_letters(name, task), partial(_dead_letter, self.ledger, task))
 
     def erase(self, journal: Journal, keys: JobKeys, *, keeps_done: bool = False) -> None:
         """Have the journal remove everything that it has of this round.
@@ -99,8 +99,8 @@ class OpenRound:
         for number in range(-(-len(self.table) // CHUNK_TASKS)):
             if self.ledger.done.chunk(number) and not keeps_done:
                 journal.stage_removal(keys.done(name, number))
-        for task in sorted({*self.ledger.parked, *changes.parked}):
-            journal.stage_removal(keys.parked(name, task))
+        for task in sorted({*self.ledger.dead_letters, *changes.dead_letters}):
+            journal.stage_removal(keys.dead_letters(name, task))
         for worker in sorted({NOBODY, *self.ledger.workers, *changes.workers}):
             journal.stage_removal(keys.held(name, worker))
 
@@ -131,9 +131,9 @@ def _done(ledger: TaskLedger, chunk: int) -> str | None:
     return ledger.done.chunk(chunk) or None
 
 
-def _parked(ledger: TaskLedger, task: int) -> str | None:
-    parked = ledger.parked.get(task)
-    return None if parked is None else parked.to_json()
+def _dead_letter(ledger: TaskLedger, task: int) -> str | None:
+    dead_letter = ledger.dead_letters.get(task)
+    return None if dead_letter is None else dead_letter.to_json()
 
 
 def _held(ledger: TaskLedger, worker: str) -> str | None:
@@ -150,12 +150,12 @@ def open_round(
     hold_ttl_ms: int,
     steps: int,
     done: TaskBits | None = None,
-    parked: Iterable[ParkedTask] = (),
+    dead_letters: Iterable[DeadLetter] = (),
 ) -> OpenRound:
     """Return a round that begins, or goes on from what the journal or a checkpoint has of it.
 
     Raises:
-        InvalidRequest: What is done or parked is not of this data.
+        InvalidRequest: What is done or dead-lettered is not of this data.
     """
     table = round_table(tables, round_id)
     trains = round_id.kind is RoundKind.TRAINING
@@ -166,7 +166,7 @@ def open_round(
         ledger_limits(spec, hold_ttl_ms, twins=round_id.kind is not RoundKind.TRAIN_END),
         first_attempt=first_attempt,
         done=done,
-        parked=parked,
+        dead_letters=dead_letters,
         sizes=table.batches(spec.batch_size) if trains else None,
         keeps_streams=trains,
     )

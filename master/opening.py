@@ -21,7 +21,7 @@ from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, ParkedTask, WorkerRecord
+from backstay.master.core.holds import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRecord
 from backstay.master.core.ledger import NOBODY
 from backstay.master.core.reconcile import is_over, reconcile
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
@@ -64,7 +64,7 @@ class _Found:
         keys = self._keys
         names = {
             key.partition("/")[0]
-            for prefix in (keys.all_done, keys.all_held, keys.all_parked)
+            for prefix in (keys.all_done, keys.all_held, keys.all_dead_letters)
             for key in self.below(prefix)
         }
         return {RoundId.parse(name) for name in names}
@@ -127,7 +127,7 @@ async def open_job(
     state = replace(state, starts=state.starts + 1)
     if not is_over:
         state = replace(state, state="running", reason="")
-        _try_parked_again(course, rounds, journal, keys)
+        _retry_dead_letters(course, rounds, journal, keys)
     journal.stage_text(keys.name, JobNameRecord(identity.uid).to_json())
     journal.stage_text(keys.spec, identity.to_json())
     damaged = DamagedRecords()
@@ -211,16 +211,16 @@ def _rounds(
 ) -> dict[RoundId, OpenRound]:
     """Return the rounds that there are records of, with what their workers held."""
     rounds: dict[RoundId, OpenRound] = {}
-    for round_id in sorted(found.rounds() | set(course.parked), key=str):
+    for round_id in sorted(found.rounds() | set(course.dead_letters), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
         name = str(round_id)
         size = len(round_table(tables, round_id))
         chunks = found.below(f"{keys.all_done}{name}/")
-        parked = found.below(f"{keys.all_parked}{name}/")
-        if is_over(course, round_id) and round_id not in course.parked:
+        recorded = found.below(f"{keys.all_dead_letters}{name}/")
+        if is_over(course, round_id) and round_id not in course.dead_letters:
             # A master died before it had erased them. What is held may be streams to close.
-            for prefix in (keys.all_done, keys.all_parked):
+            for prefix in (keys.all_done, keys.all_dead_letters):
                 for key in found.below(f"{prefix}{name}/"):
                     journal.stage_removal(f"{prefix}{name}/{key}")
             if not found.below(f"{keys.all_held}{name}/"):
@@ -228,14 +228,14 @@ def _rounds(
         chunk_texts = {int(number): text for number, text in chunks.items()}
         if any(number * CHUNK_TASKS >= size for number in chunk_texts):
             raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
-        done, parked_tasks = reconcile(
+        done, dead_letters = reconcile(
             course,
             round_id,
             TaskBits.from_chunks(size, chunk_texts),
-            [ParkedTask.from_json(text) for text in parked.values()],
+            [DeadLetter.from_json(text) for text in recorded.values()],
         )
-        for lost in parked_tasks[len(parked) :]:
-            journal.stage_text(keys.parked(name, lost.task), lost.to_json())
+        for lost in dead_letters[len(recorded) :]:
+            journal.stage_text(keys.dead_letters(name, lost.task), lost.to_json())
         opened = open_round(
             round_id,
             tables,
@@ -245,7 +245,7 @@ def _rounds(
             hold_ttl_ms=max(spec.hold_ttl_ms, state.hold_ttl_ms),
             steps=course.steps,
             done=done,
-            parked=parked_tasks,
+            dead_letters=dead_letters,
         )
         for worker, text in found.below(f"{keys.all_held}{name}/").items():
             record = WorkerRecord.from_json(text)
@@ -254,14 +254,14 @@ def _rounds(
     return rounds
 
 
-def _try_parked_again(
+def _retry_dead_letters(
     course: Course, rounds: Mapping[RoundId, OpenRound], journal: Journal, keys: JobKeys
 ) -> None:
-    """Give the parked tasks of a job that ended with them their tries again: it goes on."""
-    if course.outcome != "finished_with_parked":
+    """Give the dead-lettered tasks of a job that ended with them their tries again: it goes on."""
+    if course.outcome != "finished_with_dead_letters":
         return
     for round_id, opened in rounds.items():
-        if opened.ledger.parked and course.reopen(round_id):
-            back = opened.ledger.retry_parked()
-            log.info("%s: %d parked tasks are tried again", round_id, len(back))
+        if opened.ledger.dead_letters and course.reopen(round_id):
+            back = opened.ledger.retry_dead_letters()
+            log.info("%s: %d dead-lettered tasks are tried again", round_id, len(back))
             opened.stage(journal, keys)

@@ -1,8 +1,8 @@
 """How often each record of a job should have been counted, from the records of the job.
 
 A pass that is over counts each task once. Of one that was cut short, that is under way, or that
-has parked tasks, those that are done count once, and of the others some batches may. Reads what it
-is given; does no I/O.
+has dead-lettered tasks, those that are done count once, and of the others some batches may. Reads
+what it is given; does no I/O.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
 
 def _passes_in_part(course: Course, begun: int) -> set[int]:
     """Return the passes of which not every task is done."""
-    rounds = {*course.parked, *course.open_rounds}
+    rounds = {*course.dead_letters, *course.open_rounds}
     passes = {one.number for one in rounds if one.kind is RoundKind.TRAINING}
     if begun > course.passes_over:
         passes.add(begun)

@@ -26,7 +26,7 @@ from backstay.errors import (
     InvalidRequest,
     NoCheckpointFolder,
 )
-from backstay.master.core.holds import ParkedTask
+from backstay.master.core.holds import DeadLetter
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
@@ -359,7 +359,7 @@ class KeptJob(NamedTuple):
         identity: Which job, and its spec then.
         state: Where it stood.
         done: Its bitmaps, by round and chunk.
-        parked: Its parked tasks, by round and task.
+        dead_letters: Its dead-lettered tasks, by round and task.
         damaged: Damaged records of its data, by data and part.
         is_current: Whether it had followed the cluster's last restore when they were read.
     """
@@ -367,7 +367,7 @@ class KeptJob(NamedTuple):
     identity: JobSpecRecord
     state: JobStateRecord
     done: Mapping[str, str]
-    parked: Mapping[str, str]
+    dead_letters: Mapping[str, str]
     damaged: Mapping[str, str]
     is_current: bool
 
@@ -384,7 +384,7 @@ class KeptJob(NamedTuple):
         for name, table in tables.items():
             if self.state.data.get(name) != table.digest():
                 raise InvalidRequest(f"the {name} data are not those that the progress is of")
-        names = {key.partition("/")[0] for key in (*self.done, *self.parked)}
+        names = {key.partition("/")[0] for key in (*self.done, *self.dead_letters)}
         rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
         state = self.state
         return JobProgress(
@@ -403,7 +403,9 @@ class KeptJob(NamedTuple):
             size=len(table),
             table_digest=table.digest(),
             done={int(key): value for key, value in _below(self.done, name)},
-            parked=tuple(ParkedTask.from_json(value) for _, value in _below(self.parked, name)),
+            dead_letters=tuple(
+                DeadLetter.from_json(value) for _, value in _below(self.dead_letters, name)
+            ),
         )
 
 
@@ -433,14 +435,18 @@ def kept_job(progress: object, job: str) -> KeptJob | None:
     document = fields["jobs"].get(job)
     if document is None:
         return None
-    expected = {"spec": str, "state": str, **dict.fromkeys(("done", "parked", "damaged"), dict)}
+    expected = {
+        "spec": str,
+        "state": str,
+        **dict.fromkeys(("done", "dead_letters", "damaged"), dict),
+    }
     records = fields_of(what, document, expected)
     state = JobStateRecord.from_json(records["state"])
     return KeptJob(
         identity=JobSpecRecord.from_json(records["spec"]),
         state=state,
         done=records["done"],
-        parked=records["parked"],
+        dead_letters=records["dead_letters"],
         damaged=records["damaged"],
         is_current=(state.restore_version, state.generation)
         == (fields["restore_version"], fields["generation"]),

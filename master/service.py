@@ -27,9 +27,9 @@ from backstay.master.open_round import Given
 from backstay.master.status import (
     KIND_OF_MESSAGE,
     MESSAGE_OF_KIND,
+    dead_letters,
     job_status,
     newest_evaluation,
-    parked_tasks,
 )
 
 __all__ = ["JobService"]
@@ -210,9 +210,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             first = bad.lstrip().partition("\n")[0]
             job.note_damaged(round_id, hold.task, request.bad_record_count, first)
         failure = Failure(request.error + bad, known.id, tuple(request.records))
-        parked = job.fail(known.id, round_id, hold, failure)
+        dead_lettered = job.fail(known.id, round_id, hold, failure)
         await job.journal.durable(DURABLE_S)
-        return job_pb2.FailResponse(parked=parked)
+        return job_pb2.FailResponse(dead_lettered=dead_lettered)
 
     async def Leave(  # noqa: N802
         self, request: job_pb2.LeaveRequest, context: aio.ServicerContext[Any, Any]
@@ -258,25 +258,25 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         await job.journal.durable(DURABLE_S)
         return job_pb2.StopResponse()
 
-    async def ListParked(  # noqa: N802
-        self, request: job_pb2.ListParkedRequest, context: aio.ServicerContext[Any, Any]
-    ) -> job_pb2.ListParkedResponse:
+    async def ListDeadLetters(  # noqa: N802
+        self, request: job_pb2.ListDeadLettersRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.ListDeadLettersResponse:
         """Return the tasks that failed for good."""
-        return job_pb2.ListParkedResponse(tasks=parked_tasks(self._open()))
+        return job_pb2.ListDeadLettersResponse(tasks=dead_letters(self._open()))
 
-    async def RetryParked(  # noqa: N802
-        self, request: job_pb2.RetryParkedRequest, context: aio.ServicerContext[Any, Any]
-    ) -> job_pb2.RetryParkedResponse:
-        """Give parked tasks their tries again."""
+    async def RetryDeadLetters(  # noqa: N802
+        self, request: job_pb2.RetryDeadLettersRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.RetryDeadLettersResponse:
+        """Give dead-lettered tasks their tries again."""
         job = self._open()
         if job.is_over:
             raise JobRefused(
                 f"job {job.spec.name!r} is {job.state.state}; start it again: that tries its "
-                "parked tasks once more"
+                "dead-lettered tasks once more"
             )
-        count = job.retry_parked(request.numbers)
+        count = job.retry_dead_letters(request.numbers)
         await job.journal.durable(DURABLE_S)
-        return job_pb2.RetryParkedResponse(tasks=count, saves=self.try_save_now())
+        return job_pb2.RetryDeadLettersResponse(tasks=count, saves=self.try_save_now())
 
     async def Launch(  # noqa: N802
         self, request: job_pb2.LaunchRequest, context: aio.ServicerContext[Any, Any]

@@ -14,17 +14,17 @@ from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import ParkedTask
+from backstay.master.core.holds import DeadLetter
 from backstay.master.job import Job
 
 __all__ = [
     "KIND_OF_MESSAGE",
     "MESSAGE_OF_KIND",
     "complete_with_spec",
+    "dead_letter_message",
+    "dead_letters",
     "job_status",
     "newest_evaluation",
-    "parked_message",
-    "parked_tasks",
     "recorded_status",
 ]
 
@@ -59,7 +59,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         workers_min=job.spec.workers.min,
         workers_max=job.spec.workers.max,
         bad_records=job.figures["bad_records"],
-        parked=sum(len(opened.ledger.parked) for opened in job.rounds.values()),
+        dead_letters=sum(len(opened.ledger.dead_letters) for opened in job.rounds.values()),
         checkpoint=job.state.checkpoint,
         trouble="; ".join(filter(None, [job.journal.trouble, *job.trouble.values()])),
         master_address=own.address,
@@ -88,7 +88,7 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         examples=record.figures.get("examples", 0),
         steps=record.figures.get("steps", 0),
         bad_records=record.figures.get("bad_records", 0),
-        parked=_recorded_parked_count(record),
+        dead_letters=_recorded_dead_letter_count(record),
         checkpoint=record.checkpoint,
         checkpoint_url=record.checkpoint_url,
         master_starts=record.starts,
@@ -106,9 +106,9 @@ def complete_with_spec(status: job_pb2.JobStatus, spec: JobSpec) -> None:
         status.kind = MESSAGE_OF_KIND[RoundKind(spec.kind)]
 
 
-def _recorded_parked_count(record: JobStateRecord) -> int:
-    """Return how many tasks are parked in the rounds that are over."""
-    return sum(json.loads(record.course)["parked"].values()) if record.course else 0
+def _recorded_dead_letter_count(record: JobStateRecord) -> int:
+    """Return how many tasks are dead-lettered in the rounds that are over."""
+    return sum(json.loads(record.course)["dead_letters"].values()) if record.course else 0
 
 
 def newest_evaluation(job: Job) -> job_pb2.EvaluationResult | None:
@@ -127,35 +127,37 @@ def _evaluation_message(result: Mapping[str, Any]) -> job_pb2.EvaluationResult:
     )
 
 
-def parked_tasks(job: Job) -> list[job_pb2.ParkedTask]:
+def dead_letters(job: Job) -> list[job_pb2.DeadLetter]:
     """Return the tasks that failed for good."""
     return [
-        parked_message(opened.id, parked, opened.table)
+        dead_letter_message(opened.id, dead_letter, opened.table)
         for opened in job.rounds.values()
-        for _, parked in sorted(opened.ledger.parked.items())
+        for _, dead_letter in sorted(opened.ledger.dead_letters.items())
     ]
 
 
-def parked_message(round_id: RoundId, parked: ParkedTask, table: TaskTable) -> job_pb2.ParkedTask:
+def dead_letter_message(
+    round_id: RoundId, dead_letter: DeadLetter, table: TaskTable
+) -> job_pb2.DeadLetter:
     """Return what is told of a task that failed for good.
 
     Args:
         round_id: Of which round.
-        parked: The task.
+        dead_letter: The task.
         table: All tasks of the round's data.
     """
-    place = table[parked.task]
-    return job_pb2.ParkedTask(
+    place = table[dead_letter.task]
+    return job_pb2.DeadLetter(
         kind=MESSAGE_OF_KIND[round_id.kind],
         round=round_id.number,
-        number=parked.task,
+        number=dead_letter.task,
         shard=place.shard,
         start=place.start,
         count=place.count,
-        tries=parked.failures,
-        error=parked.failure.error,
-        worker=parked.failure.worker,
-        records=parked.failure.records,
+        tries=dead_letter.failures,
+        error=dead_letter.failure.error,
+        worker=dead_letter.failure.worker,
+        records=dead_letter.failure.records,
     )
 
 
@@ -180,7 +182,7 @@ def _add_round(status: job_pb2.JobStatus, job: Job) -> None:
             todo=counts.todo,
             doing=counts.doing,
             done=counts.done,
-            parked=counts.parked,
+            dead_letters=counts.dead_letters,
         )
     )
     status.records_total = opened.table.records

@@ -16,11 +16,11 @@ __all__ = [
     "ATTEMPTS_PER_MASTER",
     "Changes",
     "Counts",
+    "DeadLetter",
     "Failure",
     "Grant",
     "HeldTask",
     "LedgerLimits",
-    "ParkedTask",
     "WorkerRecord",
 ]
 
@@ -38,9 +38,10 @@ class LedgerLimits:
 
     Attributes:
         hold_ttl_s: A hold that was not renewed for so long is over.
-        max_retries: How often a task that failed is tried again; the failure after that parks it.
+        max_retries: How often a task that failed is tried again; the failure after that
+            dead-letters it.
         max_fruitless: How many attempts in a row may end without a failure and without one newly
-            settled batch (the worker died, or gave the task back) until the task is parked.
+            settled batch (the worker died, or gave the task back) until the task is dead-lettered.
         straggler_factor: A task that takes so many times the median of those that are done gets a
             second worker.
         straggler_min_s: Not before so long, while other tasks wait to be begun.
@@ -115,7 +116,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class ParkedTask:
+class DeadLetter:
     """A task that is tried no more until somebody puts it back.
 
     Attributes:
@@ -144,14 +145,14 @@ class ParkedTask:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> ParkedTask:
+    def from_json(cls, text: str) -> DeadLetter:
         """Return the task that ``to_json`` wrote.
 
         Raises:
             InvalidRequest: It is no such text.
         """
         fields = parse_fields(
-            "parked task",
+            "dead-lettered task",
             text,
             {
                 "task": int,
@@ -163,9 +164,9 @@ class ParkedTask:
             },
         )
         whole_numbers_of(
-            "parked task", "task", [fields["task"], fields["failures"], fields["settled"]]
+            "dead-lettered task", "task", [fields["task"], fields["failures"], fields["settled"]]
         )
-        records = whole_numbers_of("parked task", "records", fields["records"])
+        records = whole_numbers_of("dead-lettered task", "records", fields["records"])
         failure = Failure(fields["error"], fields["worker"], tuple(records))
         return cls(fields["task"], fields["failures"], failure, fields["settled"])
 
@@ -215,12 +216,12 @@ class Counts(NamedTuple):
     todo: int
     doing: int
     done: int
-    parked: int
+    dead_letters: int
 
     @property
     def total(self) -> int:
         """The number of tasks of the round."""
-        return self.todo + self.doing + self.done + self.parked
+        return self.todo + self.doing + self.done + self.dead_letters
 
 
 @dataclass(frozen=True)
@@ -228,18 +229,18 @@ class Changes:
     """What differs from the journal: whole values, so that writing them twice does no harm.
 
     A caller answers nobody before they are written. They may be written in several transactions:
-    first ``done`` and ``parked``, then ``workers``.
+    first ``done`` and ``dead_letters``, then ``workers``.
 
     Attributes:
         done: Chunk number -> all tasks done of that chunk, as ``TaskBits.chunk`` writes them.
         workers: Worker -> its record; an empty one stands for "delete the record". The worker ""
             has the streams that nobody has been given to close.
-        parked: Task -> its record; None stands for "delete the record".
+        dead_letters: Task -> its record; None stands for "delete the record".
     """
 
     done: Mapping[int, str]
     workers: Mapping[str, WorkerRecord]
-    parked: Mapping[int, ParkedTask | None]
+    dead_letters: Mapping[int, DeadLetter | None]
 
     def __bool__(self) -> bool:
-        return bool(self.done or self.workers or self.parked)
+        return bool(self.done or self.workers or self.dead_letters)

@@ -28,11 +28,11 @@ from backstay.errors import InvalidRequest
 from backstay.master.core.holds import (
     Changes,
     Counts,
+    DeadLetter,
     Failure,
     Grant,
     HeldTask,
     LedgerLimits,
-    ParkedTask,
     WorkerRecord,
 )
 from backstay.master.core.lease_queue import LeaseQueue, Median
@@ -78,7 +78,7 @@ class TaskLedger:
         *,
         first_attempt: int = 1,
         done: TaskBits | None = None,
-        parked: Iterable[ParkedTask] = (),
+        dead_letters: Iterable[DeadLetter] = (),
         sizes: Sizes | None = None,
         keeps_streams: bool = False,
     ) -> None:
@@ -93,12 +93,12 @@ class TaskLedger:
             first_attempt: Number of the first lease; a master that goes on with a job passes
                 ``generation * ATTEMPTS_PER_MASTER`` with a generation no earlier one had.
             done: The tasks that are done already; it is copied.
-            parked: The tasks that are dead-lettered.
+            dead_letters: The tasks that are dead-lettered.
             sizes: Batches of each task, shape (size,); None: they are not counted.
             keeps_streams: Whether tasks have streams that must be closed (training).
 
         Raises:
-            InvalidRequest: ``done`` or ``parked`` do not fit the number of tasks.
+            InvalidRequest: ``done`` or ``dead_letters`` do not fit the number of tasks.
         """
         self.round_id = round_id
         self._size = size
@@ -114,7 +114,7 @@ class TaskLedger:
                 f"{round_id}: {done.size} tasks in the journal, {size} in the data"
             )
         self._tasks = TaskStore(done, task_order(order_seed, size), sizes)
-        self._parked: dict[int, ParkedTask] = {}
+        self._dead_letters: dict[int, DeadLetter] = {}
         self._workers: dict[str, _Worker] = {}
         # In the order in which they were granted.
         self._leases: dict[Lease, None] = {}
@@ -125,9 +125,9 @@ class TaskLedger:
         self._took_s = Median()
         self._dirty_chunks: set[int] = set()
         self._dirty_workers: set[str] = set()
-        self._dirty_parked: set[int] = set()
-        for record in parked:
-            self._restore_parked(record)
+        self._dirty_dead_letters: set[int] = set()
+        for record in dead_letters:
+            self._restore_dead_letter(record)
 
     # What workers ask and report.
 
@@ -209,7 +209,7 @@ class TaskLedger:
 
     def fail(
         self, worker: str, task: int, attempt: int, failure: Failure, now_s: float, settled: int = 0
-    ) -> Literal["retry", "parked", "revoked"]:
+    ) -> Literal["retry", "dead_lettered", "revoked"]:
         """End a lease because the task failed; too often, and the task is dead-lettered.
 
         Returns:
@@ -227,7 +227,7 @@ class TaskLedger:
         record.failed(failure)
         self._end(record, lease)
         self._came_back(record, to_front=False)
-        return "parked" if record.state is State.DEAD_LETTERED else "retry"
+        return "dead_lettered" if record.state is State.DEAD_LETTERED else "retry"
 
     def give_back(
         self, worker: str, task: int, attempt: int, settled: int, now_s: float, reason: str = ""
@@ -313,16 +313,18 @@ class TaskLedger:
                 self._close_stream(task)
                 self._tasks.drop(task)
 
-    def retry_parked(self, tasks: Iterable[int] | None = None) -> list[int]:
+    def retry_dead_letters(self, tasks: Iterable[int] | None = None) -> list[int]:
         """Put dead-lettered tasks (all, if None) back with fresh limits; return those put back."""
         if self._cut:
             return []
-        wanted = self._parked.keys() if tasks is None else self._parked.keys() & set(tasks)
+        wanted = (
+            self._dead_letters.keys() if tasks is None else self._dead_letters.keys() & set(tasks)
+        )
         back = sorted(wanted)
         for number in back:
             self._step(self._tasks[number], Event.RETRY)
-            del self._parked[number]
-            self._dirty_parked.add(number)
+            del self._dead_letters[number]
+            self._dirty_dead_letters.add(number)
             self._tasks.put_back(number, to_front=False)
         return back
 
@@ -391,11 +393,11 @@ class TaskLedger:
         changes = Changes(
             {number: self.done.chunk(number) for number in sorted(self._dirty_chunks)},
             {worker: self.record_of(worker) for worker in sorted(self._dirty_workers)},
-            {task: self._parked.get(task) for task in sorted(self._dirty_parked)},
+            {task: self._dead_letters.get(task) for task in sorted(self._dirty_dead_letters)},
         )
         self._dirty_chunks.clear()
         self._dirty_workers.clear()
-        self._dirty_parked.clear()
+        self._dirty_dead_letters.clear()
         return changes
 
     @property
@@ -411,7 +413,7 @@ class TaskLedger:
     @property
     def is_over(self) -> bool:
         """Whether every task is done or dead-lettered, or the round was cut short."""
-        return self._cut or len(self.done) + len(self._parked) == self._size
+        return self._cut or len(self.done) + len(self._dead_letters) == self._size
 
     @property
     def is_cut_short(self) -> bool:
@@ -424,9 +426,9 @@ class TaskLedger:
         return self._tasks.done
 
     @property
-    def parked(self) -> Mapping[int, ParkedTask]:
+    def dead_letters(self) -> Mapping[int, DeadLetter]:
         """The dead-lettered tasks by number."""
-        return MappingProxyType(self._parked)
+        return MappingProxyType(self._dead_letters)
 
     @property
     def open_streams(self) -> int:
@@ -461,15 +463,15 @@ class TaskLedger:
 
     # How it is done.
 
-    def _restore_parked(self, record: ParkedTask) -> None:
+    def _restore_dead_letter(self, record: DeadLetter) -> None:
         number = record.task
         if not 0 <= number < self._size:
-            raise InvalidRequest(f"{self.round_id}: parked task {number} of {self._size}")
+            raise InvalidRequest(f"{self.round_id}: dead-lettered task {number} of {self._size}")
         if number in self.done:
-            self._dirty_parked.add(number)  # the journal's record of it is out of date
+            self._dirty_dead_letters.add(number)  # the journal's record of it is out of date
             return
         self._tasks.restore_dead_letter(number, record.settled)
-        self._parked[number] = record
+        self._dead_letters[number] = record
 
     def _check(self, task: int, attempt: int) -> None:
         if not (0 <= task < self._size and 0 <= attempt < self._next_attempt):
@@ -493,8 +495,8 @@ class TaskLedger:
         self._step(task, event)
         for lease in list(task.leases):
             self._end(task, lease)
-        if self._parked.pop(task.number, None) is not None:
-            self._dirty_parked.add(task.number)
+        if self._dead_letters.pop(task.number, None) is not None:
+            self._dirty_dead_letters.add(task.number)
         self._tasks.count_done(task, batches)
         self._dirty_chunks.add(chunk_of(task.number))
         task.forget_trouble()
@@ -595,8 +597,8 @@ class TaskLedger:
         self._step(task, Event.DEAD_LETTER)
         for lease in list(task.leases):
             self._end(task, lease)
-        self._parked[task.number] = dead_letter
-        self._dirty_parked.add(task.number)
+        self._dead_letters[task.number] = dead_letter
+        self._dirty_dead_letters.add(task.number)
         task.forget_trouble()
 
     # Streams.

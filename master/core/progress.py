@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from backstay.consensus.json_fields import dump, fields_of, parse_fields, strings_of
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
-from backstay.master.core.holds import ParkedTask
+from backstay.master.core.holds import DeadLetter
 from backstay.master.core.task_bits import TaskBits
 
 __all__ = ["JobProgress", "RoundProgress"]
@@ -27,13 +27,13 @@ class RoundProgress:
         size: Number of its tasks.
         table_digest: ``TaskTable.digest()`` of the data it goes over.
         done: Chunk number -> tasks done, ``TaskBits.chunks()``.
-        parked: Its parked tasks.
+        dead_letters: Its dead-lettered tasks.
     """
 
     size: int
     table_digest: str
     done: Mapping[int, str] = field(default_factory=dict)
-    parked: tuple[ParkedTask, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
 
     def done_bits(self) -> TaskBits:
         """Return the tasks done; raises InvalidRequest if they do not fit ``size``."""
@@ -47,7 +47,7 @@ class JobProgress:
     Attributes:
         job_uid: Which job.
         course: ``Course.to_json()``.
-        rounds: Those that are open or have parked tasks. Evaluations are left out: they are
+        rounds: Those that are open or have dead-lettered tasks. Evaluations are left out: they are
             begun again.
         figures: Sums over the job's life, such as of examples.
         inexact: Since when and why records may count never or twice; empty: each counts once.
@@ -78,7 +78,7 @@ class JobProgress:
                         "size": progress.size,
                         "table_digest": progress.table_digest,
                         "done": {str(number): text for number, text in progress.done.items()},
-                        "parked": [task.to_json() for task in progress.parked],
+                        "dead_letters": [task.to_json() for task in progress.dead_letters],
                     }
                     for round_id, progress in self.rounds.items()
                 },
@@ -111,15 +111,15 @@ class JobProgress:
             entry = fields_of(
                 f"{what}: {name}",
                 value,
-                {"size": int, "table_digest": str, "done": dict, "parked": list},
+                {"size": int, "table_digest": str, "done": dict, "dead_letters": list},
             )
             done: dict[int, str] = {}
             for number, chunk in entry["done"].items():
                 if not number.isdecimal() or type(chunk) is not str:
                     raise InvalidRequest(f"{what}: {name}: a chunk of done is not number: hex")
                 done[int(number)] = chunk
-            parked = tuple(ParkedTask.from_json(task) for task in entry["parked"])
-            progress = RoundProgress(entry["size"], entry["table_digest"], done, parked)
+            dead_letters = tuple(DeadLetter.from_json(task) for task in entry["dead_letters"])
+            progress = RoundProgress(entry["size"], entry["table_digest"], done, dead_letters)
             progress.done_bits()
             rounds[RoundId.parse(name)] = progress
         figures = fields["figures"]

@@ -1,8 +1,8 @@
 """What the records of a round mean where the course is ahead of them.
 
 A master may die between two groups of its journal. The course may then say that a round is over
-while the last bits of its tasks, or why some are parked, were not written; or its records may be
-removed in part. The course is believed: it was over. Imports ``backstay.course`` and
+while the last bits of its tasks, or why some are dead-lettered, were not written; or its records
+may be removed in part. The course is believed: it was over. Imports ``backstay.course`` and
 ``master.core``; does no I/O.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from backstay.course.course import Course
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.master.core.holds import Failure, ParkedTask
+from backstay.master.core.holds import DeadLetter, Failure
 from backstay.master.core.task_bits import TaskBits
 
 __all__ = ["is_over", "reconcile"]
@@ -21,7 +21,7 @@ _UNKNOWN = Failure("a master died before it had recorded what was wrong with it"
 
 
 def is_over(course: Course, round_id: RoundId) -> bool:
-    """Return whether all tasks of a round are done or parked, as the course has it.
+    """Return whether all tasks of a round are done or dead-lettered, as the course has it.
 
     A training pass that was cut short is not over, and neither is one that has yet to begin.
     """
@@ -31,21 +31,21 @@ def is_over(course: Course, round_id: RoundId) -> bool:
 
 
 def reconcile(
-    course: Course, round_id: RoundId, done: TaskBits, parked: Sequence[ParkedTask]
-) -> tuple[TaskBits, list[ParkedTask]]:
-    """Return which tasks of a round are done and parked.
+    course: Course, round_id: RoundId, done: TaskBits, dead_letters: Sequence[DeadLetter]
+) -> tuple[TaskBits, list[DeadLetter]]:
+    """Return which tasks of a round are done and dead-lettered.
 
     Args:
         course: Where the job is.
         round_id: Which round.
         done: As it is recorded.
-        parked: Likewise.
+        dead_letters: Likewise.
     """
     if not is_over(course, round_id):
-        return done, list(parked)
-    if round_id not in course.parked:
+        return done, list(dead_letters)
+    if round_id not in course.dead_letters:
         return TaskBits.full(done.size), []
     # To try again what was done does no harm: its batches are known on the servers.
-    known = {one.task for one in parked}
+    known = {one.task for one in dead_letters}
     lost = (task for task in range(done.size) if task not in done and task not in known)
-    return done, [*parked, *(ParkedTask(task, 0, _UNKNOWN, 0) for task in lost)]
+    return done, [*dead_letters, *(DeadLetter(task, 0, _UNKNOWN, 0) for task in lost)]

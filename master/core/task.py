@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from backstay.master.core.holds import Failure, LedgerLimits, ParkedTask
+from backstay.master.core.holds import DeadLetter, Failure, LedgerLimits
 
 __all__ = ["TRANSITIONS", "Event", "IllegalTransition", "Lease", "State", "Task"]
 
@@ -234,7 +234,7 @@ class Task:
         expired = len(self.leases)
         return expired > 0 and self.no_progress + expired > limits.max_fruitless
 
-    def dead_letter(self, limits: LedgerLimits) -> ParkedTask | None:
+    def dead_letter(self, limits: LedgerLimits) -> DeadLetter | None:
         """Return what is recorded of a task that went wrong too often; None: it may be tried."""
         why = None
         if self._failure is not None and self.failures > limits.max_retries:
@@ -243,4 +243,4 @@ class Task:
             why = self._last_end
         if why is None:
             return None
-        return ParkedTask(self.number, self.failures, why, self.settled)
+        return DeadLetter(self.number, self.failures, why, self.settled)

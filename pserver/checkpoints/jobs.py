@@ -66,7 +66,7 @@ async def progress_of_jobs(
                     }
                     for part, prefix in (
                         ("done", keys.all_done),
-                        ("parked", keys.all_parked),
+                        ("dead_letters", keys.all_dead_letters),
                         ("damaged", keys.all_damaged),
                     )
                 },

@@ -280,7 +280,10 @@ class JobSpec:
     )
     early_stop: EarlyStop | None = entry(None, "When to stop before the last pass.")
     max_task_retries: int = entry(
-        3, "How often a failing task is tried again before it is parked.", minimum=0, maximum=1000
+        3,
+        "How often a failing task is tried again before it is dead-lettered.",
+        minimum=0,
+        maximum=1000,
     )
     max_bad_records: int = entry(
         0,

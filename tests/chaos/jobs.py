@@ -281,7 +281,7 @@ def judge_job(job: ChaosJob) -> JobVerdict:
     wanted: Sequence[tuple[str, object, object]] = (
         ("state", result.get("state"), "done"),
         ("exit code", result.get("exit_code"), 0),
-        ("parked", result.get("parked"), 0),
+        ("dead_letters", result.get("dead_letters"), 0),
         ("records_counted_once", result.get("records_counted_once"), True),
         ("passes counted", verdict.passes, shape.passes),
         ("records", verdict.records, shape.records),

@@ -279,7 +279,9 @@ def test_nothing_outlives_a_command_that_is_killed(folder: Path) -> None:
     wait_until(lambda: all(is_gone(pid) for pid in below))
 
 
-def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(folder: Path) -> None:
+def test_tasks_that_fail_are_dead_lettered_named_and_tried_again_by_the_same_command(
+    folder: Path,
+) -> None:
     (folder / "broken").touch()
     with LocalCluster(1) as cluster:
         endpoint = cluster.endpoints[0]
@@ -291,10 +293,10 @@ def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(fo
         with started(folder, *other, "--epochs", "1", "--json") as process:
             result = run(folder, *command)
             beside = result_of(folder, process)
-        assert (result["state"], result["exit_code"], result["parked"]) == ("failed", 3, 1)
+        assert (result["state"], result["exit_code"], result["dead_letters"]) == ("failed", 3, 1)
         assert (beside["exit_code"], beside["records_counted_once"]) == (0, True)
         text = jobs(folder, "show", "tiny", endpoint=endpoint).stdout
-        assert "parked: training 1, task 0: records 0 to 39" in text
+        assert "dead letter: training 1, task 0: records 0 to 39" in text
         assert "ValueError: record 7 is not to my taste" in text
         listed = json.loads(jobs(folder, "list", "--json", endpoint=endpoint).stdout)["jobs"]
         assert [(one["job"], one["state"]) for one in listed] == [
@@ -305,7 +307,7 @@ def test_tasks_that_fail_are_parked_named_and_tried_again_by_the_same_command(fo
         assert "it has no master any more" in scaled.stderr
         logs = jobs(folder, "logs", "tiny", endpoint=endpoint)
         assert "w-0 " in logs.stdout, logs.stderr
-        # The parked task has counted nothing, as the job says; all others once.
+        # The dead-lettered task has counted nothing, as the job says; all others once.
         told = json.loads(jobs(folder, "audit", "tiny", "--json", endpoint=endpoint).stdout)
         assert (told["records_counted_once"], told["unfinished"]) == (True, 40)
         (folder / "broken").unlink()

@@ -197,12 +197,12 @@ def test_what_is_given_back_is_gone_on_with_where_it_stood(
     assert again.shuffle_seed == task.shuffle_seed != 0
     assert link.fail(again, "ValueError: no number", records=[1])
     client = JobClient(masters.endpoints, JOB, config=CLIENT)
-    (parked,) = client.parked()
-    assert (parked.number, list(parked.records)) == (task.number, [1])
-    assert "no number" in parked.error
-    assert client.status().parked == 1
-    assert client.retry_parked() == (1, False)
-    assert client.parked() == ()
+    (dead_letter,) = client.dead_letters()
+    assert (dead_letter.number, list(dead_letter.records)) == (task.number, [1])
+    assert "no number" in dead_letter.error
+    assert client.status().dead_letters == 1
+    assert client.retry_dead_letters() == (1, False)
+    assert client.dead_letters() == ()
     client.close()
     link.leave()
     link.close()

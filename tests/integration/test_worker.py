@@ -129,7 +129,7 @@ def feed(records, mode, metadata):
 """
 
 
-def test_a_feed_that_fails_parks_its_task(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_feed_that_fails_dead_letters_its_task(cluster: LocalCluster, tmp_path: Path) -> None:
     spec = job(tmp_path, "bad-feed", "torch", BAD_FEED, epochs=1, max_task_retries=1)
     path = Path(spec.training.paths[0] if spec.training else "")
     lines = path.read_text().splitlines()
@@ -140,13 +140,13 @@ def test_a_feed_that_fails_parks_its_task(cluster: LocalCluster, tmp_path: Path)
     with JobProcesses(cluster, spec, tmp_path) as processes:
         processes.start_worker("w-0")
         status = processes.over()
-        parked = processes.client.parked()
+        dead_letters = processes.client.dead_letters()
         assert processes.code("w-0") == 0
-    assert [task.number for task in parked] == [1234 // TASK]
-    assert "user 777 is not welcome" in parked[0].error
-    assert "plain_feed" not in parked[0].error.splitlines()[-1]
-    assert 1234 - 1000 in parked[0].records
-    assert status.parked == 1
+    assert [task.number for task in dead_letters] == [1234 // TASK]
+    assert "user 777 is not welcome" in dead_letters[0].error
+    assert "plain_feed" not in dead_letters[0].error.splitlines()[-1]
+    assert 1234 - 1000 in dead_letters[0].records
+    assert status.dead_letters == 1
     told = audit(cluster, spec)
     # The batches of the failing task before the bad one count, the others not, none twice.
     assert told.records_counted_once, told

@@ -30,7 +30,7 @@ from backstay.consensus.job_records import (
     MasterRecord,
 )
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.master.core.holds import Failure, HeldTask, ParkedTask, WorkerRecord
+from backstay.master.core.holds import DeadLetter, Failure, HeldTask, WorkerRecord
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.task_bits import TaskBits
 
@@ -52,13 +52,15 @@ def bits(tasks: set[int]) -> Mapping[int, str]:
 
 
 FAILURES = st.builds(Failure, error=TEXTS, worker=TEXTS, records=tuples(NUMBERS))
-PARKED = st.builds(ParkedTask, task=NUMBERS, failures=NUMBERS, failure=FAILURES, settled=NUMBERS)
+DEAD_LETTERS = st.builds(
+    DeadLetter, task=NUMBERS, failures=NUMBERS, failure=FAILURES, settled=NUMBERS
+)
 ROUND_PROGRESS = st.builds(
     RoundProgress,
     size=st.just(TASKS),
     table_digest=TEXTS,
     done=st.sets(st.integers(0, TASKS - 1)).map(bits),
-    parked=tuples(PARKED),
+    dead_letters=tuples(DEAD_LETTERS),
 )
 ROUND_IDS = st.builds(RoundId, st.sampled_from(RoundKind), st.integers(1, 10**6))
 # A field of each record -> what it may hold.
@@ -91,7 +93,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         "lost": NUMBERS,
     },
     LossAcceptance: {"version": NUMBERS, "slots": NUMBERS, "time": TEXTS},
-    ParkedTask: {"task": NUMBERS, "failures": NUMBERS, "failure": FAILURES, "settled": NUMBERS},
+    DeadLetter: {"task": NUMBERS, "failures": NUMBERS, "failure": FAILURES, "settled": NUMBERS},
     WorkerRecord: {
         "held": tuples(st.builds(HeldTask, NUMBERS, NUMBERS, NUMBERS)),
         "to_close": tuples(st.tuples(NUMBERS, NUMBERS)),

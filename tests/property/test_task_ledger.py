@@ -24,11 +24,11 @@ from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.core.holds import (
     ATTEMPTS_PER_MASTER,
     Changes,
+    DeadLetter,
     Failure,
     Grant,
     HeldTask,
     LedgerLimits,
-    ParkedTask,
     WorkerRecord,
 )
 from backstay.master.core.ledger import NOBODY, TaskLedger
@@ -59,15 +59,15 @@ class Journal:
 
     done: dict[int, str] = field(default_factory=dict)
     workers: dict[str, str] = field(default_factory=dict)
-    parked: dict[int, str] = field(default_factory=dict)
+    dead_letters: dict[int, str] = field(default_factory=dict)
 
     def write_tasks(self, changes: Changes) -> None:
         self.done |= changes.done
-        for task, record in changes.parked.items():
+        for task, record in changes.dead_letters.items():
             if record is None:
-                self.parked.pop(task, None)
+                self.dead_letters.pop(task, None)
             else:
-                self.parked[task] = record.to_json()
+                self.dead_letters[task] = record.to_json()
 
     def write_workers(self, changes: Changes) -> None:
         for worker, record in changes.workers.items():
@@ -86,7 +86,7 @@ class Journal:
             replace(LIMITS, hold_ttl_s=ttl_s),
             first_attempt=generation * ATTEMPTS_PER_MASTER,
             done=TaskBits.from_chunks(size, self.done),
-            parked=map(ParkedTask.from_json, self.parked.values()),
+            dead_letters=map(DeadLetter.from_json, self.dead_letters.values()),
             sizes=np.full(size, BATCHES, np.uint32),
             keeps_streams=True,
         )
@@ -100,8 +100,8 @@ class Journal:
         for text in self.workers.values():
             for task, _, batches in WorkerRecord.from_json(text).held:
                 settled[task] = max(batches, settled.get(task, 0))
-        parked = map(ParkedTask.from_json, self.parked.values())
-        return settled | {one.task: one.settled for one in parked}
+        dead_letters = map(DeadLetter.from_json, self.dead_letters.values())
+        return settled | {one.task: one.settled for one in dead_letters}
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -158,9 +158,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for told in (self.settled, self.known):
             told[task] = max(settled, told.get(task, 0))
 
-    def forget_parked(self) -> None:
-        """Parking a task ends what is left of its holds; a lapsed one was nobody's to rely on."""
-        self.valid = {each for each in self.valid if each[1] not in self.ledger.parked}
+    def forget_dead_letters(self) -> None:
+        """A dead-lettered task has no holds: nobody could rely on those left, which had expired."""
+        self.valid = {each for each in self.valid if each[1] not in self.ledger.dead_letters}
 
     @rule(worker=st.sampled_from(WORKERS))
     def assign(self, worker: str) -> None:
@@ -211,7 +211,7 @@ class LedgerMachine(RuleBasedStateMachine):
             worker, task, attempt = held
             record = self.ledger.record_of(worker)
             if not any(each[:2] == (task, attempt) for each in record.held):
-                assert self.ends[held] <= self.now_s or task in self.ledger.parked, (
+                assert self.ends[held] <= self.now_s or task in self.ledger.dead_letters, (
                     "a hold was taken away in its time"
                 )
                 self.valid.discard(held)
@@ -332,9 +332,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.hold_ttl_s = self.ttl_s
 
     @rule()
-    def retry_parked(self) -> None:
-        parked = sorted(self.ledger.parked)
-        assert self.ledger.retry_parked() == parked
+    def retry_dead_letters(self) -> None:
+        dead_letters = sorted(self.ledger.dead_letters)
+        assert self.ledger.retry_dead_letters() == dead_letters
         self.write()
 
     @rule(between=st.booleans(), data=st.data())
@@ -368,7 +368,7 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.ledger.fail(*held, Failure("lost", held[0]), self.now_s)
         self.journal.write_tasks(self.ledger.take_changes())
-        self.forget_parked()
+        self.forget_dead_letters()
 
     @invariant()
     def adds_up(self) -> None:
@@ -379,11 +379,11 @@ class LedgerMachine(RuleBasedStateMachine):
         assert min(counts) >= 0
         assert counts.done == len(self.done)
         assert all(task in self.ledger.done for task in self.done)
-        assert counts.parked == len(self.ledger.parked)
-        assert not self.done & self.ledger.parked.keys()
+        assert counts.dead_letters == len(self.ledger.dead_letters)
+        assert not self.done & self.ledger.dead_letters.keys()
         assert counts.doing <= len({held[1] for held in self.valid})
         assert self.ledger.open_streams == len(self.unclosed)
-        assert self.ledger.is_over == (counts.done + counts.parked == self.size)
+        assert self.ledger.is_over == (counts.done + counts.dead_letters == self.size)
 
     @invariant()
     def states_and_leases_agree(self) -> None:
@@ -399,7 +399,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         assert self.journal.done == self.ledger.done.chunks()
-        assert self.journal.parked.keys() == self.ledger.parked.keys()
+        assert self.journal.dead_letters.keys() == self.ledger.dead_letters.keys()
         in_journal = {
             (worker, task, attempt)
             for worker, text in self.journal.workers.items()

@@ -170,7 +170,7 @@ class JobBook:
             "spec": found[KEYS.spec].value,
             "state": found[KEYS.state].value,
             "done": below(KEYS.all_done),
-            "parked": below(KEYS.all_parked),
+            "dead_letters": below(KEYS.all_dead_letters),
             "damaged": below(KEYS.all_damaged),
         }
         version = plan.version if plan is not None else 0

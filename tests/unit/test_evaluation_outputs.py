@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from backstay.course.evaluation import RoundOutputs, TaskOutputs
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.holds import Failure, ParkedTask
+from backstay.master.core.holds import DeadLetter, Failure
 from backstay.master.core.progress import JobProgress, RoundProgress
 
 
@@ -79,9 +79,11 @@ def test_outputs_must_fit_their_records() -> None:
 
 
 def test_progress_comes_back_from_its_text() -> None:
-    parked = ParkedTask(1, 4, Failure("bad", "w-0", (2,)), 3)
+    dead_letter = DeadLetter(1, 4, Failure("bad", "w-0", (2,)), 3)
     progress = JobProgress(
-        "uid", "{}", {RoundId.parse("training-2"): RoundProgress(9, "ab", {0: "01"}, (parked,))}
+        "uid",
+        "{}",
+        {RoundId.parse("training-2"): RoundProgress(9, "ab", {0: "01"}, (dead_letter,))},
     )
     again = JobProgress.from_json(progress.to_json())
     assert again == progress

@@ -33,7 +33,7 @@ def progress(**tasks: int) -> dict[str, Any]:
         name: {
             "spec": JobSpecRecord("ab12", 1, "{}").to_json(),
             "state": JobStateRecord("running", figures={"tasks": done}).to_json(),
-            **{part: {} for part in ("done", "parked", "damaged")},
+            **{part: {} for part in ("done", "dead_letters", "damaged")},
         }
         for name, done in tasks.items()
     }

@@ -151,7 +151,7 @@ def test_what_a_status_says_in_words() -> None:
     assert metrics_text(status) == ""
     status.evaluations.add(round=1, steps=5, metrics={"logloss": 0.5, "auc": 0.81234})
     assert metrics_text(status) == "auc 0.8123  logloss 0.5000"
-    status.state, status.parked, status.loss = "done", 2, 0.25
+    status.state, status.dead_letters, status.loss = "done", 2, 0.25
     assert summary_lines(status) == [
         "tiny: done",
         "0 examples in 0 steps, loss 0.2500",
@@ -162,12 +162,12 @@ def test_what_a_status_says_in_words() -> None:
 
 
 def test_exit_codes_of_outcomes() -> None:
-    parked = status_of(parked=1)
+    failed = status_of(dead_letters=1)
     for state, status, is_finished, code in [
         ("done", status_of(), True, 0),
-        ("failed", parked, True, 3),
-        ("failed", parked, False, 1),
-        ("stopped", parked, False, 130),
+        ("failed", failed, True, 3),
+        ("failed", failed, False, 1),
+        ("stopped", failed, False, 130),
         ("failed", None, False, 1),
     ]:
         outcome = Outcome(status, state, "", 1.0, None, is_finished)
@@ -178,13 +178,13 @@ def test_exit_codes_of_outcomes() -> None:
 
 
 def test_an_audit_that_finds_something_is_a_failure() -> None:
-    parked = status_of(parked=1)
+    failed = status_of(dead_letters=1)
     wrong = RecordsAudit(1, 10, 9, 1, 0, 0, 0, (("a.csv", 3, 0),))
     right = RecordsAudit(1, 10, 10, 0, 0, 0, 0, ())
     assert Outcome(status_of(), "done", "", 1.0, right, True).exit_code == 0
     assert Outcome(status_of(), "done", "", 1.0, wrong, True).exit_code == 1
-    # The records of a parked task are missing, and the command says so by its own code.
-    assert Outcome(parked, "failed", "", 1.0, wrong, True).exit_code == 3
+    # The records of a dead-lettered task are missing, and the command says so by its own code.
+    assert Outcome(failed, "failed", "", 1.0, wrong, True).exit_code == 3
 
 
 def test_the_metrics_log_has_each_change_and_each_evaluation_once(tmp_path: Path) -> None:

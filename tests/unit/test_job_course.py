@@ -25,10 +25,10 @@ def add_steps(course: Course, steps: int) -> None:
             course.count_steps(round_id, others + steps)
 
 
-def end(course: Course, name: str, parked: int = 0, **metrics: float) -> None:
+def end(course: Course, name: str, dead_letters: int = 0, **metrics: float) -> None:
     """End a round that must be open, and have a new master take the course over."""
     assert name in now_open(course)
-    course.round_over(RoundId.parse(name), parked, metrics)
+    course.round_over(RoundId.parse(name), dead_letters, metrics)
     text = course.to_json()
     again = Course.from_json(course.plan, text)
     assert again.to_json() == text
@@ -147,14 +147,14 @@ def test_early_stop_in_the_middle_of_a_pass() -> None:
     assert now_open(course) == ["train_end-1"]
 
 
-def test_a_job_that_ends_with_parked_tasks_says_so_and_goes_on_with_them() -> None:
+def test_a_job_that_ends_with_dead_lettered_tasks_says_so_and_goes_on_with_them() -> None:
     course = Course(replace(PLAN, passes=1))
     training = RoundId.parse("training-1")
-    end(course, "training-1", parked=2)
+    end(course, "training-1", dead_letters=2)
     end(course, "evaluation-1")
     end(course, "train_end-1")
-    assert json.loads(course.to_json())["ended"] == "finished_with_parked"
-    assert course.parked == {training: 2}
+    assert json.loads(course.to_json())["ended"] == "finished_with_dead_letters"
+    assert course.dead_letters == {training: 2}
     assert not course.reopen(RoundId.parse("evaluation-1"))
     assert course.reopen(training)
     end(course, "training-1")
@@ -163,16 +163,16 @@ def test_a_job_that_ends_with_parked_tasks_says_so_and_goes_on_with_them() -> No
     assert course.outcome == "finished"
 
 
-def test_parked_tasks_are_put_back_while_the_next_pass_runs() -> None:
+def test_dead_lettered_tasks_are_put_back_while_the_next_pass_runs() -> None:
     course = Course(replace(PLAN, evaluates=False))
-    end(course, "training-1", parked=1)
+    end(course, "training-1", dead_letters=1)
     assert course.reopen(RoundId.parse("training-1"))
     assert now_open(course) == ["training-1", "training-2"]
     end(course, "training-2")
     assert now_open(course) == ["training-1"]
-    end(course, "training-1", parked=1)
+    end(course, "training-1", dead_letters=1)
     end(course, "train_end-1")
-    assert course.outcome == "finished_with_parked"
+    assert course.outcome == "finished_with_dead_letters"
 
 
 def test_stop_ends_the_job_once() -> None:
@@ -213,7 +213,7 @@ def test_more_passes_than_before_are_trained_unless_training_was_cut_short() -> 
         ('"steps_of":{}', '"steps_of":{"training-1":"0"}'),
         ('"ended":""', '"ended":"soon"'),
         ('"best":""', '"best":"good"'),
-        ('"parked":{}', '"parked":{"lunch-1":1}'),
+        ('"dead_letters":{}', '"dead_letters":{"lunch-1":1}'),
         ('"reason":""', '"because":""'),
     ],
 )

@@ -139,7 +139,7 @@ def test_what_was_told_is_never_done_again(tmp_path: Path, kind: str, changes_ma
 
 
 @pytest.mark.parametrize("changes_max", [1, 2, 3])
-def test_a_task_that_failed_is_parked_or_tried_again_and_never_forgotten(
+def test_a_task_that_failed_is_dead_lettered_or_tried_again_and_never_forgotten(
     tmp_path: Path, changes_max: int
 ) -> None:
     spec = job_of("training", tmp_path)
@@ -161,12 +161,12 @@ def test_a_task_that_failed_is_parked_or_tried_again_and_never_forgotten(
             async with master_of(MemoryStore(backend), spec, 2, replaces=1) as (_, job):
                 await worker.work(job)
                 assert job.state.state == "failed"
-                parked = {
+                dead_letters = {
                     (str(name), task)
                     for name in job.rounds
-                    for task in job.rounds[name].ledger.parked
+                    for task in job.rounds[name].ledger.dead_letters
                 }
-                assert parked == failing, lifetime
+                assert dead_letters == failing, lifetime
             worker.fails = set()
             async with master_of(MemoryStore(backend), spec, 3, replaces=2) as (_, job):
                 await worker.work(job)
@@ -178,7 +178,7 @@ def test_a_task_that_failed_is_parked_or_tried_again_and_never_forgotten(
     assert lifetime > DEATHS_MIN
 
 
-def test_parked_tasks_that_are_put_back_are_tried_again_whenever_the_master_dies(
+def test_dead_lettered_tasks_that_are_put_back_are_tried_again_whenever_the_master_dies(
     tmp_path: Path,
 ) -> None:
     spec = job_of("training", tmp_path)
@@ -202,7 +202,7 @@ def test_parked_tasks_that_are_put_back_are_tried_again_whenever_the_master_dies
             second = Master(store, spec, 2, changes_max=1)
             job = await second.open(replaces=1)
             store._left = lifetime
-            assert job.retry_parked([]) == 1
+            assert job.retry_dead_letters([]) == 1
             with suppress(asyncio.TimeoutError, StoreUnavailable):
                 await job.journal.durable(0.02)
             await second.kill()
@@ -210,7 +210,7 @@ def test_parked_tasks_that_are_put_back_are_tried_again_whenever_the_master_dies
             async with master_of(MemoryStore(backend), spec, 3, replaces=2) as (_, job):
                 await worker.work(job)
                 if job.state.state == "failed":
-                    assert 2 in job.rounds[RoundId.parse("training-1")].ledger.parked
+                    assert 2 in job.rounds[RoundId.parse("training-1")].ledger.dead_letters
                 else:
                     assert worker.told["training-1", 2] == 1
 

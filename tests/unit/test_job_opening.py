@@ -284,7 +284,9 @@ def test_more_passes_go_on_where_the_job_ended(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_parked_tasks_fail_the_job_and_are_tried_again_by_the_same_command(tmp_path: Path) -> None:
+def test_dead_lettered_tasks_fail_the_job_and_are_tried_again_by_the_same_command(
+    tmp_path: Path,
+) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path, max_task_retries=0)
         async with master_of(store, spec, 1) as (_, job):

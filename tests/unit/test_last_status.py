@@ -31,11 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "backstay-jobs" / "tiny"
     (folder / "workers").mkdir(parents=True)
     (folder / "workers" / "w-0.log").write_text("first\nlast\n")
-    parked = job_pb2.ParkedTask(
+    dead_letter = job_pb2.DeadLetter(
         kind=job_pb2.TASK_KIND_TRAINING, round=1, number=3, start=8, count=4, error="ValueError: no"
     )
     file = StatusFile(folder, ["127.0.0.1:7000"], are_own=True)
-    file.ended(status_of(9), [parked], state="failed", reason="too many")
+    file.ended(status_of(9), [dead_letter], state="failed", reason="too many")
     return folder
 
 
@@ -84,7 +84,7 @@ def test_a_job_of_this_folder_is_shown_when_its_servers_have_ended(folder: Path)
         assert "its command has ended, and servers of its own" in shown
     document = json.loads(backstay("show", "tiny", "--json")[1])
     assert (document["state"], document["status"]["steps"]) == ("failed", "9")
-    assert document["parked"][0]["error"] == "ValueError: no"
+    assert document["dead_letters"][0]["error"] == "ValueError: no"
 
 
 def test_its_logs_are_there_too(folder: Path) -> None:

@@ -94,7 +94,7 @@ def check(recorded: RecordedCounts, worker: Worker) -> int:
         (1, set(), 0, 1),
         # Tasks that failed for good.
         (0, {(1, 0), (3, 4)}, 3, 3),
-        # Parked in the pass that is cut short, and in one before.
+        # Dead-lettered in the pass that is cut short, and in one before.
         (7 * PER_TASK, {(1, 3), (2, 1)}, 1, 2),
     ],
 )

@@ -5,11 +5,11 @@ import pytest
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.master.core.holds import (
+    DeadLetter,
     Failure,
     Grant,
     HeldTask,
     LedgerLimits,
-    ParkedTask,
     WorkerRecord,
 )
 from backstay.master.core.ledger import NOBODY, TaskLedger
@@ -48,19 +48,19 @@ def test_a_give_back_counts_what_it_settled() -> None:
     assert book.batches == 10
 
 
-def test_a_failing_task_is_parked_and_the_rest_goes_on() -> None:
+def test_a_failing_task_is_dead_lettered_and_the_rest_goes_on() -> None:
     book = ledger(2)
-    for expected in ("retry", "parked"):
+    for expected in ("retry", "dead_lettered"):
         grant = given(book, "w-0")
         while grant.task != 0:
             assert book.complete("w-0", grant.task, grant.attempt, 0.0)
             grant = given(book, "w-0")
         assert book.fail("w-0", 0, grant.attempt, WRONG, 0.0, settled=1) == expected
     assert book.is_over
-    assert book.parked == {0: ParkedTask(0, 2, WRONG, 1)}
-    assert book.retry_parked([0, 1]) == [0]
+    assert book.dead_letters == {0: DeadLetter(0, 2, WRONG, 1)}
+    assert book.retry_dead_letters([0, 1]) == [0]
     assert given(book, "w-1").first_batch == 1
-    assert book.take_changes().parked == {0: None}
+    assert book.take_changes().dead_letters == {0: None}
 
 
 def test_a_failed_task_is_tried_after_the_others() -> None:
@@ -76,7 +76,7 @@ def test_a_task_whose_worker_died_is_tried_before_the_others() -> None:
     assert [given(book, "w-1").task for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_task_that_kills_its_workers_lets_the_others_go_first_and_is_parked() -> None:
+def test_a_task_that_kills_its_workers_lets_the_others_go_first_and_is_dead_lettered() -> None:
     book = ledger(2)
     order = []
     for number in range(5):
@@ -90,8 +90,8 @@ def test_a_task_that_kills_its_workers_lets_the_others_go_first_and_is_parked() 
     given(book, "w-5")
     book.drop_worker("w-5", 0.0)
     assert book.is_over
-    assert "5 attempts in a row ended without a result" in book.parked[0].failure.error
-    assert book.parked[0].failures == 0
+    assert "5 attempts in a row ended without a result" in book.dead_letters[0].failure.error
+    assert book.dead_letters[0].failures == 0
 
 
 def test_a_task_that_kills_its_workers_does_not_take_those_asked_ahead_with_it() -> None:
@@ -105,28 +105,28 @@ def test_a_task_that_kills_its_workers_does_not_take_those_asked_ahead_with_it()
             assert book.complete(worker, task, attempt, 0.0)
         if book.is_over:
             break
-    assert book.parked.keys() == {0}
+    assert book.dead_letters.keys() == {0}
     assert len(book.done) == 2
 
 
-def test_a_task_whose_workers_hang_is_parked_when_the_last_hold_runs_out() -> None:
+def test_a_task_whose_workers_hang_is_dead_lettered_when_the_last_hold_runs_out() -> None:
     book = ledger(1)
     for number in range(5):
         assert not book.is_over
         given(book, f"w-{number}", 10.0 * number)
         assert book.expire(10.0 * number + 2.0) == [0]
-    assert "5 attempts in a row" in book.parked[0].failure.error
+    assert "5 attempts in a row" in book.dead_letters[0].failure.error
     assert book.is_over
-    assert book.take_changes().parked.keys() == {0}
+    assert book.take_changes().dead_letters.keys() == {0}
 
 
-def test_a_task_that_gets_on_is_not_parked_however_often_its_worker_dies() -> None:
+def test_a_task_that_gets_on_is_not_dead_lettered_however_often_its_worker_dies() -> None:
     book = ledger(1)
     for number in range(20):
         grant = given(book, f"w-{number}")
         book.renew(f"w-{number}", [HeldTask(0, grant.attempt, number + 1)], 0.0)
         book.drop_worker(f"w-{number}", 0.0)
-    assert not book.parked
+    assert not book.dead_letters
 
 
 def test_a_hold_that_ran_out_is_had_back_unless_another_worker_has_the_task() -> None:
@@ -196,13 +196,13 @@ def test_a_twin_that_is_left_alone_may_get_a_twin_again() -> None:
     assert book.counts.doing == 1
 
 
-def test_parking_a_task_ends_what_is_left_of_its_holds() -> None:
+def test_dead_lettering_a_task_ends_what_is_left_of_its_holds() -> None:
     book = ledger(1, LedgerLimits(hold_ttl_s=5.0, straggler_min_s=1.0, max_retries=0))
     first = given(book, "w-0")
     twin = given(book, "w-1", 4.0)
     assert book.expire(5.0) == []
     assert book.counts.doing == 1
-    assert book.fail("w-1", 0, twin.attempt, WRONG, 6.0) == "parked"
+    assert book.fail("w-1", 0, twin.attempt, WRONG, 6.0) == "dead_lettered"
     assert book.renew("w-0", [HeldTask(0, first.attempt, 0)], 6.0)
     assert not book.complete("w-0", 0, first.attempt, 6.0)
     assert book.counts == (0, 0, 0, 1)
@@ -312,8 +312,8 @@ def test_a_new_master_knows_what_was_done_and_held() -> None:
 def test_a_journal_of_other_data_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="4 tasks in the journal, 3 in the data"):
         TaskLedger(ROUND, 3, None, LIMITS, done=TaskBits(4))
-    with pytest.raises(InvalidRequest, match="parked task 3 of 3"):
-        TaskLedger(ROUND, 3, None, LIMITS, parked=[ParkedTask(3, 1, WRONG, 0)])
+    with pytest.raises(InvalidRequest, match="dead-lettered task 3 of 3"):
+        TaskLedger(ROUND, 3, None, LIMITS, dead_letters=[DeadLetter(3, 1, WRONG, 0)])
     with pytest.raises(InvalidRequest, match="task 9 of 3"):
         ledger(3).adopt("w-0", HeldTask(9, 1, 0), 0.0)
     with pytest.raises(InvalidRequest, match="stream of task 9 of 3"):
@@ -326,8 +326,8 @@ def test_what_is_long_is_cut() -> None:
 
 
 def test_records_come_back_from_their_texts() -> None:
-    parked = ParkedTask(3, 2, WRONG, 7)
-    assert ParkedTask.from_json(parked.to_json()) == parked
+    dead_letter = DeadLetter(3, 2, WRONG, 7)
+    assert DeadLetter.from_json(dead_letter.to_json()) == dead_letter
     record = WorkerRecord((HeldTask(1, 2, 3),), ((4, 5),))
     assert WorkerRecord.from_json(record.to_json()) == record
     assert not WorkerRecord()

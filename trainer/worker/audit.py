@@ -57,8 +57,8 @@ class RecordsAudit:
         missing: Those counted less often.
         doubled: Those counted more often than they may be.
         damaged: Records that the reader skips; they are none of the others.
-        unfinished: Records of tasks that some pass has dropped or parked: those may have been
-            counted in it, once; all others are judged exactly.
+        unfinished: Records of tasks that some pass has dropped or dead-lettered: those may have
+            been counted in it, once; all others are judged exactly.
         first_wrong: The first records that are not right: (shard, record, count).
         inexact: Since when and why records may count never or twice in the model, whatever their
             counters say; empty: each counts once.

@@ -308,7 +308,7 @@ class MasterLink:
         records: Sequence[int] = (),
         bad_records: BadRecordsMet = NO_BAD_RECORDS,
     ) -> bool:
-        """Tell that a task failed by user code or data; returns whether it is parked now.
+        """Tell that a task failed by user code or data; returns whether it is dead-lettered now.
 
         Args:
             task: The task.
@@ -327,7 +327,7 @@ class MasterLink:
             bad_record_count=bad_records.number,
         )
         answer = self._calls.call(lambda stub, timeout: stub.Fail(request, timeout=timeout))
-        return answer.parked
+        return answer.dead_lettered
 
     def figures(self, *, examples: int, steps: int, loss: float | None) -> None:
         """Note what the next sign of life tells: sums since the process began."""

@@ -9,10 +9,10 @@ from backstay.exits import EXIT_WRONG_SETTING
 
 __all__ = [
     "EXIT_CODES",
+    "EXIT_DEAD_LETTERS",
     "EXIT_FAILED",
     "EXIT_NEVER_REACHED",
     "EXIT_NO_ANSWER",
-    "EXIT_PARKED",
     "EXIT_STOPPED",
     "EXIT_UNSAVED",
     "EXIT_WRONG_ARGUMENTS",
@@ -21,7 +21,7 @@ __all__ = [
 
 EXIT_FAILED = 1
 EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
-EXIT_PARKED = 3
+EXIT_DEAD_LETTERS = 3
 EXIT_NO_ANSWER = 3
 EXIT_NEVER_REACHED = 4
 EXIT_UNSAVED = 5
@@ -31,7 +31,9 @@ EXIT_CODES = {
     0: "finished",
     EXIT_FAILED: "failed; the message says why, and the same command goes on where it was",
     EXIT_WRONG_ARGUMENTS: "a field of the job, an argument or a setting is wrong",
-    EXIT_PARKED: "finished, but for tasks that failed too often (`backstay jobs show` names them)",
+    EXIT_DEAD_LETTERS: (
+        "finished, but for tasks that failed too often (`backstay jobs show` names them)"
+    ),
     EXIT_NEVER_REACHED: "no server answered within `first_contact_timeout_ms`; nothing was begun",
     EXIT_UNSAVED: "all tasks are done, but the last checkpoint could not be written",
     EXIT_STOPPED: "stopped by Ctrl-C or `backstay jobs stop`; the same command goes on",

@@ -22,7 +22,7 @@ from backstay.cli.audit import audit_job, audit_lines, audit_mapping
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
 from backstay.cli.progress import round_text
-from backstay.cli.status_text import print_parked, print_status
+from backstay.cli.status_text import print_dead_letter, print_status
 from backstay.command_line import given_before
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.job_records import OVER_STATES
@@ -281,20 +281,20 @@ def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
             status = None if silent else client.status()
             if status is not None:
                 complete_with_spec(status, JobSpec.from_json(entry.spec_json))
-            parked = () if silent else client.parked()
+            dead_letters = () if silent else client.dead_letters()
         finally:
             client.close()
     if as_json:
         plain = status and MessageToDict(status, preserving_proto_field_name=True)
-        tasks = [MessageToDict(one, preserving_proto_field_name=True) for one in parked]
-        print_json({**document, "status": plain, "parked": tasks})
+        tasks = [MessageToDict(one, preserving_proto_field_name=True) for one in dead_letters]
+        print_json({**document, "status": plain, "dead_letters": tasks})
         return
     if status is None:
         click.echo(f"{job}: {entry.progress}; {_without_master(entry)}")
     else:
         print_status(status)
-    for one in parked:
-        print_parked(one)
+    for one in dead_letters:
+        print_dead_letter(one)
 
 
 def _show_last(folder: Path, *, as_json: bool) -> None:
@@ -309,8 +309,8 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
         print_json({**known, **more, "created_ms": status.started_ms, **last.to_mapping()})
         return
     print_status(status)
-    for one in last.parked:
-        print_parked(one)
+    for one in last.dead_letters:
+        print_dead_letter(one)
     click.echo(last.origin(folder))
 
 
@@ -366,7 +366,7 @@ def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None
     A last checkpoint that could not be written is tried at once.
     """
     with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
-        count, saves = master.retry_parked(tasks)
+        count, saves = master.retry_dead_letters(tasks)
     if as_json:
         print_json({"job": job, "tasks": count, "saves": saves})
         return
@@ -449,7 +449,8 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
 def audit(given: Given, job: str, as_json: bool) -> None:
     """Check that each record counts once in each pass of JOB, which had `audit` set and is over.
 
-    In a pass that was cut short, and of tasks that are parked, at most once. Exit code 1: not so.
+    In a pass that was cut short, and of tasks that are dead-lettered, at most once. Exit code 1:
+    not so.
     """
     with _asking(given, as_json=as_json, job=job) as cluster:
         entry = cluster.entry(job)

@@ -91,7 +91,7 @@ class LastStatus:
         are_own: Whether these have ended with the command.
         is_over: Whether the command has ended in good order; else it was killed, or runs.
         status: As the master told it.
-        parked: Its tasks that failed for good.
+        dead_letters: Its tasks that failed for good.
     """
 
     written_ms: int
@@ -99,7 +99,7 @@ class LastStatus:
     are_own: bool
     is_over: bool
     status: job_pb2.JobStatus
-    parked: tuple[job_pb2.ParkedTask, ...] = ()
+    dead_letters: tuple[job_pb2.DeadLetter, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> LastStatus:
@@ -117,7 +117,7 @@ class LastStatus:
                 document["are_own"],
                 document["is_over"],
                 ParseDict(document["status"], job_pb2.JobStatus()),
-                tuple(ParseDict(one, job_pb2.ParkedTask()) for one in document["parked"]),
+                tuple(ParseDict(one, job_pb2.DeadLetter()) for one in document["dead_letters"]),
             )
         except OSError as error:
             raise JobError(
@@ -135,7 +135,9 @@ class LastStatus:
             "are_own": self.are_own,
             "is_over": self.is_over,
             "status": MessageToDict(self.status, preserving_proto_field_name=True),
-            "parked": [MessageToDict(one, preserving_proto_field_name=True) for one in self.parked],
+            "dead_letters": [
+                MessageToDict(one, preserving_proto_field_name=True) for one in self.dead_letters
+            ],
         }
 
     def origin(self, folder: Path) -> str:
@@ -173,7 +175,7 @@ class StatusFile:
     def ended(
         self,
         status: job_pb2.JobStatus | None,
-        parked: Sequence[job_pb2.ParkedTask],
+        dead_letters: Sequence[job_pb2.DeadLetter],
         *,
         state: str,
         reason: str,
@@ -184,13 +186,19 @@ class StatusFile:
             return
         last.CopyFrom(status)
         last.state, last.reason, last.master_instance = state, reason, 0
-        self._write(last, parked, is_over=True)
+        self._write(last, dead_letters, is_over=True)
 
     def _write(
-        self, status: job_pb2.JobStatus, parked: Sequence[job_pb2.ParkedTask], *, is_over: bool
+        self,
+        status: job_pb2.JobStatus,
+        dead_letters: Sequence[job_pb2.DeadLetter],
+        *,
+        is_over: bool,
     ) -> None:
         now_ms = int(time.time() * 1000)
-        last = LastStatus(now_ms, self._endpoints, self._are_own, is_over, status, tuple(parked))
+        last = LastStatus(
+            now_ms, self._endpoints, self._are_own, is_over, status, tuple(dead_letters)
+        )
         part = self._path.with_suffix(".part")
         try:
             part.write_text(json.dumps(last.to_mapping()), encoding="utf-8")

@@ -34,7 +34,7 @@ def figures_of(status: job_pb2.JobStatus) -> dict[str, Any]:
         "loss": status.loss if status.HasField("loss") else None,
         "tasks_done": status.tasks.done,
         "tasks_total": status.tasks.total,
-        "parked": status.parked,
+        "dead_letters": status.dead_letters,
         "bad_records": status.bad_records,
         "workers_alive": sum(worker.alive for worker in status.workers),
         "workers_desired": status.workers_desired,

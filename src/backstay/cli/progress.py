@@ -70,9 +70,9 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
         lines.append(f"{status.checkpoints_failed:,} checkpoints could not be written")
     if status.bad_records:
         lines.append(f"{status.bad_records:,} damaged records were skipped")
-    if status.parked:
+    if status.dead_letters:
         lines.append(
-            f"{status.parked:,} tasks failed too often; see `backstay jobs show {status.job}`"
+            f"{status.dead_letters:,} tasks failed too often; see `backstay jobs show {status.job}`"
         )
     return lines
 
@@ -175,8 +175,10 @@ def _figures(status: job_pb2.JobStatus, servers: Servers) -> list[tuple[str, str
     metrics = metrics_text(status)
     if metrics:
         figures.append(("metrics", metrics))
-    if status.parked or status.bad_records:
-        figures.append(("parked", f"{status.parked} tasks, {status.bad_records} damaged records"))
+    if status.dead_letters or status.bad_records:
+        figures.append(
+            ("dead letters", f"{status.dead_letters} tasks, {status.bad_records} damaged records")
+        )
     return figures
 
 

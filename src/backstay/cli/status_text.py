@@ -11,7 +11,7 @@ from backstay.cli.metrics_log import kind_name
 from backstay.cli.progress import round_text, summary_lines
 from backstay.pserver.ctl.showing import grid, print_whole
 
-__all__ = ["print_parked", "print_status"]
+__all__ = ["print_dead_letter", "print_status"]
 
 
 def print_status(status: job_pb2.JobStatus) -> None:
@@ -29,7 +29,7 @@ def _print_work(status: job_pb2.JobStatus) -> None:
     tasks = status.tasks
     click.echo(
         f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "
-        f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.parked:,} parked"
+        f"{tasks.doing:,} under way, {tasks.todo:,} to do, {tasks.dead_letters:,} dead-lettered"
     )
     click.echo(f"{status.examples_per_s:,.0f} examples/s")
     if status.trouble:
@@ -56,11 +56,11 @@ def _print_work(status: job_pb2.JobStatus) -> None:
             click.echo(f"{worker.id}: {worker.note}")
 
 
-def print_parked(one: job_pb2.ParkedTask) -> None:
+def print_dead_letter(one: job_pb2.DeadLetter) -> None:
     """Print a task that failed for good."""
     click.echo(
-        f"parked: {kind_name(one.kind)} {one.round}, task {one.number}: records {one.start} to "
-        f"{one.start + one.count - 1} of {one.shard}, {one.tries} tries, last by {one.worker}"
+        f"dead letter: {kind_name(one.kind)} {one.round}, task {one.number}: records {one.start} "
+        f"to {one.start + one.count - 1} of {one.shard}, {one.tries} tries, last by {one.worker}"
     )
     for line in one.error.strip().splitlines():
         click.echo(f"  {line}")

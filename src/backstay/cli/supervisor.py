@@ -22,7 +22,7 @@ from typing import Any
 from backstay._proto.v1 import job_pb2
 from backstay.cli.audit import audit_job, audit_mapping
 from backstay.cli.earlier_runs import forget, goes_on, sole_run
-from backstay.cli.exit_codes import EXIT_FAILED, EXIT_PARKED, EXIT_STOPPED, EXIT_UNSAVED
+from backstay.cli.exit_codes import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_STOPPED, EXIT_UNSAVED
 from backstay.cli.hooks import run_hooks
 from backstay.cli.last_status import Newest, StatusFile
 from backstay.cli.master_process import MasterProcess
@@ -50,7 +50,7 @@ __all__ = ["Outcome", "Supervisor"]
 LOOK_PAUSE_S = 0.25
 # Of a status: what records without a master do not tell.
 LIVE_FIGURES = ("now_ms", "examples_per_s", "passes", "kind", "round", "checkpoints_failed")
-PARKED_SHOWN_MAX = 3
+DEAD_LETTERS_SHOWN_MAX = 3
 # A call to the master that runs here; longer, and the display would stand still.
 CALL_LIMIT_MS = 2000
 # How long workers may take to give back their tasks after Ctrl-C.
@@ -96,15 +96,15 @@ class Outcome:
             return 0 if right else EXIT_FAILED
         if self.state == "unsaved":
             return EXIT_UNSAVED
-        if self.is_finished and self.status is not None and self.status.parked:
-            return EXIT_PARKED
+        if self.is_finished and self.status is not None and self.status.dead_letters:
+            return EXIT_DEAD_LETTERS
         return EXIT_STOPPED if self.state == "stopped" else EXIT_FAILED
 
     def to_mapping(self, spec: JobSpec) -> dict[str, Any]:
         """Return what ``--json`` prints."""
         status = self.status or job_pb2.JobStatus(job=spec.name)
         figures = figures_of(status)
-        kept = ("examples", "loss", "parked", "bad_records")
+        kept = ("examples", "loss", "dead_letters", "bad_records")
         document: dict[str, Any] = {
             "job": spec.name,
             "state": self.state,
@@ -165,7 +165,7 @@ class Supervisor:
         self._log_dir = Path(spec.log_dir)
         self._said_notes: set[str] = set()
         self._status: job_pb2.JobStatus | None = None
-        self._parked: tuple[job_pb2.ParkedTask, ...] = ()
+        self._dead_letters: tuple[job_pb2.DeadLetter, ...] = ()
         self._file: StatusFile | None = None
         self._marks: Marks = {}
         self._newest: Newest | None = None
@@ -212,7 +212,7 @@ class Supervisor:
                     raise
             finally:
                 if self._file is not None:
-                    self._file.ended(self._status, self._parked, state=state, reason=reason)
+                    self._file.ended(self._status, self._dead_letters, state=state, reason=reason)
                 result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}
                 self._hooks(self._spec.hooks.after, {**env, **result}, None)
         seconds = time.monotonic() - begun_s
@@ -294,13 +294,13 @@ class Supervisor:
     def _tell_what_is_left(self, client: JobClient, state: str, servers: JobServers) -> None:
         """Say what failed for good, and where a stopped job goes on; its servers may end soon."""
         status = self._status
-        if status is not None and status.parked:
+        if status is not None and status.dead_letters:
             try:
-                self._parked = client.parked()
+                self._dead_letters = client.dead_letters()
             except BackstayError as error:
                 self._show.say(f"what failed cannot be read: {error}")
                 return
-            for one in self._parked[:PARKED_SHOWN_MAX]:
+            for one in self._dead_letters[:DEAD_LETTERS_SHOWN_MAX]:
                 self._show.say(f"task {one.round}-{one.number} failed for good: {one.error}")
         if state == "stopped" and servers.are_own:
             newest = status.checkpoint if status is not None else ""

@@ -23,7 +23,7 @@ from backstay.job_spec import EarlyStop, JobSpec
 
 __all__ = ["Course", "CoursePlan", "Outcome", "is_cut_short"]
 
-Outcome = Literal["finished", "finished_with_parked", "stopped"]
+Outcome = Literal["finished", "finished_with_dead_letters", "stopped"]
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -99,7 +99,7 @@ class Course:
         self._train_end_due = plan.train_end and plan.passes > 0
         self._train_ends = 0
         self._predicted = not plan.predicts
-        self._parked: dict[RoundId, int] = {}
+        self._dead_letters: dict[RoundId, int] = {}
         self._reopened: set[RoundId] = set()
         self._ended: Outcome | None = None
         self._reason = ""
@@ -183,9 +183,9 @@ class Course:
         return self._evaluations - (1 if self._evaluation else 0)
 
     @property
-    def parked(self) -> Mapping[RoundId, int]:
-        """How many tasks are parked in rounds that are over."""
-        return MappingProxyType(self._parked)
+    def dead_letters(self) -> Mapping[RoundId, int]:
+        """How many tasks are dead-lettered in rounds that are over."""
+        return MappingProxyType(self._dead_letters)
 
     def count_steps(self, round_id: RoundId, steps: int) -> None:
         """Take note how many steps a pass has had; may make an evaluation due, or end the training.
@@ -216,20 +216,20 @@ class Course:
         self._advance()
 
     def round_over(
-        self, round_id: RoundId, parked: int = 0, metrics: Mapping[str, float] | None = None
+        self, round_id: RoundId, dead_letters: int = 0, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Take note that a round's tasks are all done or parked.
+        """Take note that a round's tasks are all done or dead-lettered.
 
         Args:
             round_id: Which; a round that is not open is ignored.
-            parked: How many of its tasks are parked.
+            dead_letters: How many of its tasks are dead-lettered.
             metrics: Of an evaluation; may be empty.
         """
         if round_id not in self.open_rounds:
             return
-        self._parked.pop(round_id, None)
-        if parked:
-            self._parked[round_id] = parked
+        self._dead_letters.pop(round_id, None)
+        if dead_letters:
+            self._dead_letters[round_id] = dead_letters
         else:
             self._steps_over += self._steps_of.pop(round_id, 0)
         if round_id in self._reopened:
@@ -251,13 +251,14 @@ class Course:
         self._advance()
 
     def reopen(self, round_id: RoundId) -> bool:
-        """Open a round again whose parked tasks were put back; False if it is not known so.
+        """Open a round again whose dead-lettered tasks were put back; False if it is not known so.
 
-        Works after the job has ended with parked tasks, too: it goes on with these, runs the end
-        of training again, and ends anew. An evaluation is not opened again; its outputs are gone.
+        Works after the job has ended with dead-lettered tasks, too: it goes on with these, runs the
+        end of training again, and ends anew. An evaluation is not opened again; its outputs are
+        gone.
         """
         if (
-            round_id not in self._parked
+            round_id not in self._dead_letters
             or round_id.kind is RoundKind.EVALUATION
             or self._ended == "stopped"
         ):
@@ -299,7 +300,9 @@ class Course:
                 "train_ends": self._train_ends,
                 "train_end_due": self._train_end_due,
                 "predicted": self._predicted,
-                "parked": {str(round_id): count for round_id, count in self._parked.items()},
+                "dead_letters": {
+                    str(round_id): count for round_id, count in self._dead_letters.items()
+                },
                 "reopened": sorted(map(str, self._reopened)),
                 "ended": self._ended or "",
                 "reason": self._reason,
@@ -328,7 +331,7 @@ class Course:
         what = "course"
         fields = parse_fields(what, text, _FIELDS)
         whole_numbers_of(what, "a count", [fields[name] for name in _COUNTS])
-        for name in ("parked", "steps_of"):
+        for name in ("dead_letters", "steps_of"):
             whole_numbers_of(what, name, list(fields[name].values()))
         ended = fields["ended"]
         if ended not in ("", *_OUTCOMES):
@@ -343,7 +346,9 @@ class Course:
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{what}: metrics and best: {error}") from error
         course._steps_of = {RoundId.parse(name): n for name, n in fields["steps_of"].items()}
-        course._parked = {RoundId.parse(name): count for name, count in fields["parked"].items()}
+        course._dead_letters = {
+            RoundId.parse(name): count for name, count in fields["dead_letters"].items()
+        }
         course._reopened = set(map(RoundId.parse, fields["reopened"]))
         course._ended = ended or None
         course._take_over_plan()
@@ -365,7 +370,7 @@ class Course:
             self._evaluation = self._evaluations
             self._evaluated_steps = self.steps
         if not self.open_rounds:
-            self._ended = "finished_with_parked" if self._parked else "finished"
+            self._ended = "finished_with_dead_letters" if self._dead_letters else "finished"
 
     def _end_training(self, reason: str, *, evaluates: bool = True) -> None:
         """Train no more; the model as it is then is evaluated once, unless it just was.
@@ -409,7 +414,9 @@ class Course:
         A pass that was cut short (max_steps, early stop) is never taken up again: the streams of
         its unfinished tasks are closed.
         """
-        went_well = self._ended in (None, "finished", "finished_with_parked") and not self._reason
+        went_well = (
+            self._ended in (None, "finished", "finished_with_dead_letters") and not self._reason
+        )
         if went_well and self._training_over and self._passes_over < self._plan.passes:
             self._training_over = False
             self._ended = None
@@ -457,7 +464,7 @@ _COUNTS = (
 _FIELDS: Mapping[str, type[Any]] = {
     **dict.fromkeys(_COUNTS, int),
     **dict.fromkeys(("training_over", "evaluation_waits", "train_end_due", "predicted"), bool),
-    **dict.fromkeys(("metrics", "parked", "steps_of"), dict),
+    **dict.fromkeys(("metrics", "dead_letters", "steps_of"), dict),
     **dict.fromkeys(("best", "ended", "reason"), str),
     "reopened": list,
 }

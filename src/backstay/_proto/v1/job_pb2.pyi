@@ -783,17 +783,17 @@ Global___FailRequest: _TypeAlias = FailRequest  # noqa: Y015
 class FailResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    PARKED_FIELD_NUMBER: _builtins.int
-    parked: _builtins.bool
+    DEAD_LETTERED_FIELD_NUMBER: _builtins.int
+    dead_lettered: _builtins.bool
     """It will not be tried again until somebody says so."""
     def __init__(
         self,
         *,
-        parked: _builtins.bool = ...,
+        dead_lettered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parked", b"parked"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_lettered", b"dead_lettered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -860,12 +860,12 @@ class TaskCounts(_message.Message):
     TODO_FIELD_NUMBER: _builtins.int
     DOING_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
-    PARKED_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     todo: _builtins.int
     doing: _builtins.int
     done: _builtins.int
-    parked: _builtins.int
+    dead_letters: _builtins.int
     def __init__(
         self,
         *,
@@ -873,11 +873,11 @@ class TaskCounts(_message.Message):
         todo: _builtins.int = ...,
         doing: _builtins.int = ...,
         done: _builtins.int = ...,
-        parked: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "done", b"done", "parked", b"parked", "todo", b"todo", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "doing", b"doing", "done", b"done", "todo", b"todo", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1014,7 +1014,7 @@ class JobStatus(_message.Message):
     WORKERS_MIN_FIELD_NUMBER: _builtins.int
     WORKERS_MAX_FIELD_NUMBER: _builtins.int
     BAD_RECORDS_FIELD_NUMBER: _builtins.int
-    PARKED_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     MASTER_ADDRESS_FIELD_NUMBER: _builtins.int
@@ -1051,8 +1051,8 @@ class JobStatus(_message.Message):
     workers_min: _builtins.int
     workers_max: _builtins.int
     bad_records: _builtins.int
-    parked: _builtins.int
-    """Tasks parked in all rounds."""
+    dead_letters: _builtins.int
+    """Dead-lettered tasks of all rounds."""
     checkpoint: _builtins.str
     """The newest checkpoint of the job; empty: none yet."""
     trouble: _builtins.str
@@ -1111,7 +1111,7 @@ class JobStatus(_message.Message):
         workers_min: _builtins.int = ...,
         workers_max: _builtins.int = ...,
         bad_records: _builtins.int = ...,
-        parked: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
         checkpoint: _builtins.str = ...,
         trouble: _builtins.str = ...,
         master_address: _builtins.str = ...,
@@ -1127,7 +1127,7 @@ class JobStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "parked", b"parked", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -1212,7 +1212,7 @@ class StopResponse(_message.Message):
 Global___StopResponse: _TypeAlias = StopResponse  # noqa: Y015
 
 @_typing.final
-class ParkedTask(_message.Message):
+class DeadLetter(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -1259,10 +1259,10 @@ class ParkedTask(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ParkedTask: _TypeAlias = ParkedTask  # noqa: Y015
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
 
 @_typing.final
-class ListParkedRequest(_message.Message):
+class ListDeadLettersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -1274,19 +1274,19 @@ class ListParkedRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListParkedRequest: _TypeAlias = ListParkedRequest  # noqa: Y015
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
 
 @_typing.final
-class ListParkedResponse(_message.Message):
+class ListDeadLettersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParkedTask]: ...
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]: ...
     def __init__(
         self,
         *,
-        tasks: _abc.Iterable[Global___ParkedTask] | None = ...,
+        tasks: _abc.Iterable[Global___DeadLetter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -1294,10 +1294,10 @@ class ListParkedResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListParkedResponse: _TypeAlias = ListParkedResponse  # noqa: Y015
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
 
 @_typing.final
-class RetryParkedRequest(_message.Message):
+class RetryDeadLettersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBERS_FIELD_NUMBER: _builtins.int
@@ -1316,10 +1316,10 @@ class RetryParkedRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RetryParkedRequest: _TypeAlias = RetryParkedRequest  # noqa: Y015
+Global___RetryDeadLettersRequest: _TypeAlias = RetryDeadLettersRequest  # noqa: Y015
 
 @_typing.final
-class RetryParkedResponse(_message.Message):
+class RetryDeadLettersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKS_FIELD_NUMBER: _builtins.int
@@ -1339,7 +1339,7 @@ class RetryParkedResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RetryParkedResponse: _TypeAlias = RetryParkedResponse  # noqa: Y015
+Global___RetryDeadLettersResponse: _TypeAlias = RetryDeadLettersResponse  # noqa: Y015
 
 @_typing.final
 class WorkerExit(_message.Message):

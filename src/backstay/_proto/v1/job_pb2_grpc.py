@@ -89,15 +89,15 @@ class JobServiceStub:
                 request_serializer=backstay_dot_v1_dot_job__pb2.StopRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_job__pb2.StopResponse.FromString,
                 _registered_method=True)
-        self.ListParked = channel.unary_unary(
-                '/backstay.v1.JobService/ListParked',
-                request_serializer=backstay_dot_v1_dot_job__pb2.ListParkedRequest.SerializeToString,
-                response_deserializer=backstay_dot_v1_dot_job__pb2.ListParkedResponse.FromString,
+        self.ListDeadLetters = channel.unary_unary(
+                '/backstay.v1.JobService/ListDeadLetters',
+                request_serializer=backstay_dot_v1_dot_job__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_job__pb2.ListDeadLettersResponse.FromString,
                 _registered_method=True)
-        self.RetryParked = channel.unary_unary(
-                '/backstay.v1.JobService/RetryParked',
-                request_serializer=backstay_dot_v1_dot_job__pb2.RetryParkedRequest.SerializeToString,
-                response_deserializer=backstay_dot_v1_dot_job__pb2.RetryParkedResponse.FromString,
+        self.RetryDeadLetters = channel.unary_unary(
+                '/backstay.v1.JobService/RetryDeadLetters',
+                request_serializer=backstay_dot_v1_dot_job__pb2.RetryDeadLettersRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_job__pb2.RetryDeadLettersResponse.FromString,
                 _registered_method=True)
         self.Launch = channel.unary_unary(
                 '/backstay.v1.JobService/Launch',
@@ -155,7 +155,7 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fail(self, request, context):
-        """The task failed: user code or data. It is tried again so many times, then parked.
+        """The task failed: user code or data. It is tried again so many times, then dead-lettered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,14 +188,14 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListParked(self, request, context):
+    def ListDeadLetters(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RetryParked(self, request, context):
-        """Give parked tasks their tries again.
+    def RetryDeadLetters(self, request, context):
+        """Give dead-lettered tasks their tries again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,15 +267,15 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=backstay_dot_v1_dot_job__pb2.StopRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_job__pb2.StopResponse.SerializeToString,
             ),
-            'ListParked': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListParked,
-                    request_deserializer=backstay_dot_v1_dot_job__pb2.ListParkedRequest.FromString,
-                    response_serializer=backstay_dot_v1_dot_job__pb2.ListParkedResponse.SerializeToString,
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=backstay_dot_v1_dot_job__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_job__pb2.ListDeadLettersResponse.SerializeToString,
             ),
-            'RetryParked': grpc.unary_unary_rpc_method_handler(
-                    servicer.RetryParked,
-                    request_deserializer=backstay_dot_v1_dot_job__pb2.RetryParkedRequest.FromString,
-                    response_serializer=backstay_dot_v1_dot_job__pb2.RetryParkedResponse.SerializeToString,
+            'RetryDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryDeadLetters,
+                    request_deserializer=backstay_dot_v1_dot_job__pb2.RetryDeadLettersRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_job__pb2.RetryDeadLettersResponse.SerializeToString,
             ),
             'Launch': grpc.unary_unary_rpc_method_handler(
                     servicer.Launch,
@@ -591,7 +591,7 @@ class JobService:
             _registered_method=True)
 
     @staticmethod
-    def ListParked(request,
+    def ListDeadLetters(request,
             target,
             options=(),
             channel_credentials=None,
@@ -604,9 +604,9 @@ class JobService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/backstay.v1.JobService/ListParked',
-            backstay_dot_v1_dot_job__pb2.ListParkedRequest.SerializeToString,
-            backstay_dot_v1_dot_job__pb2.ListParkedResponse.FromString,
+            '/backstay.v1.JobService/ListDeadLetters',
+            backstay_dot_v1_dot_job__pb2.ListDeadLettersRequest.SerializeToString,
+            backstay_dot_v1_dot_job__pb2.ListDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -618,7 +618,7 @@ class JobService:
             _registered_method=True)
 
     @staticmethod
-    def RetryParked(request,
+    def RetryDeadLetters(request,
             target,
             options=(),
             channel_credentials=None,
@@ -631,9 +631,9 @@ class JobService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/backstay.v1.JobService/RetryParked',
-            backstay_dot_v1_dot_job__pb2.RetryParkedRequest.SerializeToString,
-            backstay_dot_v1_dot_job__pb2.RetryParkedResponse.FromString,
+            '/backstay.v1.JobService/RetryDeadLetters',
+            backstay_dot_v1_dot_job__pb2.RetryDeadLettersRequest.SerializeToString,
+            backstay_dot_v1_dot_job__pb2.RetryDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

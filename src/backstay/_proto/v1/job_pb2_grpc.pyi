@@ -59,7 +59,7 @@ class JobServiceStub:
     own end. It is given to another one, from settled_batches on.
     """
     Fail: _grpc.UnaryUnaryMultiCallable[_job_pb2.FailRequest, _job_pb2.FailResponse]
-    """The task failed: user code or data. It is tried again so many times, then parked."""
+    """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
     Leave: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]
     """A worker ends in good order; what it holds goes back."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]
@@ -67,9 +67,9 @@ class JobServiceStub:
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
     Stop: _grpc.UnaryUnaryMultiCallable[_job_pb2.StopRequest, _job_pb2.StopResponse]
     """End the job: workers finish nothing more, the master ends."""
-    ListParked: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListParkedRequest, _job_pb2.ListParkedResponse]
-    RetryParked: _grpc.UnaryUnaryMultiCallable[_job_pb2.RetryParkedRequest, _job_pb2.RetryParkedResponse]
-    """Give parked tasks their tries again."""
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListDeadLettersRequest, _job_pb2.ListDeadLettersResponse]
+    RetryDeadLetters: _grpc.UnaryUnaryMultiCallable[_job_pb2.RetryDeadLettersRequest, _job_pb2.RetryDeadLettersResponse]
+    """Give dead-lettered tasks their tries again."""
     Launch: _grpc.UnaryUnaryMultiCallable[_job_pb2.LaunchRequest, _job_pb2.LaunchResponse]
     """What a launcher has running and what it should. Answers at once if that is not what
     known_version stands for, else after wait_ms at most. Exits are told until acknowledged.
@@ -97,7 +97,7 @@ class JobServiceAsyncStub(JobServiceStub):
     own end. It is given to another one, from settled_batches on.
     """
     Fail: _aio.UnaryUnaryMultiCallable[_job_pb2.FailRequest, _job_pb2.FailResponse]  # type: ignore[assignment]
-    """The task failed: user code or data. It is tried again so many times, then parked."""
+    """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
     Leave: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]  # type: ignore[assignment]
     """A worker ends in good order; what it holds goes back."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]  # type: ignore[assignment]
@@ -105,9 +105,9 @@ class JobServiceAsyncStub(JobServiceStub):
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
     Stop: _aio.UnaryUnaryMultiCallable[_job_pb2.StopRequest, _job_pb2.StopResponse]  # type: ignore[assignment]
     """End the job: workers finish nothing more, the master ends."""
-    ListParked: _aio.UnaryUnaryMultiCallable[_job_pb2.ListParkedRequest, _job_pb2.ListParkedResponse]  # type: ignore[assignment]
-    RetryParked: _aio.UnaryUnaryMultiCallable[_job_pb2.RetryParkedRequest, _job_pb2.RetryParkedResponse]  # type: ignore[assignment]
-    """Give parked tasks their tries again."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_job_pb2.ListDeadLettersRequest, _job_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    RetryDeadLetters: _aio.UnaryUnaryMultiCallable[_job_pb2.RetryDeadLettersRequest, _job_pb2.RetryDeadLettersResponse]  # type: ignore[assignment]
+    """Give dead-lettered tasks their tries again."""
     Launch: _aio.UnaryUnaryMultiCallable[_job_pb2.LaunchRequest, _job_pb2.LaunchResponse]  # type: ignore[assignment]
     """What a launcher has running and what it should. Answers at once if that is not what
     known_version stands for, else after wait_ms at most. Exits are told until acknowledged.
@@ -174,7 +174,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.FailRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.FailResponse, _abc.Awaitable[_job_pb2.FailResponse]]:
-        """The task failed: user code or data. It is tried again so many times, then parked."""
+        """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
 
     @_abc_1.abstractmethod
     def Leave(
@@ -208,19 +208,19 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """End the job: workers finish nothing more, the master ends."""
 
     @_abc_1.abstractmethod
-    def ListParked(
+    def ListDeadLetters(
         self,
-        request: _job_pb2.ListParkedRequest,
+        request: _job_pb2.ListDeadLettersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_job_pb2.ListParkedResponse, _abc.Awaitable[_job_pb2.ListParkedResponse]]: ...
+    ) -> _typing.Union[_job_pb2.ListDeadLettersResponse, _abc.Awaitable[_job_pb2.ListDeadLettersResponse]]: ...
 
     @_abc_1.abstractmethod
-    def RetryParked(
+    def RetryDeadLetters(
         self,
-        request: _job_pb2.RetryParkedRequest,
+        request: _job_pb2.RetryDeadLettersRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_job_pb2.RetryParkedResponse, _abc.Awaitable[_job_pb2.RetryParkedResponse]]:
-        """Give parked tasks their tries again."""
+    ) -> _typing.Union[_job_pb2.RetryDeadLettersResponse, _abc.Awaitable[_job_pb2.RetryDeadLettersResponse]]:
+        """Give dead-lettered tasks their tries again."""
 
     @_abc_1.abstractmethod
     def Launch(

@@ -11,18 +11,20 @@ from backstay._proto.v1 import job_pb2
 from backstay.consensus.keys import JobKeys
 from backstay.course.rounds import RoundId, data_of
 from backstay.course.task_table import TaskTable
-from backstay.master.core.holds import ParkedTask
-from backstay.master.status import parked_message
+from backstay.master.core.holds import DeadLetter
+from backstay.master.status import dead_letter_message
 
-__all__ = ["recorded_parked"]
+__all__ = ["recorded_dead_letters"]
 
 
-def recorded_parked(keys: JobKeys, records: Mapping[str, str]) -> tuple[job_pb2.ParkedTask, ...]:
-    """Return the tasks that are parked, by round and number.
+def recorded_dead_letters(
+    keys: JobKeys, records: Mapping[str, str]
+) -> tuple[job_pb2.DeadLetter, ...]:
+    """Return the tasks that are dead-lettered, by round and number.
 
     Args:
         keys: The keys of the job.
-        records: All records below ``keys.all_parked`` and ``keys.all_shards``, by key.
+        records: All records below ``keys.all_dead_letters`` and ``keys.all_shards``, by key.
 
     Raises:
         InvalidRequest: A record cannot be read.
@@ -30,14 +32,14 @@ def recorded_parked(keys: JobKeys, records: Mapping[str, str]) -> tuple[job_pb2.
     tables: dict[str, TaskTable] = {}
     tasks = []
     for key in sorted(records):
-        if not key.startswith(keys.all_parked):
+        if not key.startswith(keys.all_dead_letters):
             continue
-        round_id = RoundId.parse(key.removeprefix(keys.all_parked).rpartition("/")[0])
+        round_id = RoundId.parse(key.removeprefix(keys.all_dead_letters).rpartition("/")[0])
         data = data_of(round_id.kind)
         if data not in tables:
             prefix = f"{keys.all_shards}{data}/"
             chunks = [records[name] for name in sorted(records) if name.startswith(prefix)]
             tables[data] = TaskTable.from_chunks(chunks)
-        parked = ParkedTask.from_json(records[key])
-        tasks.append(parked_message(round_id, parked, tables[data]))
+        dead_letter = DeadLetter.from_json(records[key])
+        tasks.append(dead_letter_message(round_id, dead_letter, tables[data]))
     return tuple(tasks)
