@@ -31,10 +31,11 @@ from backstay.errors import (
 )
 from backstay.logs import fields
 from backstay.pserver.checkpoints.loading import SlotLoader
+from backstay.pserver.checkpoints.lock import CheckpointLock
+from backstay.pserver.checkpoints.records import CheckpointRecords
 from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.checkpoints.schedule import CheckpointSchedule
-from backstay.pserver.checkpoints.turn import Turns
 from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
 from backstay.pserver.controller_host import ControllerHost
@@ -166,7 +167,8 @@ class ClusterMember:
             keys=keys,
             view=mirror,
             saver=Saver(
-                turns=Turns(store, keys, mirror, lambda: self._registration.record.node()),
+                lock=CheckpointLock(store, keys, mirror, lambda: self._registration.record.node()),
+                records=CheckpointRecords(store, keys, mirror),
                 view=mirror,
                 cluster_uid=self._joined.cluster_uid,
                 calls=self._calls,

@@ -1,6 +1,6 @@
 """What checkpoints have to do with the jobs that train on the cluster.
 
-A checkpoint keeps how far each job is, read from its records when the checkpoint has its turn and
+A checkpoint keeps how far each job is, read from its records when its writer has the lock and
 before anything of it is written: what a record calls done was acknowledged before, so it is in
 every slot that is saved. The masters of the jobs put it together again after a restore. A restore
 of some slots only fits no such progress, so it waits for jobs to end. Decides nothing about jobs.

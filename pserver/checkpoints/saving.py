@@ -1,8 +1,8 @@
 """Writing a whole checkpoint, by the node that was asked for it.
 
 The masters write their slots; this node asks them, slot by slot again if one fails or loses its
-slots meanwhile, puts the manifest together and writes it last. There is one writer at a time, see
-``turn``. Nothing here stops a push.
+slots meanwhile, puts the manifest together and writes it last. One node writes at a time, see
+``lock``. Nothing here stops a push.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from backstay.errors import (
 )
 from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.jobs import with_cut_short
-from backstay.pserver.checkpoints.turn import Turns
+from backstay.pserver.checkpoints.lock import CheckpointLock
+from backstay.pserver.checkpoints.records import CheckpointRecords
 from backstay.pserver.checkpoints.upkeep import (
     newest_without,
     next_number,
@@ -49,15 +50,15 @@ from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
 from backstay.tables import TableSpec
 
-__all__ = ["TURN_WAIT_S", "SaveKind", "Saver"]
+__all__ = ["LOCK_WAIT_S", "SaveKind", "Saver"]
 
 SaveKind = Literal["auto", "full", "incremental"]
 # Without a slot more written in this time, a checkpoint is given up.
 STALL_S = 60.0
 RETRY_PAUSE_S = 0.2
-# For so long the turn is waited for: another checkpoint is being written, or its writer has just
+# A writer waits this long for the lock: another checkpoint is being written, or its writer has just
 # died and its lease is not over.
-TURN_WAIT_S = 60.0
+LOCK_WAIT_S = 60.0
 NAMES_MAX = 8
 # A job is cut short once: more of these are many jobs, and the last try says that it is inexact.
 CUT_TRIES_MAX = 3
@@ -112,7 +113,8 @@ class Saver:
     def __init__(
         self,
         *,
-        turns: Turns,
+        lock: CheckpointLock,
+        records: CheckpointRecords,
         view: ClusterView,
         cluster_uid: str,
         calls: PeerCalls,
@@ -122,14 +124,16 @@ class Saver:
         """Prepare.
 
         Args:
-            turns: Let one write at a time.
+            lock: Lets one node write at a time.
+            records: The records about checkpoints.
             view: The cluster as this node sees it.
             cluster_uid: Which cluster this is.
             calls: Asks the masters.
             specs: Says which tables there are.
             figures: Where checkpoints are counted.
         """
-        self.turns = turns
+        self.lock = lock
+        self.records = records
         self._view = view
         self._cluster_uid = cluster_uid
         self._calls = calls
@@ -156,7 +160,7 @@ class Saver:
 
         Raises:
             CheckpointRefused: No folder is set, a checkpoint is being restored, or others are
-                written for longer than ``TURN_WAIT_S``.
+                written for longer than ``LOCK_WAIT_S``.
             CheckpointUnavailable: The folder or some slots cannot be reached. Nothing counts as
                 written.
         """
@@ -192,17 +196,17 @@ class Saver:
         tell: Callable[[int, int, int], None],
         is_last: bool,
     ) -> Manifest:
-        """Write a checkpoint, in a turn of its own.
+        """Write a checkpoint, under the lock.
 
         Raises:
             _JobsCutShort: Jobs were cut short meanwhile, and this is not the last try.
         """
-        checkpoint_id, turn = await self._begin(storage)
+        checkpoint_id, held = await self._begin(storage)
         begun_s = asyncio.get_running_loop().time()
         # The wait may have been long: what was lost before it is none of this one's business.
         snapshot = self._view.snapshot()
         try:
-            progress = {**progress, **await self.turns.jobs()}
+            progress = {**progress, **await self.records.jobs()}
             manifest = await self._save(
                 storage, checkpoint_id, kind, snapshot, tags, progress, tell, is_last=is_last
             )
@@ -216,7 +220,7 @@ class Saver:
             await asyncio.shield(in_disk_thread(remove_half, storage, checkpoint_id))
             raise
         finally:
-            await asyncio.shield(self.turns.end(turn))
+            await asyncio.shield(self.lock.release(held))
 
     async def delete(self, storage: CheckpointStorage, checkpoint_id: str) -> None:
         """Remove a checkpoint that no other one needs; damaged and unfinished ones as well.
@@ -226,38 +230,38 @@ class Saver:
             CheckpointRefused: Another one adds to it; it is being restored; or one is being
                 written, which may add to it.
         """
-        turn = await self.turns.take(checkpoint_id)
+        held = await self.lock.acquire(checkpoint_id)
         try:
             await self._refuse_needed(checkpoint_id)
             newest = await in_disk_thread(newest_without, storage, checkpoint_id)
-            await self.turns.forget(storage.url, checkpoint_id, newest)
+            await self.records.forget(storage.url, checkpoint_id, newest)
             # Slots that were lost meanwhile may be to come back from it.
             await self._refuse_needed(checkpoint_id)
             await in_disk_thread(storage.delete, checkpoint_id)
         finally:
-            await asyncio.shield(self.turns.end(turn))
+            await asyncio.shield(self.lock.release(held))
 
     async def _refuse_needed(self, checkpoint_id: str) -> None:
-        if checkpoint_id in await self.turns.needed():
+        if checkpoint_id in await self.records.needed():
             raise CheckpointRefused(f"checkpoint {checkpoint_id} is being restored")
 
     async def _begin(self, storage: CheckpointStorage) -> tuple[str, int]:
-        """Return the id of a new checkpoint, and the turn in which to write it."""
+        """Acquire the lock; return the id of a new checkpoint and the revision of the lock."""
         while True:
             number = await in_disk_thread(next_number, storage)
             checkpoint_id = new_id(number, secrets.token_hex(3))
-            turn = await self.turns.take(checkpoint_id, wait_s=TURN_WAIT_S)
+            held = await self.lock.acquire(checkpoint_id, wait_s=LOCK_WAIT_S)
             try:
-                if restoring := await self.turns.restoring():
+                if restoring := await self.records.restoring():
                     # It would be newer than what is given up by it, and of before.
                     raise CheckpointRefused(f"checkpoint {restoring} is being restored")
                 if await in_disk_thread(next_number, storage) == number:
-                    return checkpoint_id, turn
+                    return checkpoint_id, held
             except BaseException:
-                await asyncio.shield(self.turns.end(turn))
+                await asyncio.shield(self.lock.release(held))
                 raise
-            # Another one was finished just before this turn began: numbers tell their order.
-            await self.turns.end(turn)
+            # Another one was finished just before this node got the lock: numbers tell their order.
+            await self.lock.release(held)
 
     async def _save(
         self,
@@ -290,7 +294,7 @@ class Saver:
         slots = gathered.slots()
         _refuse_anew(slots, routing)
         took_s = asyncio.get_running_loop().time() - begun_s
-        progress, cut = await self.turns.jobs_since(progress, took_s)
+        progress, cut = await self.records.jobs_since(progress, took_s)
         if cut and not is_last:
             raise _JobsCutShort(f"jobs {', '.join(cut)} were cut short meanwhile")
         progress = with_cut_short(progress, cut)
@@ -317,7 +321,7 @@ class Saver:
                 f"{error}: is {storage.url} the same folder on every node?"
             ) from error
         # What is noted as the newest must not go before another one is noted.
-        if await self.turns.announce(storage.url, manifest):
+        if await self.records.announce(storage.url, manifest):
             await self._thin_out(storage, settings)
         log.info(
             "checkpoint %s is written: %d rows, %d bytes in %d files",
@@ -331,7 +335,7 @@ class Saver:
     async def _thin_out(self, storage: CheckpointStorage, settings: ClusterSettings) -> None:
         """Remove what is kept no longer, if it can be found out what is needed."""
         try:
-            needed = await self.turns.needed()
+            needed = await self.records.needed()
         except StoreError as error:
             log.warning("no old checkpoints are removed this time: %s", error)
             return

@@ -1,6 +1,6 @@
 """What a folder of checkpoints needs done: numbers given, halves removed, old ones thinned out.
 
-Synchronous, for threads; called by whoever has the turn to write (``turn``).
+Synchronous, for threads; called by the node that holds the lock (``lock``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def remove_half(storage: CheckpointStorage, checkpoint_id: str) -> None:
 
 
 def remove_unfinished(storage: CheckpointStorage) -> None:
-    """Remove what earlier writers left; whoever has the turn knows that nobody writes there."""
+    """Remove what earlier writers left; call it under the lock, when no other node writes."""
     for unfinished in storage.unfinished():
         log.info("checkpoint %s was never finished and is removed", unfinished)
         storage.delete(unfinished)

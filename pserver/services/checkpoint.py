@@ -27,7 +27,7 @@ from backstay.errors import (
 from backstay.pserver.checkpoints.disk import in_disk_thread
 from backstay.pserver.checkpoints.jobs import refuse_while_jobs_go_on
 from backstay.pserver.checkpoints.restoring import choose, request_restore
-from backstay.pserver.checkpoints.saving import TURN_WAIT_S, SaveKind, Saver
+from backstay.pserver.checkpoints.saving import LOCK_WAIT_S, SaveKind, Saver
 from backstay.pserver.checkpoints.writing import Base, SlotWriter
 
 __all__ = ["CheckpointParts", "CheckpointService", "checkpoint_message"]
@@ -202,9 +202,9 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
         if request.slots and not request.allow_inexact:
             await refuse_while_jobs_go_on(parts.store)
         storage = await in_disk_thread(CheckpointStorage, self._url(request.url))
-        turns = parts.saver.turns
+        lock = parts.saver.lock
         # Nothing is removed, and nothing newer is written, between the choice and the plan.
-        turn = await turns.take(request.id or "the newest, to be restored", wait_s=TURN_WAIT_S)
+        held = await lock.acquire(request.id or "the newest, to be restored", wait_s=LOCK_WAIT_S)
         try:
             chosen = await in_disk_thread(
                 lambda: choose(
@@ -221,7 +221,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
                 is_stuck=any(one.load_trouble for one in parts.view.snapshot().reports.values()),
             )
         finally:
-            await asyncio.shield(turns.end(turn))
+            await asyncio.shield(lock.release(held))
         return checkpoint_pb2.RestoreResponse(id=plan.checkpoint, passed_over=chosen.passed_over)
 
     async def GetRestore(  # noqa: N802

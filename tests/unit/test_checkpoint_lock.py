@@ -20,8 +20,9 @@ from backstay.consensus.records import Restoring
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.consensus.store import Put, Txn
 from backstay.errors import CheckpointNotFound, CheckpointRefused
+from backstay.pserver.checkpoints.lock import CheckpointLock
+from backstay.pserver.checkpoints.records import CheckpointRecords
 from backstay.pserver.checkpoints.saving import Saver
-from backstay.pserver.checkpoints.turn import Turns
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
 from backstay.pserver.record_watch import RecordWatch
@@ -46,9 +47,11 @@ class Writer:
         self.mirror = ClusterMirror(KEYS)
         self.watch = RecordWatch(self.store, KEYS, self.mirror)
         self.record = member(index)
-        self.turns = Turns(self.store, KEYS, self.mirror, self.record.node)
+        self.lock = CheckpointLock(self.store, KEYS, self.mirror, self.record.node)
+        self.records = CheckpointRecords(self.store, KEYS, self.mirror)
         self.saver = Saver(
-            turns=self.turns,
+            lock=self.lock,
+            records=self.records,
             view=self.mirror,
             cluster_uid="ab",
             calls=PeerCalls(SecurityConfig(), 1000),
@@ -71,22 +74,22 @@ async def two_writers(backend: MemoryBackend) -> tuple[Writer, Writer, int]:
     return first, second, leases[0]
 
 
-class Overtaken(Turns):
-    """A turn before which another writer finishes a checkpoint, after this one chose a number."""
+class Overtaken(CheckpointLock):
+    """Another writer finishes a checkpoint after this one chose its number."""
 
-    def __init__(self, turns: Turns, finish: Callable[[], object]) -> None:
-        self.__dict__.update(turns.__dict__)
+    def __init__(self, lock: CheckpointLock, finish: Callable[[], object]) -> None:
+        self.__dict__.update(lock.__dict__)
         self.finish = finish
         self.taken: list[int] = []
 
-    async def take(self, checkpoint_id: str, *, wait_s: float = 0.0) -> int:
+    async def acquire(self, checkpoint_id: str, *, wait_s: float = 0.0) -> int:
         if not self.taken:
             self.finish()
         self.taken.append(number_of(checkpoint_id))
-        return await super().take(checkpoint_id)
+        return await super().acquire(checkpoint_id)
 
 
-def test_a_number_is_above_those_of_all_that_were_finished_before_the_turn(tmp_path: Path) -> None:
+def test_a_number_is_above_those_of_all_that_were_finished_before_the_lock(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path / "root")
 
     async def scenario(backend: MemoryBackend) -> None:
@@ -99,11 +102,12 @@ def test_a_number_is_above_those_of_all_that_were_finished_before_the_turn(tmp_p
         )
         await writer.store.transaction(Txn((), puts, ()))
         await writer.watch.read_all()
-        turns = Overtaken(
-            writer.turns, lambda: make_checkpoint(storage, tmp_path, FULL, full_content())
+        lock = Overtaken(
+            writer.lock, lambda: make_checkpoint(storage, tmp_path, FULL, full_content())
         )
         saver = Saver(
-            turns=turns,
+            lock=lock,
+            records=writer.records,
             view=writer.mirror,
             cluster_uid="ab",
             calls=PeerCalls(SecurityConfig(), 1000),
@@ -113,7 +117,7 @@ def test_a_number_is_above_those_of_all_that_were_finished_before_the_turn(tmp_p
         # Nothing of this cluster is there to add to; by then it has its number.
         with pytest.raises(CheckpointRefused, match="save a full one"):
             await saver.save("incremental", tags={}, progress={}, tell=lambda *_: None)
-        assert turns.taken == [1, 2]
+        assert lock.taken == [1, 2]
         assert await writer.store.get(KEYS.save) is None
 
     run(scenario)
@@ -127,17 +131,17 @@ async def newest(writer: Writer) -> str | None:
 def test_one_writes_at_a_time_and_none_for_ever() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         first, second, lease = await two_writers(backend)
-        await first.turns.take(FULL)
+        await first.lock.acquire(FULL)
         with pytest.raises(CheckpointRefused, match=f"{FULL}, by ps-0"):
-            await second.turns.take(SECOND)
+            await second.lock.acquire(SECOND)
         await first.store.lease_revoke(lease)
-        turn = await second.turns.take(SECOND)
-        # The first one's end says nothing about the second's turn.
-        await first.turns.end(turn - 1)
+        held = await second.lock.acquire(SECOND)
+        # The first one's end says nothing about the second's lock.
+        await first.lock.release(held - 1)
         with pytest.raises(CheckpointRefused, match=f"{SECOND}, by ps-1"):
-            await second.turns.take(THIRD)
-        await second.turns.end(turn)
-        await second.turns.take(THIRD)
+            await second.lock.acquire(THIRD)
+        await second.lock.release(held)
+        await second.lock.acquire(THIRD)
 
     run(scenario)
 
@@ -145,19 +149,19 @@ def test_one_writes_at_a_time_and_none_for_ever() -> None:
 def test_a_turn_whose_end_the_store_did_not_hear_keeps_nobody_out_for_ever() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         first, second, _ = await two_writers(backend)
-        turn = await first.turns.take(FULL)
+        held = await first.lock.acquire(FULL)
         backend.set_outage(True)
-        await first.turns.end(turn)
+        await first.lock.release(held)
         backend.set_outage(False)
         # The other node cannot know; the one whose it was does.
         with pytest.raises(CheckpointRefused, match=f"{FULL}, by ps-0"):
-            await second.turns.take(SECOND)
-        again = await first.turns.take(SECOND)
-        # And a turn that somebody has is not taken over.
+            await second.lock.acquire(SECOND)
+        again = await first.lock.acquire(SECOND)
+        # And a lock that somebody holds is not taken over.
         with pytest.raises(CheckpointRefused, match=f"{SECOND}, by ps-0"):
-            await first.turns.take(THIRD)
-        await first.turns.end(again)
-        await second.turns.take(THIRD)
+            await first.lock.acquire(THIRD)
+        await first.lock.release(again)
+        await second.lock.acquire(THIRD)
 
     run(scenario)
 
@@ -165,12 +169,12 @@ def test_a_turn_whose_end_the_store_did_not_hear_keeps_nobody_out_for_ever() -> 
 def test_a_turn_is_waited_for() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         first, second, _ = await two_writers(backend)
-        turn = await first.turns.take(FULL)
-        waiting = asyncio.ensure_future(second.turns.take(SECOND, wait_s=30.0))
+        held = await first.lock.acquire(FULL)
+        waiting = asyncio.ensure_future(second.lock.acquire(SECOND, wait_s=30.0))
         await asyncio.sleep(0)
         assert not waiting.done()
-        await first.turns.end(turn)
-        assert await waiting > turn
+        await first.lock.release(held)
+        assert await waiting > held
 
     run(scenario)
 
@@ -178,12 +182,12 @@ def test_a_turn_is_waited_for() -> None:
 def test_whoever_gives_up_while_a_turn_is_taken_leaves_it_to_others() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         first, second, _ = await two_writers(backend)
-        taking = asyncio.ensure_future(first.turns.take(FULL))
+        taking = asyncio.ensure_future(first.lock.acquire(FULL))
         await asyncio.sleep(0)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        await second.turns.take(SECOND)
+        await second.lock.acquire(SECOND)
 
     run(scenario)
 
@@ -195,11 +199,11 @@ def test_a_late_writer_does_not_note_an_older_checkpoint(tmp_path: Path) -> None
 
     async def scenario(backend: MemoryBackend) -> None:
         late, second, _ = await two_writers(backend)
-        await second.turns.announce(storage.url, new)
-        await late.turns.announce(storage.url, old)
+        await second.records.announce(storage.url, new)
+        await late.records.announce(storage.url, old)
         assert await newest(second) == SECOND
         # In another folder numbers begin anew.
-        await late.turns.announce("/elsewhere", old)
+        await late.records.announce("/elsewhere", old)
         assert await newest(second) == FULL
 
     run(scenario)
@@ -212,7 +216,7 @@ def test_what_is_deleted_is_nothing_to_come_back_from(tmp_path: Path) -> None:
 
     async def scenario(backend: MemoryBackend) -> None:
         writer, _, _ = await two_writers(backend)
-        await writer.turns.announce(storage.url, last)
+        await writer.records.announce(storage.url, last)
         with pytest.raises(CheckpointRefused, match=f"needed by {SECOND}"):
             await writer.saver.delete(storage, FULL)
         await writer.saver.delete(storage, SECOND)
@@ -231,10 +235,10 @@ def test_nothing_is_deleted_while_somebody_writes_who_may_add_to_it(tmp_path: Pa
 
     async def scenario(backend: MemoryBackend) -> None:
         first, second, _ = await two_writers(backend)
-        turn = await first.turns.take(SECOND)
+        held = await first.lock.acquire(SECOND)
         with pytest.raises(CheckpointRefused, match="another checkpoint is being written"):
             await second.saver.delete(storage, FULL)
-        await first.turns.end(turn)
+        await first.lock.release(held)
         await second.saver.delete(storage, FULL)
         assert storage.ids() == []
 
@@ -247,11 +251,11 @@ async def restore_slots(writer: Writer, checkpoint: str) -> None:
     await writer.store.put(KEYS.routing, pack(routing.to_json()))
 
 
-class LostMeanwhile(Turns):
+class LostMeanwhile(CheckpointRecords):
     """Slots are lost just before this node notes what they no longer come back from."""
 
     def __init__(self, writer: Writer, checkpoint: str) -> None:
-        self.__dict__.update(writer.turns.__dict__)
+        self.__dict__.update(writer.records.__dict__)
         self.writer, self.checkpoint = writer, checkpoint
 
     async def forget(self, url: str, checkpoint_id: str, newest: Manifest | None) -> None:
@@ -270,11 +274,11 @@ def test_what_lost_slots_are_to_come_back_from_is_not_deleted(tmp_path: Path) ->
         assert writer.mirror.snapshot().routing is None
         with pytest.raises(CheckpointRefused, match=f"{FULL} is being restored"):
             await writer.saver.delete(storage, FULL)
-        writer.saver.turns = LostMeanwhile(writer, SECOND)
+        writer.saver.records = LostMeanwhile(writer, SECOND)
         with pytest.raises(CheckpointRefused, match=f"{SECOND} is being restored"):
             await writer.saver.delete(storage, SECOND)
         assert storage.ids() == [FULL, SECOND]
-        assert await writer.turns.needed() == {SECOND}
+        assert await writer.records.needed() == {SECOND}
 
     run(scenario)
 
