@@ -26,7 +26,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test test-slow chaos lint fmt bench fuzz docs proto wheel clean check-tools sim
+.PHONY: help venv install demo test test-slow test-chaos chaos lint fmt bench fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ test: install  ## run the tests: Rust, then Python (some minutes)
 
 test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs
 	$(BIN)/python -m pytest -m "slow and not chaos" $(PYTEST_ARGS)
+
+test-chaos: install  ## run the tests that kill, stop and cut off processes; they need a quiet machine
+	$(BIN)/python -m pytest -m "chaos" $(PYTEST_ARGS)
 
 chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, then those of jobs for JOB_MINUTES
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)
