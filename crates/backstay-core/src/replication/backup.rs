@@ -241,8 +241,9 @@ impl Replica {
 
 /// What a node says that lacks what comes before a push in a slot.
 fn gap_in(routing: &RoutingTable, me: NodeId, slot: u32) -> Refuse {
-    match routing.replicas(slot).catching_up.contains(&me) {
-        true => Refuse::NoCopy,
-        false => Refuse::Gap,
+    if routing.replicas(slot).catching_up.contains(&me) {
+        Refuse::NoCopy
+    } else {
+        Refuse::Gap
     }
 }
