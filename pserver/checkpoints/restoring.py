@@ -27,7 +27,7 @@ from backstay.consensus.store import (
 from backstay.errors import CheckpointDamaged, CheckpointNotFound, CheckpointRefused
 from backstay.pserver.checkpoints.disk import in_disk_thread
 
-__all__ = ["Chosen", "FirstRestore", "choose", "request_restore"]
+__all__ = ["CheckpointChoice", "FirstRestore", "choose", "request_restore"]
 
 # Records of tables in one transaction.
 TABLES_PER_WRITE = 50
@@ -35,7 +35,7 @@ TABLES_PER_WRITE = 50
 log = logging.getLogger(__name__)
 
 
-class Chosen(NamedTuple):
+class CheckpointChoice(NamedTuple):
     """The checkpoint to restore.
 
     Attributes:
@@ -54,7 +54,7 @@ def choose(
     slot_count: int,
     fallback: bool,
     read_all: bool = True,
-) -> Chosen:
+) -> CheckpointChoice:
     """Return the checkpoint that is wanted, after a look at it; call it in a thread.
 
     Args:
@@ -91,14 +91,14 @@ def choose(
                 f"{slot_count}: restore it into a cluster made with slot_count = "
                 f"{manifest.slot_count}"
             )
-        return Chosen(manifest, tuple(passed_over))
+        return CheckpointChoice(manifest, tuple(passed_over))
     raise CheckpointDamaged("no checkpoint is sound: " + "; ".join(passed_over))
 
 
 async def request_restore(
     store: CoordinationStore,
     keys: Keys,
-    chosen: Chosen,
+    chosen: CheckpointChoice,
     *,
     url: str,
     slots: Sequence[int],
@@ -202,7 +202,7 @@ class FirstRestore:
             log.info("the cluster begins with checkpoint %s", manifest.id)
         return True
 
-    def _choose(self) -> Chosen | None:
+    def _choose(self) -> CheckpointChoice | None:
         wanted = self._config.restore_wanted
         storage = CheckpointStorage(self._config.checkpoint_url or "")
         if wanted == "latest" and not storage.ids():

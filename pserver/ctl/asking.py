@@ -24,7 +24,7 @@ __all__ = [
     "EXIT_NO_ANSWER",
     "EXIT_UNHEALTHY",
     "EXIT_WRONG_ARGUMENTS",
-    "Given",
+    "ClusterOptions",
     "ask",
     "chosen_endpoints",
     "config_option",
@@ -51,7 +51,7 @@ AnswerT = TypeVar("AnswerT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
-class Given(NamedTuple):
+class ClusterOptions(NamedTuple):
     """What the group's own options say; each command gets it by ``click.pass_obj``.
 
     Attributes:
@@ -106,19 +106,19 @@ def examples(*lines: str) -> str:
     return exits.examples(EXIT_CODES, *lines)
 
 
-def named_endpoints(given: Given) -> str | None:
+def named_endpoints(options: ClusterOptions) -> str | None:
     """Return the endpoints that the options or the environment name; None: neither does."""
-    candidates = [given.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
+    candidates = [options.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
     return next((text for text in candidates if text), None)
 
 
-def chosen_endpoints(given: Given) -> str:
+def chosen_endpoints(options: ClusterOptions) -> str:
     """Return the endpoints that the options or the environment name.
 
     Raises:
         ConfigError: None is named.
     """
-    chosen = named_endpoints(given)
+    chosen = named_endpoints(options)
     if chosen is None:
         raise ConfigError(
             f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
@@ -126,18 +126,20 @@ def chosen_endpoints(given: Given) -> str:
     return chosen
 
 
-def open_inspection(given: Given, *, time_limit_ms: int | None = None) -> ClusterInspection:
+def open_inspection(
+    options: ClusterOptions, *, time_limit_ms: int | None = None
+) -> ClusterInspection:
     """Return the questions to the cluster that the options or the environment name.
 
     Args:
-        given: The options.
+        options: The options of the command group.
         time_limit_ms: Most that a call may take; by default as ``connect_timeout_ms`` says.
 
     Raises:
         ConfigError: None is named, or a setting is wrong.
     """
-    chosen = chosen_endpoints(given)
-    config = ClientConfig.load(file=given.config_file)
+    chosen = chosen_endpoints(options)
+    config = ClientConfig.load(file=options.config_file)
     if time_limit_ms is not None:
         shorter_ms = min(config.connect_timeout_ms, time_limit_ms)
         config = replace(config, connect_timeout_ms=shorter_ms)
@@ -145,8 +147,8 @@ def open_inspection(given: Given, *, time_limit_ms: int | None = None) -> Cluste
 
 
 def ask(
-    given: Given, question: Callable[[ClusterInspection], AnswerT], *, as_json: bool
+    options: ClusterOptions, question: Callable[[ClusterInspection], AnswerT], *, as_json: bool
 ) -> AnswerT:
     """Return the answer to a question, or end the process with the code for the failure."""
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(given) as inspection:
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
         return question(inspection)

@@ -23,7 +23,7 @@ from backstay.exits import exit_on_error, print_json
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
-    Given,
+    ClusterOptions,
     ask,
     examples,
     json_option,
@@ -80,7 +80,7 @@ def checkpoint() -> None:
 )
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="A note to keep with it.")
 @click.pass_obj
-def save(given: Given, kind: str | None, tags: tuple[str, ...], as_json: bool) -> None:
+def save(options: ClusterOptions, kind: str | None, tags: tuple[str, ...], as_json: bool) -> None:
     """Write a checkpoint to the cluster's checkpoint_url, while training goes on."""
     notes = dict(_tag(text) for text in tags)
 
@@ -95,7 +95,7 @@ def save(given: Given, kind: str | None, tags: tuple[str, ...], as_json: bool) -
                 )
             )
 
-    info = ask(given, question, as_json=as_json)
+    info = ask(options, question, as_json=as_json)
     if as_json:
         print_json(_object(info))
     else:
@@ -108,9 +108,9 @@ def save(given: Given, kind: str | None, tags: tuple[str, ...], as_json: bool) -
 @json_option()
 @url_option
 @click.pass_obj
-def list_(given: Given, url: str, as_json: bool) -> None:
+def list_(options: ClusterOptions, url: str, as_json: bool) -> None:
     """List the checkpoints, oldest first."""
-    found = ask(given, lambda inspection: _list(inspection, url), as_json=as_json)
+    found = ask(options, lambda inspection: _list(inspection, url), as_json=as_json)
     if as_json:
         listed = [_object(one) for one in found.checkpoints]
         print_json({**asdict(found), "checkpoints": listed})
@@ -140,10 +140,10 @@ def list_(given: Given, url: str, as_json: bool) -> None:
     "checkpoint_id", metavar="[ID]", default="", callback=_newest, shell_complete=_complete_id
 )
 @click.pass_obj
-def show(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
+def show(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool) -> None:
     """Show one checkpoint; by default the newest."""
     info, chain, progress = ask(
-        given,
+        options,
         lambda inspection: inspection.first_answer(
             lambda channel: remote.show(
                 channel, checkpoint_id, url=url, timeout_s=inspection.timeout_s
@@ -175,7 +175,7 @@ def show(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
     "checkpoint_id", metavar="[ID]", default="", callback=_newest, shell_complete=_complete_id
 )
 @click.pass_obj
-def verify(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
+def verify(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool) -> None:
     """Read every file of a checkpoint, and of those it adds to; by default the newest."""
 
     def question(inspection: ClusterInspection) -> tuple[str, tuple[str, ...]]:
@@ -189,7 +189,7 @@ def verify(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
                 )
             )
 
-    verified, problems = ask(given, question, as_json=as_json)
+    verified, problems = ask(options, question, as_json=as_json)
     if as_json:
         print_json({"id": verified, "good": not problems, "problems": problems})
     else:
@@ -229,7 +229,7 @@ def verify(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
 )
 @click.pass_obj
 def restore(
-    given: Given,
+    options: ClusterOptions,
     checkpoint_id: str,
     *,
     url: str,
@@ -279,7 +279,7 @@ def restore(
         report = {**asdict(state), "id": restored, "passed_over": passed_over}
         return {**report, "error": late} if late else report
 
-    report = ask(given, question, as_json=as_json)
+    report = ask(options, question, as_json=as_json)
     if as_json:
         print_json(report)
     else:
@@ -298,10 +298,10 @@ def restore(
 @url_option
 @click.argument("checkpoint_id", metavar="ID", shell_complete=_complete_id)
 @click.pass_obj
-def delete(given: Given, checkpoint_id: str, url: str, as_json: bool) -> None:
+def delete(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool) -> None:
     """Remove a checkpoint that no other one adds to."""
     ask(
-        given,
+        options,
         lambda inspection: inspection.first_answer(
             lambda channel: remote.delete(
                 channel, checkpoint_id, url=url, timeout_s=inspection.timeout_s

@@ -13,7 +13,7 @@ from backstay._version import __version__
 from backstay.command_line import settle, share
 from backstay.pserver.ctl.asking import (
     EXIT_CODES,
-    Given,
+    ClusterOptions,
     config_option,
     endpoint_option,
     examples,
@@ -47,7 +47,7 @@ EXAMPLES = examples(
 @click.pass_context
 def main(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
     """Ask a running cluster. Token and certificates come from the file or from BACKSTAY_*."""
-    context.obj = Given(endpoint, config_file)
+    context.obj = ClusterOptions(endpoint, config_file)
 
 
 for command in (

@@ -14,7 +14,7 @@ from click.shell_completion import get_completion_class
 from backstay import exits
 from backstay.command_line import given_before
 from backstay.errors import BackstayError
-from backstay.pserver.ctl.asking import Given, open_inspection
+from backstay.pserver.ctl.asking import ClusterOptions, open_inspection
 from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["complete_node_id", "completion_command", "suggestions"]
@@ -68,9 +68,11 @@ def suggestions(
         begun: What stands there already.
     """
     # Nothing of the group has run: its options are read as far as they go.
-    given = Given(given_before(context, "endpoint"), given_before(context, "config_file"))
+    options = ClusterOptions(
+        given_before(context, "endpoint"), given_before(context, "config_file")
+    )
     try:
-        with open_inspection(given, time_limit_ms=TIME_LIMIT_MS) as inspection:
+        with open_inspection(options, time_limit_ms=TIME_LIMIT_MS) as inspection:
             return sorted(one for one in question(inspection) if one.startswith(begun))
     except BackstayError:
         return []

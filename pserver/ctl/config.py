@@ -14,7 +14,7 @@ from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.errors import ConfigError
 from backstay.exits import print_json
-from backstay.pserver.ctl.asking import Given, ask, examples, json_option
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole
 from backstay.pserver.inspection import ClusterInspection
 from backstay.settings import suggestion
@@ -61,7 +61,7 @@ def config() -> None:
 @click.option("--explain", is_flag=True, help="Say what each setting does.")
 @click.argument("name", required=False, shell_complete=_names)
 @click.pass_obj
-def get(given: Given, name: str | None, explain: bool, as_json: bool) -> None:
+def get(options: ClusterOptions, name: str | None, explain: bool, as_json: bool) -> None:
     """Show all settings, or only the value of NAME."""
 
     def question(inspection: ClusterInspection) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def get(given: Given, name: str | None, explain: bool, as_json: bool) -> None:
             report["settings"] = [_named(report["settings"], name)]
         return report
 
-    report = ask(given, question, as_json=as_json)
+    report = ask(options, question, as_json=as_json)
     if as_json:
         print_json(report)
     elif name is not None and not explain:
@@ -86,9 +86,9 @@ def get(given: Given, name: str | None, explain: bool, as_json: bool) -> None:
 @config.command("show", epilog=SHOW_EXAMPLES)
 @json_option()
 @click.pass_obj
-def show(given: Given, as_json: bool) -> None:
+def show(options: ClusterOptions, as_json: bool) -> None:
     """Show every value, those that cannot change too, and where each comes from."""
-    report = ask(given, _read, as_json=as_json)
+    report = ask(options, _read, as_json=as_json)
     if as_json:
         print_json(report)
         return
@@ -109,7 +109,9 @@ def show(given: Given, as_json: bool) -> None:
 )
 @click.argument("assignments", metavar="NAME=VALUE...", nargs=-1, shell_complete=_assignments)
 @click.pass_obj
-def set_(given: Given, assignments: tuple[str, ...], revision: int | None, as_json: bool) -> None:
+def set_(
+    options: ClusterOptions, assignments: tuple[str, ...], revision: int | None, as_json: bool
+) -> None:
     """Change some settings, all in one step; nothing is changed if one of them is wrong.
 
     If somebody else changes a setting at the same time, one of the two is refused.
@@ -129,7 +131,7 @@ def set_(given: Given, assignments: tuple[str, ...], revision: int | None, as_js
         del report["fixed"]
         return report
 
-    report = ask(given, question, as_json=as_json)
+    report = ask(options, question, as_json=as_json)
     if as_json:
         print_json(report)
         return

@@ -19,7 +19,7 @@ from backstay.exits import exit_on_error, print_json
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
-    Given,
+    ClusterOptions,
     chosen_endpoints,
     examples,
     json_option,
@@ -82,7 +82,7 @@ def _waiting_options(command: Decorated) -> Decorated:
 @_waiting_options
 @click.pass_obj
 def resize(
-    given: Given,
+    options: ClusterOptions,
     nodes: int,
     stop: bool,
     wait_s: int,
@@ -97,7 +97,7 @@ def resize(
     (`backstay local` starts processes). Nodes that are too many give everything away and end.
     """
     _plan(
-        given,
+        options,
         lambda asked: asked.resize(nodes, stop=stop, pause=pause, wait_s=wait_s),
         waiting=_Waiting(as_json, no_wait, timeout_s),
     )
@@ -114,7 +114,7 @@ def resize(
 @_waiting_options
 @click.pass_obj
 def drain(
-    given: Given,
+    options: ClusterOptions,
     node: str,
     stop: bool,
     pause: bool,
@@ -124,7 +124,7 @@ def drain(
 ) -> None:
     """Have NODE give everything away and hold nothing, until another plan says otherwise."""
     _plan(
-        given,
+        options,
         lambda asked: asked.drain(node, stop=stop, pause=pause),
         waiting=_Waiting(as_json, no_wait, timeout_s),
     )
@@ -134,11 +134,11 @@ def drain(
 @_waiting_options
 @click.pass_obj
 def rebalance(
-    given: Given, pause: bool, as_json: bool, no_wait: bool, timeout_s: float | None
+    options: ClusterOptions, pause: bool, as_json: bool, no_wait: bool, timeout_s: float | None
 ) -> None:
     """Spread copies and masters over all nodes, those that were drained included."""
     _plan(
-        given,
+        options,
         lambda asked: asked.rebalance(pause=pause),
         waiting=_Waiting(as_json, no_wait, timeout_s),
     )
@@ -150,7 +150,7 @@ def rebalance(
 @json_option()
 @click.option("--cancel", is_flag=True, help="End the plan that is under way.")
 @click.pass_obj
-def plan(given: Given, as_json: bool, cancel: bool) -> None:
+def plan(options: ClusterOptions, as_json: bool, cancel: bool) -> None:
     """Show what was planned last and how far it is, and the newest repairs; or cancel the plan.
 
     A repair is what the cluster does by itself when a node is lost: every slot gets its copies
@@ -160,7 +160,7 @@ def plan(given: Given, as_json: bool, cancel: bool) -> None:
     def ask(asked: ClusterResizing) -> tuple[ResizePlan | None, list[resize_pb2.Repair]]:
         return (asked.cancel(), []) if cancel else asked.plan_and_repairs()
 
-    found, repairs = _asked(given, ask, as_json=as_json)
+    found, repairs = _asked(options, ask, as_json=as_json)
     if as_json:
         report: dict[str, Any] = {"plan": None if found is None else _to_object(found)}
         if not cancel:
@@ -176,7 +176,7 @@ COMMANDS: tuple[click.Command, ...] = (resize, drain, rebalance, plan)
 
 
 def _plan(
-    given: Given,
+    options: ClusterOptions,
     request: Callable[[ClusterResizing], ResizePlan],
     *,
     waiting: _Waiting,
@@ -197,7 +197,7 @@ def _plan(
                 raise
 
     try:
-        found = _asked(given, ask, as_json=waiting.as_json)
+        found = _asked(options, ask, as_json=waiting.as_json)
     except _NotDone as failed:
         if waiting.as_json:
             print_json({"plan": _to_object(failed.plan), "error": str(failed)})
@@ -253,12 +253,14 @@ class _Bar:
         self._progress.stop()
 
 
-def _asked(given: Given, question: Callable[[ClusterResizing], Any], *, as_json: bool) -> Any:
+def _asked(
+    options: ClusterOptions, question: Callable[[ClusterResizing], Any], *, as_json: bool
+) -> Any:
     """Return the answer to a question, or end the process with the code for the failure."""
     with (
         exit_on_error(EXIT_NO_ANSWER, as_json=as_json),
         ClusterResizing(
-            chosen_endpoints(given), ClientConfig.load(file=given.config_file)
+            chosen_endpoints(options), ClientConfig.load(file=options.config_file)
         ) as asked,
     ):
         return question(asked)

@@ -16,7 +16,7 @@ from rich.text import Text
 from backstay.consensus import RoutingTable
 from backstay.consensus.records import NO_MASTER
 from backstay.exits import print_json
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole
 from backstay.pserver.ctl.slot_map import labels, slot_map
 from backstay.pserver.inspection import (
@@ -59,16 +59,16 @@ def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    given: Given = context.obj
+    options: ClusterOptions = context.obj
     if slot is not None:
-        report = ask(given, lambda inspection: inspection.slot(slot), as_json=as_json)
+        report = ask(options, lambda inspection: inspection.slot(slot), as_json=as_json)
         if as_json:
             print_json(report)
         else:
             _show_one(report)
         is_whole = report["master"] is not None and not report["copies_missing"]
         sys.exit(0 if is_whole else EXIT_UNHEALTHY)
-    routing = ask(given, ClusterInspection.routing, as_json=as_json)
+    routing = ask(options, ClusterInspection.routing, as_json=as_json)
     report = slots_report(routing)
     if as_json:
         # Of 65,536 slots, one line each field would be a million lines.
@@ -85,13 +85,13 @@ def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
 @json_option()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def accept_loss(given: Given, yes: bool, as_json: bool) -> None:
+def accept_loss(options: ClusterOptions, yes: bool, as_json: bool) -> None:
     """Let slots that lost all their copies begin anew, empty.
 
     Without a checkpoint to restore, this is what lets the cluster serve again. What they held is
     given up for good: restore a checkpoint instead (pserverctl checkpoint restore) if there is one.
     """
-    routing = ask(given, ClusterInspection.routing, as_json=as_json)
+    routing = ask(options, ClusterInspection.routing, as_json=as_json)
     lost = len(routing.lost)
     if lost and not yes:
         click.confirm(
@@ -102,7 +102,7 @@ def accept_loss(given: Given, yes: bool, as_json: bool) -> None:
     report = {"accepted": 0, "slots_lost": 0, "routing_version": routing.version}
     if lost:
         report = ask(
-            given, lambda inspection: _accept(inspection, routing.version), as_json=as_json
+            options, lambda inspection: _accept(inspection, routing.version), as_json=as_json
         )
     if as_json:
         print_json(report)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.exits import print_json
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 from backstay.pserver.inspection import ClusterInspection
 
@@ -25,12 +25,12 @@ EXAMPLES = examples(
 @click.command(epilog=EXAMPLES)
 @json_option()
 @click.pass_obj
-def status(given: Given, as_json: bool) -> None:
+def status(options: ClusterOptions, as_json: bool) -> None:
     """Show how the cluster does, its nodes with their roles, and their figures.
 
     The exit code is 1 if the cluster is not healthy; the reason is in the output.
     """
-    report = ask(given, ClusterInspection.status, as_json=as_json)
+    report = ask(options, ClusterInspection.status, as_json=as_json)
     if as_json:
         print_json(report)
     else:

@@ -15,7 +15,7 @@ from backstay.exits import exit_on_error, print_json
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
-    Given,
+    ClusterOptions,
     ask,
     examples,
     json_option,
@@ -47,7 +47,11 @@ def tables(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    report = ask(context.find_object(Given) or Given(), ClusterInspection.tables, as_json=as_json)
+    report = ask(
+        context.find_object(ClusterOptions) or ClusterOptions(),
+        ClusterInspection.tables,
+        as_json=as_json,
+    )
     if as_json:
         print_json(report)
     else:
@@ -62,7 +66,7 @@ def tables(context: click.Context, as_json: bool) -> None:
 @json_option()
 @click.pass_obj
 def set_settings(
-    given: Given, name: str, assignments: tuple[str, ...], dry_run: bool, as_json: bool
+    options: ClusterOptions, name: str, assignments: tuple[str, ...], dry_run: bool, as_json: bool
 ) -> None:
     """Change settings of a table that exists, while it is trained.
 
@@ -74,7 +78,7 @@ def set_settings(
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         settings = parse_assignments(assignments)
     done = ask(
-        given,
+        options,
         lambda inspection: inspection.set_table(name, settings, dry_run=dry_run),
         as_json=as_json,
     )

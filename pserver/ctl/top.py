@@ -22,7 +22,7 @@ from backstay.exits import exit_on_error
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
-    Given,
+    ClusterOptions,
     examples,
     json_option,
     open_inspection,
@@ -55,7 +55,7 @@ EXAMPLES = examples(
     help="Seconds between two looks.",
 )
 @click.pass_obj
-def top(given: Given, interval_s: float, once: bool, as_json: bool) -> None:
+def top(options: ClusterOptions, interval_s: float, once: bool, as_json: bool) -> None:
     """Show live rates of each node and table, until Ctrl-C.
 
     Pushes, pulls, keys and bytes are counted by node; in and out are with trainers, peers with
@@ -63,7 +63,7 @@ def top(given: Given, interval_s: float, once: bool, as_json: bool) -> None:
     memory, over all copies, and how fast they grow. Times are of pushes, from their coming until
     all copies had them; they are right to within a factor of two.
     """
-    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(given) as inspection:
+    with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
         looks = _looks(inspection, interval_s, patient=not once)
         try:
             if once:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.exits import print_json
-from backstay.pserver.ctl.asking import Given, ask, examples, json_option
+from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole
 from backstay.pserver.inspection import ClusterInspection
 
@@ -22,12 +22,12 @@ EXAMPLES = examples("pserverctl --endpoint 127.0.0.1:7000 trainers", "pserverctl
 @click.command(epilog=EXAMPLES)
 @json_option()
 @click.pass_obj
-def trainers(given: Given, as_json: bool) -> None:
+def trainers(options: ClusterOptions, as_json: bool) -> None:
     """Show the trainers that are alive: workers of jobs, and loops of one's own.
 
     One that was killed is shown until its time to live is over.
     """
-    report = ask(given, ClusterInspection.trainers, as_json=as_json)
+    report = ask(options, ClusterInspection.trainers, as_json=as_json)
     if as_json:
         print_json(report)
     elif report["trainers"]:

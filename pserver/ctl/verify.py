@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from backstay.exits import print_json
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, Given, ask, examples, json_option
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
 from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["verify"]
@@ -23,12 +23,12 @@ EXAMPLES = examples("pserverctl --endpoint 127.0.0.1:7000 verify")
 @click.command(epilog=EXAMPLES)
 @json_option()
 @click.pass_obj
-def verify(given: Given, as_json: bool) -> None:
+def verify(options: ClusterOptions, as_json: bool) -> None:
     """Compare the replicas of every slot by their digests; reads every row once.
 
     The exit code is 1 if copies differ or could not be compared.
     """
-    report = ask(given, ClusterInspection.verify, as_json=as_json)
+    report = ask(options, ClusterInspection.verify, as_json=as_json)
     if as_json:
         print_json(report)
     else:

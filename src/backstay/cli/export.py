@@ -31,7 +31,7 @@ from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import find_job
 from backstay.pserver.ctl.asking import (
-    Given,
+    ClusterOptions,
     config_option,
     endpoint_option,
     json_option,
@@ -147,7 +147,7 @@ def _found(
     is_place = "/" in source or Path(source).is_dir()
     if endpoint is None and log_dir is None and is_place:
         return _Found(*find_checkpoint(source, checkpoint), model)
-    chosen = named_endpoints(Given(endpoint, config_file))
+    chosen = named_endpoints(ClusterOptions(endpoint, config_file))
     if chosen is not None and log_dir is None:
         spec, url = _of_cluster(source, chosen, config_file)
         return _Found(*find_checkpoint(url, checkpoint), model, None if model else spec)

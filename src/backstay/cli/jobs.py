@@ -39,7 +39,7 @@ from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient, JobEntry, find_job, list_jobs
 from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl.asking import (
-    Given,
+    ClusterOptions,
     config_option,
     endpoint_option,
     json_option,
@@ -114,11 +114,13 @@ def _without_master(entry: JobEntry) -> str:
 def _complete_job(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
     """Complete the name of a job: of the cluster, and of those that were run from here."""
     found = {each.parent.name for each in default_folder("").glob(f"*/{FILE_NAME}")}
-    given = Given(given_before(context, "endpoint"), given_before(context, "config_file"))
-    if named_endpoints(given) is not None:
+    options = ClusterOptions(
+        given_before(context, "endpoint"), given_before(context, "config_file")
+    )
+    if named_endpoints(options) is not None:
         # An error means no suggestions: the user waits for them.
         with suppress(BackstayError):
-            cluster = _cluster(given, "")
+            cluster = _cluster(options, "")
             soon = replace(cluster.config, deadline_ms=COMPLETION_LIMIT_MS)
             found |= {entry.job for entry in list_jobs(cluster.endpoints, config=soon)}
     return sorted(one for one in found if one.startswith(begun))
@@ -137,10 +139,10 @@ def _folder_option() -> Callable[[CommandT], CommandT]:
     )
 
 
-def _folder_without_cluster(given: Given, job: str) -> Path | None:
+def _folder_without_cluster(options: ClusterOptions, job: str) -> Path | None:
     """Return the log folder of a job that was run from here, if no cluster is named."""
     folder = default_folder(job)
-    found = named_endpoints(given) is None and (folder / FILE_NAME).exists()
+    found = named_endpoints(options) is None and (folder / FILE_NAME).exists()
     return folder if found else None
 
 
@@ -162,29 +164,29 @@ def _endpoint_of_running(job: str) -> str | None:
     return ",".join(last.endpoints)
 
 
-def _cluster(given: Given, job: str) -> Cluster:
-    chosen = named_endpoints(given) or _endpoint_of_running(job)
+def _cluster(options: ClusterOptions, job: str) -> Cluster:
+    chosen = named_endpoints(options) or _endpoint_of_running(job)
     if chosen is None:
         raise ConfigError(
             f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; what a "
             "job left in its log_dir, `show` and `logs` read with --log-dir FOLDER"
         )
-    config = ClientConfig.load(file=given.config_file)
+    config = ClientConfig.load(file=options.config_file)
     shorter_ms = min(config.deadline_ms, CALL_LIMIT_MS)
     return Cluster(tuple(chosen.split(",")), replace(config, deadline_ms=shorter_ms))
 
 
 @contextmanager
-def _asking(given: Given, *, as_json: bool = False, job: str = "") -> Iterator[Cluster]:
+def _asking(options: ClusterOptions, *, as_json: bool = False, job: str = "") -> Iterator[Cluster]:
     """Have the cluster; an error of the block ends the process with its code and a sentence.
 
     Args:
-        given: The group's own options.
+        options: The group's own options.
         as_json: Print an error as a JSON object, too.
         job: One that may have left its status and logs on this machine, and the cluster's address.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
-        cluster = _cluster(given, job)
+        cluster = _cluster(options, job)
         try:
             yield cluster
         except ServerUnavailable as error:
@@ -218,15 +220,15 @@ def _fail(text: str, *, as_json: bool = False) -> NoReturn:
 @click.pass_context
 def jobs(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
     """Look after the jobs of a cluster, from any machine that reaches its servers."""
-    context.obj = Given(endpoint, config_file)
+    context.obj = ClusterOptions(endpoint, config_file)
 
 
 @jobs.command("list", epilog=examples(JOBS_EXIT_CODES, "backstay jobs list"))
 @json_option()
 @click.pass_obj
-def list_command(given: Given, as_json: bool) -> None:
+def list_command(options: ClusterOptions, as_json: bool) -> None:
     """List the jobs, also those that are over."""
-    with _asking(given, as_json=as_json) as cluster:
+    with _asking(options, as_json=as_json) as cluster:
         entries = cluster.entries()
     if as_json:
         print_json({"jobs": [_entry_mapping(entry) for entry in entries]})
@@ -262,17 +264,17 @@ def _entry_mapping(entry: JobEntry) -> dict[str, Any]:
 @_folder_option()
 @job_argument
 @click.pass_obj
-def show(given: Given, job: str, folder: Path | None, as_json: bool) -> None:
+def show(options: ClusterOptions, job: str, folder: Path | None, as_json: bool) -> None:
     """Show how JOB goes: its figures, workers and failing tasks; of one that is over, its end.
 
     Servers of a job's own end with its command: what it left in its log_dir is shown then, with
     --log-dir, or of backstay-jobs/JOB here if no --endpoint is given.
     """
-    folder = folder or _folder_without_cluster(given, job)
+    folder = folder or _folder_without_cluster(options, job)
     if folder is not None:
         _show_last(folder, as_json=as_json)
         return
-    with _asking(given, as_json=as_json, job=job) as cluster:
+    with _asking(options, as_json=as_json, job=job) as cluster:
         entry = cluster.entry(job)
         document = _entry_mapping(entry)
         client = JobClient(cluster.endpoints, job, config=cluster.config)
@@ -319,9 +321,9 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
 @job_argument
 @click.argument("workers", type=click.IntRange(0))
 @click.pass_obj
-def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
+def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> None:
     """Have so many WORKERS for JOB; the others do not pause."""
-    with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
+    with _asking(options, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         before = master.scale(workers)
     if as_json:
         print_json({"job": job, "before": before, "workers": workers})
@@ -341,9 +343,9 @@ def scale(given: Given, job: str, workers: int, as_json: bool) -> None:
 @click.option("--discard", is_flag=True, help="Nobody will go on with it: count it as ended.")
 @job_argument
 @click.pass_obj
-def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> None:
+def stop(options: ClusterOptions, job: str, reason: str, discard: bool, as_json: bool) -> None:
     """Stop JOB in good order; the same `backstay train` goes on with it later."""
-    with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
+    with _asking(options, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         master.stop(reason, keep_state=not discard)
     if as_json:
         print_json({"job": job, "stopping": True})
@@ -360,12 +362,12 @@ def stop(given: Given, job: str, reason: str, discard: bool, as_json: bool) -> N
 @click.option("--task", "tasks", type=int, multiple=True, metavar="N", help="Only this one.")
 @job_argument
 @click.pass_obj
-def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None:
+def retry(options: ClusterOptions, job: str, tasks: tuple[int, ...], as_json: bool) -> None:
     """Give the tasks of JOB that failed too often their tries again, in the round under way.
 
     A last checkpoint that could not be written is tried at once.
     """
-    with _asking(given, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
+    with _asking(options, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         count, saves = master.retry_dead_letters(tasks)
     if as_json:
         print_json({"job": job, "tasks": count, "saves": saves})
@@ -399,15 +401,20 @@ def retry(given: Given, job: str, tasks: tuple[int, ...], as_json: bool) -> None
 @job_argument
 @click.pass_obj
 def logs(
-    given: Given, job: str, folder: Path | None, worker: str | None, lines: int, follow: bool
+    options: ClusterOptions,
+    job: str,
+    folder: Path | None,
+    worker: str | None,
+    lines: int,
+    follow: bool,
 ) -> None:
     """Print the log of a worker of JOB, if it was written on this machine.
 
     Without --endpoint and --log-dir, those of backstay-jobs/JOB here.
     """
-    folder = folder or _folder_without_cluster(given, job)
+    folder = folder or _folder_without_cluster(options, job)
     if folder is None:
-        with _asking(given, job=job) as cluster:
+        with _asking(options, job=job) as cluster:
             folder = Path(JobSpec.from_json(cluster.entry(job).spec_json).log_dir)
     if not folder.is_dir():
         _fail(
@@ -446,13 +453,13 @@ def _print_end(path: Path, lines: int, *, follow: bool) -> None:
 @json_option()
 @job_argument
 @click.pass_obj
-def audit(given: Given, job: str, as_json: bool) -> None:
+def audit(options: ClusterOptions, job: str, as_json: bool) -> None:
     """Check that each record counts once in each pass of JOB, which had `audit` set and is over.
 
     In a pass that was cut short, and of tasks that are dead-lettered, at most once. Exit code 1:
     not so.
     """
-    with _asking(given, as_json=as_json, job=job) as cluster:
+    with _asking(options, as_json=as_json, job=job) as cluster:
         entry = cluster.entry(job)
         if entry.master_address:
             raise JobRefused(f"job {job!r} still runs; its counters are read when it is over")

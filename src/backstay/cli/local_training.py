@@ -64,39 +64,39 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
     with ExitStack() as stack:
         stack.enter_context(sole_run(Path(spec.log_dir), spec.name))
         metrics = stack.enter_context(MetricsLog(Path(spec.log_dir), tensorboard=spec.tensorboard))
-        told = _Told(spec, show, metrics)
+        local_status = _LocalStatus(spec, show, metrics)
         run = LocalRun(
             spec,
             definition,
-            session_factory=partial(_session, spec, stack, told),
-            report=told.report,
+            session_factory=partial(_session, spec, stack, local_status),
+            report=local_status.report,
         )
         stops = stack.enter_context(StopSignals(run.stop))
         stack.enter_context(show)
-        with _between_hooks(spec, stops, told):
+        with _between_hooks(spec, stops, local_status):
             for warning in check_data(spec, definition):
                 show.say(warning)
             left = StatusFile(Path(spec.log_dir), (), are_own=True)
             show.say(f"{spec.name}: in this process; the model will be in {spec.output}")
             try:
-                outcome = told.outcome(run.run())
+                outcome = local_status.outcome(run.run())
             except BackstayError as error:
-                left.ended(told.status, (), state="failed", reason=str(error))
+                left.ended(local_status.status, (), state="failed", reason=str(error))
                 raise
-            left.ended(told.status, (), state=outcome.state, reason=outcome.reason)
+            left.ended(local_status.status, (), state=outcome.state, reason=outcome.reason)
             return outcome
 
 
 @contextmanager
-def _between_hooks(spec: JobSpec, stops: StopSignals, told: _Told) -> Iterator[None]:
+def _between_hooks(spec: JobSpec, stops: StopSignals, local_status: _LocalStatus) -> Iterator[None]:
     """Run the job's commands around the body, as they run around a job with workers."""
     env, limit_s = {"BACKSTAY_JOB": spec.name}, spec.hooks.timeout_s
     result = {"BACKSTAY_JOB_RESULT": "failed", "BACKSTAY_JOB_REASON": ""}
     try:
         run_hooks(spec.hooks.before, env, timeout_s=limit_s, stopped=lambda: stops.asked)
         yield
-        result["BACKSTAY_JOB_RESULT"] = told.status.state
-        result["BACKSTAY_JOB_REASON"] = told.status.reason
+        result["BACKSTAY_JOB_RESULT"] = local_status.status.state
+        result["BACKSTAY_JOB_REASON"] = local_status.status.reason
     except BackstayError as error:
         result["BACKSTAY_JOB_REASON"] = str(error)
         raise
@@ -104,16 +104,18 @@ def _between_hooks(spec: JobSpec, stops: StopSignals, told: _Told) -> Iterator[N
         run_hooks(spec.hooks.after, env | result, timeout_s=limit_s, stopped=lambda: False)
 
 
-def _session(spec: JobSpec, stack: ExitStack, told: _Told) -> Session:
+def _session(spec: JobSpec, stack: ExitStack, local_status: _LocalStatus) -> Session:
     """Start a server and connect to it."""
     settings = {"checkpoint_url": f"{spec.output.rstrip('/')}/{ROWS_FOLDER}"}
-    told.server = stack.enter_context(LocalCluster(1, settings=settings))
-    config = told.server.client_config()
-    return init(told.server.endpoints, trainer_id=0, trainers_num=1, job=spec.name, config=config)
+    local_status.server = stack.enter_context(LocalCluster(1, settings=settings))
+    config = local_status.server.client_config()
+    return init(
+        local_status.server.endpoints, trainer_id=0, trainers_num=1, job=spec.name, config=config
+    )
 
 
-class _Told:
-    """What the run tells, as the status of a job."""
+class _LocalStatus:
+    """How far the run is, as the status of a job."""
 
     def __init__(self, spec: JobSpec, show: Show, metrics: MetricsLog) -> None:
         self._spec = spec

@@ -68,7 +68,7 @@ class ServerCount(click.ParamType[int]):
             )
 
 
-class Ways(NamedTuple):
+class RunOptions(NamedTuple):
     """What the flags say about how to run, not what the job is."""
 
     config_file: Path | None
@@ -217,7 +217,7 @@ def predict(**given: Any) -> None:
 def _command(use: str, given: dict[str, Any]) -> None:
     """Do what any of the three commands does."""
     job_file: Path | None = given.pop("job_file")
-    ways = Ways(
+    flags = RunOptions(
         config_file=given.pop("config_file"),
         first_contact_timeout_ms=given.pop("first_contact_timeout_ms"),
         run_local=given.pop("run_local", False),
@@ -226,7 +226,7 @@ def _command(use: str, given: dict[str, Any]) -> None:
         as_json=given.pop("as_json"),
     )
     others: dict[type[BackstayError], int] = {NeverReached: EXIT_NEVER_REACHED}
-    with exit_on_error(EXIT_FAILED, as_json=ways.as_json, others=others):
+    with exit_on_error(EXIT_FAILED, as_json=flags.as_json, others=others):
         fields = _fields(given)
         if job_file is None and "model" not in fields:
             raise ConfigError(
@@ -234,13 +234,13 @@ def _command(use: str, given: dict[str, Any]) -> None:
                 f"--model and --{DATA_OF_USE[use]}"
             )
         spec = load_job(job_file, fields, folder=Path.cwd(), use=use)
-        if ways.run_local:
+        if flags.run_local:
             spec = keeping_model(spec)
-        if ways.dry_run:
-            found = dry_run_apart(spec, local=ways.run_local)
-            _show_dry_run(spec, found, as_json=ways.as_json)
+        if flags.dry_run:
+            found = dry_run_apart(spec, local=flags.run_local)
+            _show_dry_run(spec, found, as_json=flags.as_json)
             return
-        exit_code = _run(spec, ways)
+        exit_code = _run(spec, flags)
     sys.exit(exit_code)
 
 
@@ -277,13 +277,13 @@ def _pairs(flag: str, texts: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _run(spec: JobSpec, ways: Ways) -> int:
+def _run(spec: JobSpec, flags: RunOptions) -> int:
     """Run the job and print what it came to; return the exit code."""
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_path=False, show_time=True)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     show = Show(spec.name, console=console)
-    if ways.run_local:
+    if flags.run_local:
         outcome = train_here(spec, show)
     else:
         show.say(
@@ -293,15 +293,15 @@ def _run(spec: JobSpec, ways: Ways) -> int:
         supervisor = Supervisor(
             spec,
             show,
-            config_file=ways.config_file,
-            first_contact_timeout_ms=ways.first_contact_timeout_ms,
-            fresh=ways.fresh,
+            config_file=flags.config_file,
+            first_contact_timeout_ms=flags.first_contact_timeout_ms,
+            fresh=flags.fresh,
         )
         outcome = supervisor.run()
-    if ways.as_json:
+    if flags.as_json:
         print_json(outcome.to_mapping(spec))
     else:
-        _print_summary(spec, outcome, has_output=outcome.state == "done" or ways.run_local)
+        _print_summary(spec, outcome, has_output=outcome.state == "done" or flags.run_local)
     return outcome.exit_code
 
 

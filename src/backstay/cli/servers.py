@@ -68,7 +68,7 @@ class JobServers(Protocol):
         """Return how many serve; answers at once."""
 
 
-class Chosen(NamedTuple):
+class ServerChoice(NamedTuple):
     """Which servers a job is to have.
 
     Attributes:
@@ -82,16 +82,16 @@ class Chosen(NamedTuple):
     source: str
 
 
-def chosen_servers(spec: JobSpec, environment: Mapping[str, str]) -> Chosen:
+def chosen_servers(spec: JobSpec, environment: Mapping[str, str]) -> ServerChoice:
     """Return the servers that the spec names, else the environment, else some of its own."""
     if spec.servers.local:
-        return Chosen(spec.servers.local, (), "the job")
+        return ServerChoice(spec.servers.local, (), "the job")
     if spec.servers.endpoints:
-        return Chosen(0, spec.servers.endpoints, "the job")
+        return ServerChoice(0, spec.servers.endpoints, "the job")
     named = environment.get(ENDPOINT_VARIABLE, "")
     if named:
-        return Chosen(0, tuple(named.split(",")), ENDPOINT_VARIABLE)
-    return Chosen(LOCAL_SERVERS, (), "default")
+        return ServerChoice(0, tuple(named.split(",")), ENDPOINT_VARIABLE)
+    return ServerChoice(LOCAL_SERVERS, (), "default")
 
 
 @contextmanager
