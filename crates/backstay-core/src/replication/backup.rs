@@ -7,12 +7,10 @@ use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
 use super::replica::Replica;
-use super::routing::RoutingTable;
 use super::rows::Rows;
-use super::state::Work;
+use super::state::{Role, Work};
 use super::NodeId;
 use crate::engine::Standing;
-use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
 
 impl Replica {
@@ -44,7 +42,7 @@ impl Replica {
         let outcome = self.stage(rows, from, &places, &transaction);
         let outcome = outcome.map(|()| {
             self.counters.staged_for_others += 1;
-            places.retain(|place| self.slots[place.run.slot as usize].copy_failed.is_none());
+            places.retain(|place| !self.slots[place.run.slot as usize].role.is_failed_copy());
             let peer = self.peers.entry(from).or_default();
             let prepared = peer.prepared.entry(lsn).or_default();
             prepared.push((transaction, places));
@@ -69,40 +67,46 @@ impl Replica {
             if place.term < slot.fence {
                 return Err(Refuse::OldTerm);
             }
-            // This node has left the slot, or the slot has begun anew, by a table that its master
-            // does not have yet. That is no damage: nothing else of that master's is to be
-            // doubted.
-            if slot.birth == 0 || (slot.source == 0 && is_behind) {
-                return Err(Refuse::OldTerm);
-            }
-            if slot.source != from {
-                // A copy that began under an old term was not taken in here.
-                return Err(gap_in(&self.routing, self.me, place.run.slot));
-            }
-            // The master was refused when it said how far the order goes, and will say so again.
-            if !slot.settled && !slot.torn {
-                return Err(Refuse::OldTerm);
+            match &mut slot.role {
+                // This node has left the slot, or the slot has begun anew, by a table that its
+                // master does not have yet. That is no damage: nothing else of that master's is
+                // to be doubted.
+                _ if slot.birth == 0 => return Err(Refuse::OldTerm),
+                Role::Outside if is_behind => return Err(Refuse::OldTerm),
+                Role::Backup { master, settled } if *master == from => {
+                    // The master was refused when it said how far the order goes, and will say
+                    // so again.
+                    if !*settled {
+                        return Err(Refuse::OldTerm);
+                    }
+                    missing.push(*place);
+                }
+                // The master is told that a copy failed, and does not count on this slot.
+                Role::Copied { master, copy } if *master == from => {
+                    if copy.expects(place.position) {
+                        behind.push(*place);
+                    }
+                }
+                // A copy that began under an old term was not taken in here. It begins anew, and
+                // nothing else of this node is to be doubted.
+                _ => {
+                    let set = self.routing.replicas(place.run.slot);
+                    if set.catching_up.contains(&self.me) {
+                        return Err(Refuse::OldTerm);
+                    }
+                    return Err(Refuse::Gap);
+                }
             }
             slot.fence = place.term;
-            if slot.copy_failed.is_some() {
-                // Its master is told, and does not count on this slot.
-            } else if !slot.torn {
-                missing.push(*place);
-            } else if slot.behind.end() + 1 < place.position {
-                // A push behind the copy was refused. Only this copy is of no use any more.
-                let why = "what was pushed behind the copy leaves a gap";
-                slot.copy_failed = Some(Refusal::NotReady(why.into()));
-            } else {
-                behind.push(*place);
-            }
         }
         rows.check(transaction).map_err(Refuse::Rows)?;
-        if let Some(place) = rows.stage(transaction, &missing, 0) {
-            return Err(gap_in(&self.routing, self.me, place.run.slot));
+        if rows.stage(transaction, &missing, 0).is_some() {
+            return Err(Refuse::Gap);
         }
         for place in behind {
-            let slot = &mut self.slots[place.run.slot as usize];
-            slot.behind.stage(transaction, place);
+            if let Some(copy) = self.slots[place.run.slot as usize].role.copy_from(from) {
+                copy.stage(transaction, place);
+            }
         }
         Ok(())
     }
@@ -117,11 +121,12 @@ impl Replica {
         for (transaction, mut places) in decided.into_values().flatten() {
             // Slots that follow another master by now are none of its business.
             places.retain(|place| {
-                let slot = &mut self.slots[place.run.slot as usize];
-                if slot.torn && slot.source == from {
-                    slot.behind.decided = slot.behind.decided.max(place.position);
+                let role = &mut self.slots[place.run.slot as usize].role;
+                if let Some(copy) = role.copy_from(from) {
+                    copy.decided = copy.decided.max(place.position);
+                    return false;
                 }
-                !slot.torn && slot.source == from
+                role.follows(from)
             });
             if !places.is_empty() {
                 let work = self.work.entry(from).or_default();
@@ -141,13 +146,10 @@ impl Replica {
         let undone = lsns.iter().filter_map(|lsn| peer.prepared.remove(lsn));
         for (_, places) in undone.flatten() {
             for place in places {
-                let slot = &mut self.slots[place.run.slot as usize];
-                if slot.source != from {
-                    continue;
-                }
-                if slot.torn {
-                    slot.behind.discard_from(place.position);
-                } else {
+                let role = &mut self.slots[place.run.slot as usize].role;
+                if let Some(copy) = role.copy_from(from) {
+                    copy.discard_from(place.position);
+                } else if role.follows(from) {
                     rows.discard_from(place.run.slot, place.position);
                 }
             }
@@ -165,7 +167,10 @@ impl Replica {
         let outcome = self.check_settled(rows, settled).map(|()| {
             for one in settled {
                 self.follow_master(rows, from, *one);
-                self.slots[one.slot as usize].settled = true;
+                self.slots[one.slot as usize].role = Role::Backup {
+                    master: from,
+                    settled: true,
+                };
                 // Errors would mean that a table is gone: tables are never dropped.
                 let applied = rows.commit_through(one.slot, one.decided);
                 debug_assert!(applied.is_ok());
@@ -189,7 +194,7 @@ impl Replica {
             } else {
                 0
             };
-            if end < one.decided || slot.torn {
+            if end < one.decided || slot.role.is_copied() {
                 return Err(Refuse::Gap);
             }
         }
@@ -214,17 +219,14 @@ impl Replica {
         }
     }
 
-    /// From now on the slot follows this master.
+    /// From now on the slot follows this master. The caller gives this node its new role.
     pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SettledSlot) {
-        if self.slots[one.slot as usize].master == self.me {
+        if self.slots[one.slot as usize].role.is_master() {
             // The routing that says so has not come here yet.
             rows.set_standing(one.slot, Standing::Elsewhere);
             self.give_up(rows, &[one.slot]);
-            self.slots[one.slot as usize].master = 0;
-            self.slots[one.slot as usize].required.clear();
-            self.slots[one.slot as usize].extra.clear();
         }
-        if self.slots[one.slot as usize].source != from {
+        if !self.slots[one.slot as usize].role.follows(from) {
             // What is under way from the former master is ordered anew by this one.
             self.forget_prepared(one.slot);
         }
@@ -233,17 +235,7 @@ impl Replica {
             rows.clear_slot(one.slot);
             slot.birth = one.birth;
         }
-        slot.source = from;
         slot.fence = one.term;
         slot.seen_version = slot.seen_version.max(one.version);
-    }
-}
-
-/// What a node says that lacks what comes before a push in a slot.
-fn gap_in(routing: &RoutingTable, me: NodeId, slot: u32) -> Refuse {
-    if routing.replicas(slot).catching_up.contains(&me) {
-        Refuse::NoCopy
-    } else {
-        Refuse::Gap
     }
 }

@@ -12,7 +12,7 @@ use super::message::{Message, Refuse, SettledSlot};
 use super::peer::{Awaited, Copy, Peer};
 use super::replica::Replica;
 use super::rows::{Rows, SlotCopy};
-use super::state::{Behind, Work};
+use super::state::{CopyIn, Role, Work};
 use super::{Micros, NodeId};
 use crate::engine::{SlotMemory, Standing};
 use crate::error::Refusal;
@@ -159,6 +159,10 @@ impl Replica {
         }
         let copy = rows.copy_slot(number);
         let slot = &mut self.slots[number as usize];
+        let Role::Master(master) = &mut slot.role else {
+            return;
+        };
+        master.extra.push(node);
         let head = SettledSlot {
             slot: number,
             term: slot.term,
@@ -167,7 +171,6 @@ impl Replica {
             decided: copy.memory.position,
             end: copy.memory.position + copy.staged.len() as u64,
         };
-        slot.extra.push(node);
         let mut copy = copy;
         let staged = std::mem::take(&mut copy.staged);
         let peer = self.peers.entry(node).or_default();
@@ -321,10 +324,9 @@ impl Replica {
         }
         if self.check_term(&head).is_err() {
             // Rows of this copy must not be added to those of the one before.
-            let slot = &mut self.slots[number];
-            if slot.torn && slot.source == from {
+            if let Some(copy) = self.slots[number].role.copy_from(from) {
                 let why = "the copy began under an old term";
-                slot.copy_failed = Some(Refusal::NotReady(why.into()));
+                copy.failed = Some(Refusal::NotReady(why.into()));
             }
             return;
         }
@@ -337,12 +339,12 @@ impl Replica {
         // Its master may have undone some of it meanwhile and tells only those that it counts on;
         // what is still under way comes again behind the copy.
         self.forget_prepared(head.slot);
-        let slot = &mut self.slots[number];
-        slot.torn = true;
-        slot.copy_failed = None;
-        slot.behind = Behind {
-            position: head.decided,
-            ..Behind::default()
+        self.slots[number].role = Role::Copied {
+            master: from,
+            copy: CopyIn {
+                position: head.decided,
+                ..CopyIn::default()
+            },
         };
     }
 
@@ -355,12 +357,12 @@ impl Replica {
         some: &PlainRows,
     ) {
         let known = self.slots.get_mut(slot as usize);
-        let known = known.filter(|known| known.source == from && known.torn);
-        let failed = known.is_none_or(|known| {
-            if known.copy_failed.is_none() {
-                known.copy_failed = rows.add_rows(slot, table, some).err();
+        let copy = known.and_then(|known| known.role.copy_from(from));
+        let failed = copy.is_none_or(|copy| {
+            if copy.failed.is_none() {
+                copy.failed = rows.add_rows(slot, table, some).err();
             }
-            known.copy_failed.is_some()
+            copy.failed.is_some()
         });
         // Also of a copy that was not taken in: its master counts what is on the way.
         let peer = self.peers.entry(from).or_default();
@@ -377,41 +379,39 @@ impl Replica {
         memory: &SlotMemory,
     ) {
         let known = self.slots.get_mut(head.slot as usize);
-        let outcome = match known.filter(|slot| slot.source == from && slot.torn) {
-            Some(slot) => match slot
-                .copy_failed
-                .take()
-                .map_or_else(|| rows.check_behind(head.slot, slot.behind.keys()), Err)
-            {
-                Ok(()) => {
-                    rows.set_memory(head.slot, memory);
-                    slot.torn = false;
-                    slot.settled = true;
-                    self.counters.slots_installed += 1;
-                    self.stage_behind(rows, from, head.slot);
-                    Ok(())
-                }
-                Err(refusal) => {
-                    // What came of it is of no use, and takes room.
-                    slot.copy_failed = Some(refusal.clone());
-                    slot.behind = Behind::default();
-                    rows.clear_slot(head.slot);
-                    Err(Refuse::Rows(refusal))
-                }
-            },
-            None => Err(Refuse::Gap),
-        };
+        let copy = known.and_then(|known| known.role.copy_from(from));
+        let whole = copy.ok_or(Refuse::Gap).and_then(|copy| {
+            let came = std::mem::take(copy);
+            let checked = match &came.failed {
+                Some(refusal) => Err(refusal.clone()),
+                None => rows.check_behind(head.slot, came.keys()),
+            };
+            checked.map(|()| came).map_err(|refusal| {
+                // What came of it is of no use, and takes room.
+                rows.clear_slot(head.slot);
+                copy.failed = Some(refusal.clone());
+                Refuse::Rows(refusal)
+            })
+        });
+        let outcome = whole.map(|came| {
+            rows.set_memory(head.slot, memory);
+            self.install(rows, from, head.slot, came);
+        });
         self.answer(from, number, outcome);
     }
 
     /// A copy is whole: what was prepared meanwhile follows, and what was decided is applied.
-    fn stage_behind(&mut self, rows: &impl Rows, from: NodeId, slot: u32) {
-        let behind = std::mem::take(&mut self.slots[slot as usize].behind);
+    fn install(&mut self, rows: &impl Rows, from: NodeId, slot: u32, copy: CopyIn) {
+        self.slots[slot as usize].role = Role::Backup {
+            master: from,
+            settled: true,
+        };
+        self.counters.slots_installed += 1;
         let work = self.work.entry(from).or_default();
-        for (transaction, place) in behind.parts {
+        for (transaction, place) in copy.parts {
             let missing = rows.stage(&transaction, &[place], 0);
             debug_assert!(missing.is_none(), "the positions follow one another");
-            if place.position <= behind.decided {
+            if place.position <= copy.decided {
                 work.push_back(Work::Commit {
                     transaction,
                     places: vec![place],

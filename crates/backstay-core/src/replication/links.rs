@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::peer::Copy;
 use super::replica::Replica;
 use super::rows::Rows;
-use super::state::{Behind, Entry};
+use super::state::{CopyIn, Entry, Role};
 use super::{Micros, NodeId};
 use crate::error::Refusal;
 
@@ -80,10 +80,18 @@ impl Replica {
         let peer = self.peers.entry(node).or_default();
         peer.to_master.clear();
         peer.prepared.clear();
-        for slot in self.slots.iter_mut().filter(|slot| slot.source == node) {
-            slot.settled = false;
-            // A copy that was under way begins anew.
-            slot.behind = Behind::default();
+        for slot in &mut self.slots {
+            match &mut slot.role {
+                Role::Backup { master, settled } if *master == node => *settled = false,
+                // A copy that was under way begins anew.
+                Role::Copied { master, copy } if *master == node => {
+                    *copy = CopyIn {
+                        failed: copy.failed.take(),
+                        ..CopyIn::default()
+                    };
+                }
+                _ => {}
+            }
         }
     }
 

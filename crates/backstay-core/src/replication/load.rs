@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::replica::Replica;
-use super::state::Load;
+use super::state::{Load, Role};
 use super::Micros;
 use crate::error::Refusal;
 
@@ -17,7 +17,7 @@ impl Replica {
     /// The slots that wait to be loaded, each with its birth.
     pub fn to_load(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         let waits = self.slots.iter().enumerate();
-        let waits = waits.filter(|(_, slot)| slot.load == Load::Awaited);
+        let waits = waits.filter(|(_, slot)| slot.load() == Load::Awaited);
         waits.map(|(number, slot)| (number as u32, slot.birth))
     }
 
@@ -29,7 +29,7 @@ impl Replica {
         }
         let restoring = |&&(slot, birth): &&(u32, u64)| {
             let slot = &self.slots[slot as usize];
-            slot.load == Load::Done && slot.birth == birth
+            slot.load() == Load::Done && slot.birth == birth
         };
         let told = self.told_loaded.0.iter();
         told.filter(restoring).copied().collect()
@@ -39,7 +39,7 @@ impl Replica {
     /// the slot is another's, or began anew since.
     pub fn check_load(&self, slot: u32, birth: u64) -> Result<(), Refusal> {
         let known = self.slots.get(slot as usize);
-        if known.is_some_and(|known| known.load == Load::Awaited && known.birth == birth) {
+        if known.is_some_and(|known| known.load() == Load::Awaited && known.birth == birth) {
             return Ok(());
         }
         Err(Refusal::NotReady(format!(
@@ -52,8 +52,10 @@ impl Replica {
     pub fn loaded(&mut self, now: Micros, slots: &[u32]) {
         for &slot in slots {
             let known = &mut self.slots[slot as usize];
-            known.load = Load::Done;
-            self.loaded.insert((slot, known.birth));
+            if let Role::Master(master) = &mut known.role {
+                master.load = Load::Done;
+                self.loaded.insert((slot, known.birth));
+            }
         }
         self.refresh_report(now);
     }

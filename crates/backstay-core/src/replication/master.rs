@@ -80,10 +80,10 @@ impl Replica {
         }
         for place in places {
             let slot = &self.slots[place.run.slot as usize];
-            if slot.required.is_empty() {
+            if slot.required().is_empty() {
                 self.check_lease(now)?;
             }
-            for node in &slot.required {
+            for node in slot.required() {
                 let healthy = |peer: &Peer| peer.up && !peer.fallen_behind;
                 if !self.peers.get(node).is_some_and(healthy) {
                     return not_ready(format!(
@@ -93,7 +93,7 @@ impl Replica {
                 }
             }
             let slot = place.run.slot;
-            let copied = self.slots[slot as usize].extra.iter();
+            let copied = self.slots[slot as usize].extra().iter();
             if let Some(node) = copied.into_iter().find(|&&node| self.is_outrun(node, slot)) {
                 return not_ready(format!(
                     "slot {slot} is copied to {}, and more is pushed than the link takes",
@@ -106,7 +106,7 @@ impl Replica {
 
     /// Whether nobody but this node has to have what is committed in a slot.
     fn is_alone(&self, slot: u32) -> bool {
-        self.slots[slot as usize].required.is_empty()
+        self.slots[slot as usize].required().is_empty()
     }
 
     /// Refuse if a slot without backups may be another's by now.
@@ -147,8 +147,8 @@ impl Replica {
         };
         for place in places {
             let slot = &self.slots[place.run.slot as usize];
-            slot.required.iter().for_each(|&node| add(node, true));
-            slot.extra.iter().for_each(|&node| add(node, false));
+            slot.required().iter().for_each(|&node| add(node, true));
+            slot.extra().iter().for_each(|&node| add(node, false));
         }
         audience
     }
@@ -157,7 +157,7 @@ impl Replica {
     fn share(&self, node: NodeId, places: &[StagedRun]) -> Vec<StagedRun> {
         let held = |place: &&StagedRun| {
             let slot = &self.slots[place.run.slot as usize];
-            slot.required.contains(&node) || slot.extra.contains(&node)
+            slot.required().contains(&node) || slot.extra().contains(&node)
         };
         places.iter().filter(held).copied().collect()
     }
@@ -246,7 +246,7 @@ impl Replica {
             for (_, places) in &entry.parts {
                 for place in places {
                     // What is no longer this node's to order is its new master's to undo.
-                    if self.slots[place.run.slot as usize].source == self.me {
+                    if self.slots[place.run.slot as usize].role.is_own_order() {
                         rows.discard_from(place.run.slot, place.position);
                     }
                 }
@@ -378,7 +378,7 @@ impl Replica {
         let mut pending = std::mem::take(&mut self.pending);
         for entry in &mut pending {
             let slots = &self.slots;
-            let needs = |node: NodeId, slot: u32| slots[slot as usize].required.contains(&node);
+            let needs = |node: NodeId, slot: u32| slots[slot as usize].required().contains(&node);
             let places = entry.parts.iter().flat_map(|(_, places)| places);
             let touched: Vec<u32> = places.map(|place| place.run.slot).collect();
             entry.waiting.retain(|(node, _)| {
@@ -435,7 +435,7 @@ impl Replica {
         });
         let mut backups: Vec<NodeId> = Vec::new();
         for &slot in &slots {
-            backups.extend(&self.slots[slot as usize].required);
+            backups.extend(self.slots[slot as usize].required());
         }
         backups.sort_unstable();
         backups.dedup();
@@ -467,7 +467,7 @@ impl Replica {
 
     fn settle_backup(&mut self, rows: &impl Rows, node: NodeId) {
         let slots: Vec<u32> = (0..self.slots.len() as u32)
-            .filter(|&slot| self.slots[slot as usize].required.contains(&node))
+            .filter(|&slot| self.slots[slot as usize].required().contains(&node))
             .collect();
         let peer = self.peers.entry(node).or_default();
         peer.unsettled_by = None;
@@ -512,7 +512,7 @@ impl Replica {
             place.term = self.slots[place.run.slot as usize].term;
         }
         let entry = &self.pending[at];
-        let required = |slot: &&u32| self.slots[**slot as usize].required.contains(&node);
+        let required = |slot: &&u32| self.slots[**slot as usize].required().contains(&node);
         let settles: Vec<u32> = entry.settles.iter().filter(required).copied().collect();
         let (lsn, parts) = (entry.lsn, entry.parts.clone());
         let mut missing = 0;
@@ -526,9 +526,11 @@ impl Replica {
             if !share.is_empty() {
                 self.send_prepare(node, lsn, part);
                 missing += 1;
-                waits |= share
-                    .iter()
-                    .any(|place| self.slots[place.run.slot as usize].required.contains(&node));
+                waits |= share.iter().any(|place| {
+                    self.slots[place.run.slot as usize]
+                        .required()
+                        .contains(&node)
+                });
             }
         }
         let entry = &mut self.pending[at];

@@ -122,7 +122,7 @@ impl Replica {
                 continue;
             }
             for slot in one.slots {
-                if self.slots[slot as usize].master == self.me {
+                if self.slots[slot as usize].role.is_master() {
                     rows.set_standing(slot, Standing::Serving);
                 }
             }

@@ -11,7 +11,7 @@ use super::promise::{counted, is_stuck};
 use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{
-    Entry, Load, ReplicaCounters, ReplicaOptions, Report, Settling, Slot, Way, Work,
+    Entry, Load, Master, ReplicaCounters, ReplicaOptions, Report, Role, Settling, Slot, Way, Work,
 };
 use super::{Micros, NodeId};
 use crate::engine::Standing;
@@ -104,7 +104,7 @@ impl Replica {
             let goes_on = table.replicas(slot).master == self.me
                 && table.birth(slot) == known.birth
                 && known.is_next_term(table.term(slot));
-            known.master == self.me && !goes_on
+            known.role.is_master() && !goes_on
         };
         let lost: Vec<u32> = (0..table.slots()).filter(lost).collect();
         for &slot in &lost {
@@ -149,7 +149,7 @@ impl Replica {
             // A master goes by a newer table already.
             return false;
         }
-        let was_master = slot.master == me && slot.is_next_term(term);
+        let was_master = slot.role.is_master() && slot.is_next_term(term);
         let is_master = set.master == me;
         let holds = is_master || set.in_sync.contains(&me) || set.catching_up.contains(&me);
         let fresh = holds && slot.birth != birth;
@@ -167,47 +167,63 @@ impl Replica {
         if fresh {
             // It begins empty, which is all that its master has, too. One that has no master any
             // more began and lost it in tables that this node has not seen.
-            slot.source = match set.master {
-                _ if !set.in_sync.contains(&me) => 0,
-                0 => me,
-                master => master,
+            slot.role = match set.master {
+                _ if !set.in_sync.contains(&me) => Role::Outside,
+                0 => Role::Former,
+                master => Role::Backup {
+                    master,
+                    settled: false,
+                },
             };
         }
         slot.term = term;
         slot.fence = slot.fence.max(term);
-        slot.master = set.master;
-        let load = slot.load;
-        slot.load = match (is_master && self.routing.is_restoring(number), load) {
-            (false, _) => Load::NotAsked,
-            (true, Load::NotAsked) => Load::Awaited,
-            (true, known) => known,
-        };
-        if !is_master {
-            slot.required.clear();
-            slot.extra.clear();
-            return false;
+        if is_master {
+            rows.set_birth(number, birth);
+            return self.lead(rows, number, fresh, was_master);
         }
-        rows.set_birth(number, birth);
-        if slot.load != Load::NotAsked {
-            slot.source = me;
+        match slot.role {
+            Role::Master(_) => slot.role = Role::Former,
+            Role::Unfit => slot.role = Role::Outside,
+            Role::Outside | Role::Former | Role::Backup { .. } | Role::Copied { .. } => {}
+        }
+        false
+    }
+
+    /// The routing makes this node master of a slot, or leaves it master; whether the slot is to
+    /// be settled. `fresh`: the slot's content begins now.
+    fn lead(&mut self, rows: &impl Rows, number: u32, fresh: bool, was_master: bool) -> bool {
+        let slot = &mut self.slots[number as usize];
+        let load = slot.load();
+        if self.routing.is_restoring(number) {
+            let load = match load {
+                Load::NotAsked => Load::Awaited,
+                known => known,
+            };
+            slot.role = Role::Master(Master {
+                load,
+                ..Master::default()
+            });
             rows.set_standing(number, Standing::Waiting);
             return false;
         }
-        let gained = fresh || !was_master || load != Load::NotAsked;
-        let unfit = load == Load::Awaited || !fresh && (slot.torn || slot.source == 0);
-        if gained && unfit {
-            // The controller must never do this: what is here may lack acknowledged pushes.
+        if was_master && !fresh && load == Load::NotAsked {
+            return false;
+        }
+        rows.set_standing(number, Standing::Waiting);
+        let lacks_rows = matches!(slot.role, Role::Outside | Role::Unfit | Role::Copied { .. });
+        if load == Load::Awaited || !fresh && lacks_rows {
+            // The controller must never do this: what is here may lack acknowledged pushes. Rows
+            // of half a copy, or half loaded, are of no use.
             self.counters.unfit_promotions += 1;
-            rows.set_standing(number, Standing::Waiting);
+            rows.clear_slot(number);
+            slot.role = Role::Unfit;
             return false;
         }
-        if gained {
-            slot.source = me;
-            rows.set_standing(number, Standing::Waiting);
-            // Copies from an earlier time as its master are of another order.
-            forget_copies(&mut self.peers, number);
-        }
-        gained
+        slot.role = Role::Master(Master::default());
+        // Copies from an earlier time as its master are of another order.
+        forget_copies(&mut self.peers, number);
+        true
     }
 
     /// Find out anew who is waited for.
@@ -216,27 +232,25 @@ impl Replica {
         self.backups.clear();
         self.solo = false;
         self.copying = false;
-        for number in 0..self.slots.len() as u32 {
-            let set = self.routing.replicas(number);
-            if self.slots[number as usize].master != self.me {
+        for (number, slot) in (0..).zip(&mut self.slots) {
+            let Role::Master(master) = &mut slot.role else {
                 continue;
-            }
-            let slot = &mut self.slots[number as usize];
-            slot.required.clear();
-            slot.required.extend(&set.in_sync);
-            slot.extra.clear();
+            };
+            let set = self.routing.replicas(number);
+            master.required.clone_from(&set.in_sync);
+            master.extra.clear();
             for &node in &set.catching_up {
                 let copies = self.peers.get(&node).map(|peer| &peer.copies);
                 match copies.and_then(|copies| copies.get(&number)) {
-                    Some(copy) if copy.is_required() => slot.required.push(node),
-                    Some(Copy::UnderWay { .. }) => slot.extra.push(node),
+                    Some(copy) if copy.is_required() => master.required.push(node),
+                    Some(Copy::UnderWay { .. }) => master.extra.push(node),
                     _ => {}
                 }
             }
-            self.required.extend(&slot.required);
-            self.backups.extend(&slot.required);
+            self.required.extend(&master.required);
+            self.backups.extend(&master.required);
             self.backups.extend(&set.catching_up);
-            self.solo |= slot.required.is_empty();
+            self.solo |= master.required.is_empty();
             self.copying |= !set.catching_up.is_empty();
         }
         for node in &self.required {
@@ -497,13 +511,18 @@ impl Replica {
     /// is under way to this node.
     pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
         let state = &self.slots[slot as usize];
-        (state.term, state.source, state.torn)
+        let source = match state.role {
+            Role::Outside | Role::Unfit => 0,
+            Role::Master(_) | Role::Former => self.me,
+            Role::Backup { master, .. } | Role::Copied { master, .. } => master,
+        };
+        (state.term, source, state.role.is_copied())
     }
 
     /// Whether a copy of a slot is under way to this node.
     pub fn is_copied_here(&self, slot: u32) -> bool {
         let state = self.slots.get(slot as usize);
-        state.is_some_and(|state| state.torn)
+        state.is_some_and(|state| state.role.is_copied())
     }
 
     /// The number of the newest entry of this master's order.

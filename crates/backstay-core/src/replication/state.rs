@@ -119,6 +119,134 @@ pub struct ReplicaCounters {
     pub unfit_promotions: u64,
 }
 
+/// What a node knows of a slot.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slot {
+    /// By the routing.
+    pub(super) term: u64,
+    /// When the content that is held here began; 0 if none is.
+    pub(super) birth: u64,
+    /// The newest term seen, from the routing or a master: older ones are refused.
+    pub(super) fence: u64,
+    /// The newest routing version by which a master gave orders here.
+    pub(super) seen_version: u64,
+    /// What the node is to the slot.
+    pub(super) role: Role,
+}
+
+impl Slot {
+    /// Whether `term` comes right behind the slot's term, or is the same. Otherwise another node
+    /// may have been master in between, by routing tables that this node has not seen.
+    pub(super) fn is_next_term(&self, term: u64) -> bool {
+        term <= self.term + 1
+    }
+
+    /// As master: nothing commits in the slot without these nodes.
+    pub(super) fn required(&self) -> &[NodeId] {
+        match &self.role {
+            Role::Master(master) => &master.required,
+            _ => &[],
+        }
+    }
+
+    /// As master: these nodes get everything, too, but no commit waits for them.
+    pub(super) fn extra(&self) -> &[NodeId] {
+        match &self.role {
+            Role::Master(master) => &master.extra,
+            _ => &[],
+        }
+    }
+
+    /// As master: whether the slot's content is to come from a checkpoint.
+    pub(super) fn load(&self) -> Load {
+        match &self.role {
+            Role::Master(master) => master.load,
+            _ => Load::NotAsked,
+        }
+    }
+}
+
+/// What a node is to a slot. The routing makes a node master. A message of the master makes it
+/// a backup: until then, a node that the routing counts as a replica has another role.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Role {
+    /// It has heard of no order of the slot: it holds nothing, or waits for its first copy.
+    #[default]
+    Outside,
+    /// It gives the slot's order.
+    Master(Master),
+    /// The routing made it master, but it may lack acknowledged pushes. It serves nobody and
+    /// follows nobody until the routing says something else.
+    Unfit,
+    /// It gave the slot's order, or holds the slot from its beginning. It is not master now, and
+    /// the next master has said nothing yet.
+    Former,
+    /// It follows the order of a master.
+    Backup {
+        /// Whose order the staged transactions are in.
+        master: NodeId,
+        /// On the connection there is, the master has said how far its order goes: before, what
+        /// is staged here may have been undone.
+        settled: bool,
+    },
+    /// A copy of the slot has begun and not ended.
+    Copied {
+        /// Who sends it.
+        master: NodeId,
+        /// What came with it and behind it.
+        copy: CopyIn,
+    },
+}
+
+impl Role {
+    /// Whether the routing says that the node is master.
+    pub(super) fn is_master(&self) -> bool {
+        matches!(self, Self::Master(_) | Self::Unfit)
+    }
+
+    /// Whether what is staged in the slot is in this node's own order.
+    pub(super) fn is_own_order(&self) -> bool {
+        matches!(self, Self::Master(_) | Self::Former)
+    }
+
+    /// Whether a copy of the slot is on its way here.
+    pub(super) fn is_copied(&self) -> bool {
+        matches!(self, Self::Copied { .. })
+    }
+
+    /// Whether the copy that is on its way here cannot be taken in.
+    pub(super) fn is_failed_copy(&self) -> bool {
+        matches!(self, Self::Copied { copy, .. } if copy.failed.is_some())
+    }
+
+    /// Whether what is staged or copied here is in the order of this other node.
+    pub(super) fn follows(&self, node: NodeId) -> bool {
+        match self {
+            Self::Backup { master, .. } | Self::Copied { master, .. } => *master == node,
+            _ => false,
+        }
+    }
+
+    /// The copy that this node sends here, if there is one.
+    pub(super) fn copy_from(&mut self, node: NodeId) -> Option<&mut CopyIn> {
+        match self {
+            Self::Copied { master, copy } if *master == node => Some(copy),
+            _ => None,
+        }
+    }
+}
+
+/// What a slot's master keeps of it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Master {
+    /// Whether its content is to come from a checkpoint.
+    pub(super) load: Load,
+    /// Nothing commits without these.
+    pub(super) required: Vec<NodeId>,
+    /// These get everything, too, but no commit waits for them.
+    pub(super) extra: Vec<NodeId>,
+}
+
 /// Whether a slot's content is to come from a checkpoint before it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Load {
@@ -131,61 +259,33 @@ pub(super) enum Load {
     Done,
 }
 
-/// What a node knows of a slot.
+/// A copy of a slot that comes in. What was prepared since it began is staged when it has ended.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Slot {
-    /// By the routing.
-    pub(super) term: u64,
-    /// By the routing.
-    pub(super) master: NodeId,
-    /// When the content that is held here began; 0 if none is.
-    pub(super) birth: u64,
-    /// The newest term seen, from the routing or a master: older ones are refused.
-    pub(super) fence: u64,
-    /// Whose order the staged transactions are in; 0 before any.
-    pub(super) source: NodeId,
-    /// The newest routing version by which a master gave orders here.
-    pub(super) seen_version: u64,
-    /// On the connection there is, its master has said how far its order goes: before, what is
-    /// staged here may have been undone.
-    pub(super) settled: bool,
-    /// As master: whether its content is to come from a checkpoint.
-    pub(super) load: Load,
-    /// A copy has begun and not ended.
-    pub(super) torn: bool,
-    /// What was prepared since the copy began; it is staged when the copy has ended.
-    pub(super) behind: Behind,
-    /// As long as it is torn: why some of its rows could not be taken in.
-    pub(super) copy_failed: Option<Refusal>,
-    /// As master: nothing commits without these.
-    pub(super) required: Vec<NodeId>,
-    /// As master: these get everything, too, but nobody waits for them.
-    pub(super) extra: Vec<NodeId>,
-}
-
-impl Slot {
-    /// Whether `term` comes right behind the slot's term, or is the same. Otherwise another node
-    /// may have been master in between, by routing tables that this node has not seen.
-    pub(super) fn is_next_term(&self, term: u64) -> bool {
-        term <= self.term + 1
-    }
-}
-
-/// What a backup keeps of a slot's order while a copy of the slot is on its way.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Behind {
+pub(super) struct CopyIn {
     /// The position of the copy.
     pub(super) position: u64,
     /// The positions from there on, one after the other.
     pub(super) parts: VecDeque<(Arc<Transaction>, StagedRun)>,
     /// Up to this position it is decided.
     pub(super) decided: u64,
+    /// Why some of its rows could not be taken in.
+    pub(super) failed: Option<Refusal>,
 }
 
-impl Behind {
+impl CopyIn {
     /// The last position.
     pub(super) fn end(&self) -> u64 {
         self.position + self.parts.len() as u64
+    }
+
+    /// Whether a push at this position is to be kept. If one before it was refused, only this
+    /// copy is of no use any more.
+    pub(super) fn expects(&mut self, position: u64) -> bool {
+        if self.failed.is_none() && self.end() + 1 < position {
+            let why = "what was pushed behind the copy leaves a gap";
+            self.failed = Some(Refusal::NotReady(why.into()));
+        }
+        self.failed.is_none()
     }
 
     /// Keep what was prepared in a place, as [`crate::engine::Engine::stage`] would. Nothing
