@@ -52,8 +52,8 @@ class ClusterSettings:
 
     checkpoint_url: str = setting(
         "",
-        "Where checkpoints go: a folder that every node has under this absolute path, or a URL "
-        "such as s3://bucket/path. It is shown to everyone who may ask: put no secret in it. "
+        "Where checkpoints go: a folder that every node has under this absolute path, or a "
+        "URL such as s3://bucket/path. Every caller can read it, so put no secret in it. "
         "Empty: nowhere.",
     )
     checkpoint_every_s: int = setting(
@@ -70,34 +70,34 @@ class ClusterSettings:
     )
     checkpoint_full_every: int = setting(
         8,
-        "Of so many checkpoints one is full; the others hold what changed since the one before. "
-        "1: all are full.",
+        "One in this many checkpoints is full; the others have what changed since the one "
+        "before. 1: all are full.",
         minimum=1,
         maximum=1000,
     )
     checkpoint_keep_last: int = setting(
-        3, "So many of the newest checkpoints are kept.", minimum=1, maximum=10_000
+        3, "How many of the newest checkpoints are kept.", minimum=1, maximum=10_000
     )
     checkpoint_keep_every: int = setting(
         0,
-        "Of the older checkpoints, one in so many is kept as well. 0: none.",
+        "One in this many older checkpoints is kept as well. 0: none.",
         minimum=0,
         maximum=10_000,
     )
     checkpoint_bytes_per_s: int = setting(
-        0, "Bytes that each node writes in a second, at most. 0: no limit.",
+        0, "Most bytes that each node writes in a second. 0: no limit.",
         minimum=0, maximum=2**40,
     )  # fmt: skip
     on_slot_loss: str = setting(
         "restore",
-        "What becomes of the cluster when slots lost all their copies: restore (all slots go back "
-        "to the newest checkpoint), restore-lost (only those that were lost; jobs fail) or wait "
-        "(nobody serves them before an operator restores a checkpoint or accepts the loss). Where "
-        "there is no checkpoint, they wait.",
+        "What happens when slots lose all their copies: restore (all slots go back to the "
+        "newest checkpoint), restore-lost (only the lost slots; jobs fail) or wait (no node"
+        " serves them before an operator restores a checkpoint or accepts the loss). "
+        "Without a checkpoint they wait.",
     )
     moves_at_once: int = setting(
         256,
-        "Slots that a resize, a drain or a rebalance moves at one time, at most.",
+        "Most slots that a resize, a drain or a rebalance moves at one time.",
         minimum=1,
         maximum=65_536,
     )

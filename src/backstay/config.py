@@ -227,14 +227,14 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     return_grace_ms: int = setting(
         30_000,
-        "Time a node that was lost without evidence that its process ended may come back before "
-        "slots of which only it has a copy are taken for lost.",
+        "Time that the cluster waits for a node that vanished without evidence of its "
+        "death, before slots of which only it has a copy are lost.",
         minimum=0,
         maximum=86_400_000,
     )
     trainer_ttl_ms: int = setting(
         10_000,
-        "Time after which a trainer that this node no longer hears from counts as gone.",
+        "Time after which a trainer that this node does not hear from counts as gone.",
         minimum=1000,
         maximum=600_000,
     )
@@ -253,8 +253,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     copy_bytes_per_s: int = setting(
         50_331_648,
-        "Bytes of rows that a master copies to new replicas in a second, at most: copies leave "
-        "room for pushes.",
+        "Most bytes of rows that a master copies to new replicas in a second.",
         minimum=65_536,
         maximum=2**40,
     )
@@ -281,8 +280,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     restore_fallback: bool = setting(
         False,
-        "If the checkpoint to begin with is damaged, begin with the newest one before it that is "
-        "not. Every file is read once more to find out.",
+        "If that checkpoint is damaged, begin with the newest sound one before it. Every "
+        "file is read once more to check.",
     )
     max_tables: int = setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
     io_threads: int = setting(2, "Threads of the data plane.", minimum=1, maximum=256)
@@ -296,7 +295,10 @@ class ServerConfig(StoreConfig, SecurityConfig):
         4096, "Most connections to the data plane at one time.", minimum=1, maximum=1_000_000
     )
     handshake_timeout_ms: int = setting(
-        5000, "Time a new connection has to say who it is.", minimum=10, maximum=600_000
+        5000,
+        "Time in which a new connection must finish its handshake.",
+        minimum=10,
+        maximum=600_000,
     )
     stall_timeout_ms: int = setting(
         30_000, "Time a frame under way may stand still before its connection is closed.",
@@ -307,8 +309,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     stop_grace_ms: int = setting(
         10_000,
-        "Time a node that is told to stop has for handing over its slots, and again for the "
-        "requests under way.",
+        "Time that a stopping node has to hand over its slots, and again for the requests "
+        "under way.",
         minimum=0,
         maximum=3_600_000,
     )
@@ -490,8 +492,8 @@ class ClientConfig(SecurityConfig):
     )
     first_contact_timeout_ms: int = setting(
         30_000,
-        "Time in which one of the addresses must have answered a first time; a cluster that was "
-        "reached once is waited for longer. 0: no limit of its own.",
+        "Time in which one of the addresses must answer for the first time. It no longer "
+        "applies once the cluster was reached. 0: no limit.",
         minimum=0,
         maximum=3_600_000,
     )
@@ -515,8 +517,8 @@ class ClientConfig(SecurityConfig):
     )
     update_settings: bool = setting(
         False,
-        "Whether a table that is there takes over the settings that a trainer asks for, such as "
-        "another learning rate; off: that is refused. Jobs have a rule of their own.",
+        "Whether an existing table takes the settings that a trainer asks for, such as "
+        "another learning rate. Off: other settings are refused. Jobs have their own rule.",
     )
 
 

@@ -71,8 +71,9 @@ class ModeSpec:
 
     kind: str = entry(
         "async",
-        "async: nobody waits; sync: one step of all workers at a time; bounded: nobody is more "
-        "than `staleness` steps ahead; geo: `local_steps` steps alone, then what changed is sent.",
+        "async: no worker waits; sync: all workers compute one step together; bounded: no worker "
+        "is more than `staleness` steps ahead; geo: `local_steps` steps alone, then their sum is "
+        "sent.",
         choices=MODES,
     )
     steps_in_flight: int = entry(
@@ -120,25 +121,25 @@ class CheckpointSpec:
 
     every: str = entry("pass", "Save at the end of each pass, or never.", choices=("pass", "none"))
     every_tasks: int = entry(
-        0, "Save after so many tasks as well; 0: no.", minimum=0, maximum=2**31 - 1
+        0, "Save also after this many tasks. 0: no.", minimum=0, maximum=2**31 - 1
     )
     url: str = entry(
         "",
-        "Where local servers keep checkpoints: a folder or URL. Empty: `checkpoints` in `log_dir`. "
-        "Servers of others have their own setting, `checkpoint_url`.",
+        "Where local servers keep checkpoints: a folder or URL. Empty: `checkpoints` in "
+        "`log_dir`. A running cluster has its own setting, `checkpoint_url`.",
     )
 
     stop_wait_s: int = entry(
         120,
-        "A job that is stopped (Ctrl-C, SIGTERM, `backstay jobs stop`) saves first if servers of "
-        "its own end with it; so long that may take. 0: it does not save then.",
+        "How long a stopped job (Ctrl-C, SIGTERM, `backstay jobs stop`) may take to save, "
+        "if servers of its own end with it. 0: it does not save.",
         minimum=0,
         maximum=86_400,
     )
     unsaved_wait_s: int = entry(
         86_400,
-        "A job that is all done is kept, with servers of its own, until its last checkpoint is "
-        "written; so long that is tried before it ends as `unsaved`.",
+        "How long a finished job keeps servers of its own and tries to write its last "
+        "checkpoint, before it ends as `unsaved`.",
         minimum=0,
         maximum=2**31 - 1,
     )
@@ -168,7 +169,7 @@ class WorkersSpec:
         minimum=0,
         maximum=1_000_000,
     )
-    env: Mapping[str, str] = entry(dict, "Environment variables of the workers, on top of ours.")
+    env: Mapping[str, str] = entry(dict, "Additional environment variables of the workers.")
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -184,12 +185,12 @@ class ServersSpec:
     """The parameter servers: those of a cluster that runs, or some for this job alone."""
 
     local: int = entry(
-        0, "Start so many on this machine, for this job.", minimum=0, maximum=SERVERS_MAX
+        0, "Servers to start on this machine, for this job.", minimum=0, maximum=SERVERS_MAX
     )
     endpoints: tuple[str, ...] = entry(
         (),
-        "Control addresses (`host:port`) of a cluster that runs. With neither this nor `local`, "
-        "those in BACKSTAY_ENDPOINT, else 3 local servers.",
+        "Control addresses (`host:port`) of a running cluster. With neither this nor "
+        "`local`, those in BACKSTAY_ENDPOINT, else 3 local servers.",
     )
     replicas: int = entry(2, "Local servers: copies of each slot.", minimum=1, maximum=3)
     settings: Mapping[str, Any] = entry(dict, "Local servers: other settings of `pserver serve`.")
@@ -205,7 +206,9 @@ class ServersSpec:
 class HooksSpec:
     """Commands run on this machine by ``/bin/sh`` around the job."""
 
-    before: tuple[str, ...] = entry((), "Commands run in turn before the job; one fails, it does.")
+    before: tuple[str, ...] = entry(
+        (), "Commands run in turn before the job; if one fails, the job fails."
+    )
     after: tuple[str, ...] = entry(
         (), "Commands run in turn after the job, however it ended; BACKSTAY_JOB_RESULT says how."
     )
@@ -256,7 +259,7 @@ class JobSpec:
     )
     records_per_task: int = entry(
         4096,
-        "Records in a task, the unit in which work is given out and done again.",
+        "Records in a task, the unit of work.",
         minimum=1,
         maximum=1 << 31,
         fixed=True,
@@ -270,11 +273,11 @@ class JobSpec:
     seed: int = entry(0, "Seed of all orders.", minimum=0, maximum=2**63 - 1, fixed=True)
     mode: ModeSpec = entry(ModeSpec, "How workers keep step.", fixed=True)
     max_steps: int = entry(
-        0, "Stop after so many batches of all workers; 0: no limit.", minimum=0, maximum=2**62
+        0, "Stop after this many batches of all workers. 0: no limit.", minimum=0, maximum=2**62
     )
     evaluation_every_steps: int = entry(
         0,
-        "Evaluate each time that so many batches are done; 0: after each pass.",
+        "Batches between two evaluations. 0: evaluate after each pass.",
         minimum=0,
         maximum=2**62,
     )
@@ -287,8 +290,8 @@ class JobSpec:
     )
     max_bad_records: int = entry(
         0,
-        "Most damaged records that one pass over the data may skip; one more stops the job. Each "
-        "counts once, those of the validation data by themselves.",
+        "Most damaged records that one pass over the data may skip; one more fails the job."
+        " Validation data has the same limit for itself.",
         minimum=0,
         maximum=2**62,
     )
@@ -302,15 +305,17 @@ class JobSpec:
     )
     straggler_factor: float = entry(
         3.0,
-        "A task that takes so many times as long as the others is given to a second worker.",
+        "A task that takes this many times as long as the others gets a speculative attempt.",
         minimum=1.0,
     )
-    straggler_min_s: float = entry(30.0, "... but not before it has taken this long.", minimum=0.0)
+    straggler_min_s: float = entry(
+        30.0, "Time that a task must have taken before it gets a speculative attempt.", minimum=0.0
+    )
     step_limit_s: float = entry(
         30.0,
-        "sync, bounded: how long others wait for a worker's step, though not less than "
-        "`straggler_factor` times as long as steps usually take, and four times that for the "
-        "first one of a leader (sync) or of any worker (bounded).",
+        "sync, bounded: how long other workers wait for a worker's step. At least "
+        "`straggler_factor` times a usual step; four times as long for the first step of a "
+        "leader (sync) or of any worker (bounded).",
         minimum=0.1,
         maximum=86_400.0,
     )

@@ -64,7 +64,7 @@ def test_the_settings_for_people(cluster: LocalCluster, command: Command) -> Non
     explained = command(*here, "get", "--explain", "checkpoint_keep_last").stdout
     assert explained == (
         "checkpoint_keep_last = 5\n"
-        "    So many of the newest checkpoints are kept. (default: 3; allowed: 1 to 10000)\n"
+        "    How many of the newest checkpoints are kept. (default: 3; allowed: 1 to 10000)\n"
     )
 
 
