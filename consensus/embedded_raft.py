@@ -36,7 +36,7 @@ __all__ = ["Outcome", "RaftMember"]
 _LOG = logging.getLogger(__name__)
 
 # How long a member that hears nothing waits before it stands for election, drawn anew each time
-# between these: long enough that a busy machine does not cost a leader its office.
+# between these: long enough that a busy machine does not cost a leader its leadership.
 ELECTION_MIN_S = 0.5
 ELECTION_MAX_S = 1.0
 # The leader's sign of life; PySyncObj wants three of them to fit into the shortest wait.

@@ -101,7 +101,7 @@ class FencingToken:
 
 
 class Election:
-    """An election over one key: whoever creates it holds the office until the key goes."""
+    """An election over one key: whoever creates it leads until the key goes."""
 
     def __init__(self, store: CoordinationStore, key: str) -> None:
         """Prepare; nothing is read or written yet."""
@@ -116,7 +116,7 @@ class Election:
 
         Args:
             value: What others see while this one is elected.
-            lease: The office ends with it.
+            lease: The leadership ends with it.
 
         Raises:
             LeaseLost: The lease is over.
@@ -134,7 +134,7 @@ class Election:
         raise AssertionError("follow never ends")
 
     async def observe(self) -> AsyncGenerator[KeyValue | None, None]:
-        """Yield who holds the office, now and after each change; None while it is vacant."""
+        """Yield who leads, now and after each change; None while nobody does."""
         states = follow(self._store, self._key)
         try:
             async for state in states:
@@ -143,7 +143,7 @@ class Election:
             await states.aclose()
 
     async def resign(self, token: FencingToken) -> bool:
-        """Give the office back; false if it was no longer this one's."""
+        """Give the leadership back; false if this one no longer led."""
         result = await self._store.transaction(
             Txn((token.still_mine(),), success=(Delete(self._key),))
         )

@@ -38,23 +38,23 @@ from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.checkpoints.schedule import CheckpointSchedule
 from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
-from backstay.pserver.controller_host import ControllerHost
 from backstay.pserver.data_plane import DataPlane
-from backstay.pserver.departures import Departures, now_s
-from backstay.pserver.evidence import all_refuse, can_judge
-from backstay.pserver.handover import all_in_sync, is_dismissed
+from backstay.pserver.leadership.controller_host import ControllerHost
+from backstay.pserver.leadership.slot_sizes import SlotSizes
+from backstay.pserver.membership.departures import Departures, now_s
+from backstay.pserver.membership.evidence import all_refuse, can_judge
+from backstay.pserver.membership.handover import all_in_sync, is_dismissed
+from backstay.pserver.membership.peer_probe import PeerProbe
+from backstay.pserver.membership.record_watch import RecordWatch
+from backstay.pserver.membership.registration import Predecessor, Registration
+from backstay.pserver.membership.reporting import Reporter
+from backstay.pserver.membership.trainer_registrations import TrainerRegistrations
 from backstay.pserver.metrics.figures import ControlFigures
-from backstay.pserver.peer_probe import PeerProbe
 from backstay.pserver.peers import PeerCalls
-from backstay.pserver.plan_requests import PlanRequests
-from backstay.pserver.record_watch import RecordWatch
-from backstay.pserver.registration import Predecessor, Registration
-from backstay.pserver.reporting import Reporter
+from backstay.pserver.requests.plans import PlanRequests
 from backstay.pserver.services.checkpoint import CheckpointParts
-from backstay.pserver.slot_sizes import SlotSizes
-from backstay.pserver.table_creation import TableCreation, TableKeeper
-from backstay.pserver.table_registry import TableRegistry
-from backstay.pserver.trainer_registrations import TrainerRegistrations
+from backstay.pserver.tables.creation import TableCreation, TableKeeper
+from backstay.pserver.tables.registry import TableRegistry
 from backstay.tables import TableSpec
 from backstay.tasks import end_tasks
 
@@ -248,7 +248,7 @@ class ClusterMember:
         await self._registration.leave("it was stopped")
 
     async def _work(self, lease: int) -> None:
-        """What goes with a lease: reporting, the controller's office, and records of trainers."""
+        """Do what goes with a lease: reports, the controller's leadership, trainers' records."""
         tasks = [
             asyncio.ensure_future(keep_on(lambda: self._reporter.run(lease), "reporting")),
             asyncio.ensure_future(keep_on(lambda: self._controller.run(lease), "the controller")),

@@ -36,16 +36,17 @@ from backstay.consensus.keys import JOBS, Keys
 from backstay.control_server import ControlServer
 from backstay.errors import ListenError, StoreError, StoreUnavailable
 from backstay.logs import fields
-from backstay.pserver.cluster_config import join_or_create
 from backstay.pserver.cluster_member import ClusterMember, Identity
-from backstay.pserver.cluster_settings import SettingsKeeper
 from backstay.pserver.data_plane import DataPlane
-from backstay.pserver.event_log import read_events
-from backstay.pserver.handover import slots_to_hand_over
-from backstay.pserver.losses import accept_loss
+from backstay.pserver.leadership.event_log import read_events
+from backstay.pserver.membership.cluster_config import join_or_create
+from backstay.pserver.membership.handover import slots_to_hand_over
+from backstay.pserver.membership.stores import OpenedStore, open_for_node
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.requests.losses import accept_loss
+from backstay.pserver.requests.settings import SettingsKeeper
 from backstay.pserver.services.checkpoint import CheckpointService
 from backstay.pserver.services.cluster import ClusterService
 from backstay.pserver.services.node import NodeService
@@ -54,9 +55,8 @@ from backstay.pserver.services.settings import SettingsService
 from backstay.pserver.services.store import StoreService
 from backstay.pserver.services.tables import TablesService
 from backstay.pserver.services.trainers import TrainersService
-from backstay.pserver.stores import OpenedStore, open_for_node
-from backstay.pserver.table_creation import TableKeeper
-from backstay.pserver.table_registry import TableRegistry
+from backstay.pserver.tables.creation import TableKeeper
+from backstay.pserver.tables.registry import TableRegistry
 from backstay.supervision import Ready
 from backstay.tasks import end_tasks
 

@@ -18,7 +18,7 @@ from backstay.config import ClientConfig
 from backstay.consensus.messages import plan_from_message
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import BackstayError, DeadlineExceeded, ResizeRefused
-from backstay.pserver.cluster_channels import AnswerT, ClusterChannels
+from backstay.pserver.client.channels import AnswerT, ClusterChannels
 
 __all__ = ["ClusterResizing", "ProgressOfPlan", "resize"]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from bench.jobs.local import print_result

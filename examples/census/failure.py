@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from backstay._native import slots_of
 from backstay.config import ClientConfig
 from backstay.consensus import RoutingTable
-from backstay.pserver.inspection import ClusterInspection, roles_of_nodes
+from backstay.pserver.client.inspection import ClusterInspection, roles_of_nodes
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client

@@ -30,7 +30,7 @@ from backstay.errors import (
     CheckpointUnavailable,
     StoreError,
 )
-from backstay.pserver.departures import now_text
+from backstay.pserver.membership.departures import now_text
 
 __all__ = ["CheckpointLock"]
 

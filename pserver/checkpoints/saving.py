@@ -45,7 +45,7 @@ from backstay.pserver.checkpoints.upkeep import (
     remove_unfinished,
     thin_out,
 )
-from backstay.pserver.departures import now_text
+from backstay.pserver.membership.departures import now_text
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
 from backstay.tables import TableSpec

@@ -31,7 +31,7 @@ class Absences:
         self._waited_for: frozenset[int] = frozenset()
 
     def forget(self) -> None:
-        """Begin anew: what was noted in an earlier time of office says nothing about now."""
+        """Begin anew: what an earlier leadership noted says nothing about now."""
         self._missing_since = {}
         self._waited_for = frozenset()
 

@@ -1,6 +1,6 @@
 """What every command of ``pserverctl`` shares: which cluster is asked, exit codes, examples.
 
-It imports ``backstay.pserver.inspection`` and ``backstay.exits``; it knows no command.
+It imports ``backstay.pserver.client.inspection`` and ``backstay.exits``; it knows no command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backstay import exits
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.errors import ConfigError
 from backstay.exits import EXIT_WRONG_SETTING, exit_on_error
-from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.client.inspection import ClusterInspection
 
 __all__ = [
     "EXIT_CODES",

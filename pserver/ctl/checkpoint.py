@@ -20,6 +20,7 @@ from backstay.checkpoint import remote
 from backstay.checkpoint.remote import CheckpointInfo, RestoreState
 from backstay.errors import DeadlineExceeded
 from backstay.exits import exit_on_error, print_json
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
@@ -30,7 +31,6 @@ from backstay.pserver.ctl.asking import (
 )
 from backstay.pserver.ctl.completion import suggestions
 from backstay.pserver.ctl.showing import count_text, grid, print_whole, size_text
-from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["checkpoint"]
 

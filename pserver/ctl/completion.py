@@ -14,8 +14,8 @@ from click.shell_completion import get_completion_class
 from backstay import exits
 from backstay.command_line import given_before
 from backstay.errors import BackstayError
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import ClusterOptions, open_inspection
-from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["complete_node_id", "completion_command", "suggestions"]
 

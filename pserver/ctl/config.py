@@ -14,9 +14,9 @@ from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
 from backstay.consensus.settings_record import ClusterSettings
 from backstay.errors import ConfigError
 from backstay.exits import print_json
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole
-from backstay.pserver.inspection import ClusterInspection
 from backstay.settings import suggestion
 
 __all__ = ["config"]

@@ -16,14 +16,14 @@ from rich.text import Text
 from backstay.consensus import RoutingTable
 from backstay.consensus.records import NO_MASTER
 from backstay.exits import print_json
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
-from backstay.pserver.ctl.showing import grid, print_whole
-from backstay.pserver.ctl.slot_map import labels, slot_map
-from backstay.pserver.inspection import (
+from backstay.pserver.client.inspection import (
     ClusterInspection,
     roles_of_nodes,
     slots_short_of_copies,
 )
+from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
+from backstay.pserver.ctl.showing import grid, print_whole
+from backstay.pserver.ctl.slot_map import labels, slot_map
 
 __all__ = ["slots", "slots_report"]
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.exits import print_json
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
-from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["loss_text", "status"]
 

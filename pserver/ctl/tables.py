@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from backstay.errors import ConfigError
 from backstay.exits import exit_on_error, print_json
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
@@ -21,8 +22,7 @@ from backstay.pserver.ctl.asking import (
     json_option,
 )
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
-from backstay.pserver.inspection import ClusterInspection
-from backstay.pserver.table_settings import NON_FINITE, shown_policy
+from backstay.pserver.tables.settings import NON_FINITE, shown_policy
 
 __all__ = ["parse_assignments", "tables"]
 

@@ -19,6 +19,7 @@ from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, tables_pb2, tables_pb2_grpc
 from backstay.errors import BackstayError
 from backstay.exits import exit_on_error
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import (
     EXIT_NO_ANSWER,
     EXIT_UNHEALTHY,
@@ -29,7 +30,6 @@ from backstay.pserver.ctl.asking import (
 )
 from backstay.pserver.ctl.rates import NodeSample, Sample, TableUsage, rates_between
 from backstay.pserver.ctl.showing import count_text, grid, print_whole, size_text
-from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["take_sample", "top"]
 

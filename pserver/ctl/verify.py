@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from backstay.exits import print_json
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
-from backstay.pserver.inspection import ClusterInspection
 
 __all__ = ["verify"]
 

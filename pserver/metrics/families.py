@@ -26,7 +26,7 @@ from backstay._version import __version__
 from backstay.consensus import ClusterSnapshot, NodeRecord
 from backstay.consensus.clock import clock_s
 from backstay.consensus.records import CLUSTER_STATUSES, NO_MASTER
-from backstay.pserver.inspection import roles_of_nodes
+from backstay.pserver.client.inspection import roles_of_nodes
 from backstay.pserver.metrics.figures import FAILOVER_BOUNDS_S, ControlFigures, Durations
 
 __all__ = ["NodeCollector", "NodeSources", "bucket_bounds_s"]

@@ -19,7 +19,7 @@ from backstay.consensus.messages import node_to_message, routing_to_message
 from backstay.consensus.records import NO_MASTER, Event
 from backstay.errors import ConfigError, ServerUnavailable, Stopping
 from backstay.pserver.metrics.figures import ControlFigures
-from backstay.pserver.table_registry import TableRegistry
+from backstay.pserver.tables.registry import TableRegistry
 
 __all__ = ["ClusterService", "answered_alike"]
 

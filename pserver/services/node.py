@@ -14,7 +14,7 @@ from backstay._proto.v1 import node_pb2, node_pb2_grpc
 from backstay.config import ServerConfig
 from backstay.consensus import NodeRecord
 from backstay.consensus.messages import node_to_message
-from backstay.pserver.table_registry import KnownTable
+from backstay.pserver.tables.registry import KnownTable
 
 __all__ = ["NodeService"]
 

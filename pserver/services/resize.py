@@ -11,7 +11,7 @@ from backstay._proto.v1 import resize_pb2, resize_pb2_grpc
 from backstay.consensus.messages import plan_to_message, repair_to_message
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import ServerUnavailable
-from backstay.pserver.plan_requests import PlanRequests
+from backstay.pserver.requests.plans import PlanRequests
 
 __all__ = ["ResizeService"]
 

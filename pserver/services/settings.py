@@ -10,7 +10,7 @@ from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
 from backstay.consensus.records import ClusterConfig
 from backstay.consensus.settings_record import SettingsRecord
 from backstay.errors import ServerUnavailable
-from backstay.pserver.cluster_settings import SettingsKeeper
+from backstay.pserver.requests.settings import SettingsKeeper
 
 __all__ = ["SettingsService"]
 

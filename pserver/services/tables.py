@@ -10,13 +10,13 @@ from grpc import aio
 from backstay._native import DataServer
 from backstay._proto.v1 import tables_pb2, tables_pb2_grpc
 from backstay.errors import ServerUnavailable
-from backstay.pserver.table_creation import (
+from backstay.pserver.tables.creation import (
     Declarer,
     OtherSettings,
     TableCreation,
     settings_of,
 )
-from backstay.pserver.table_registry import KnownTable, TableRegistry
+from backstay.pserver.tables.registry import KnownTable, TableRegistry
 
 __all__ = ["TablesService"]
 

@@ -11,8 +11,8 @@ from grpc import aio
 from backstay._proto.v1 import trainers_pb2, trainers_pb2_grpc
 from backstay.consensus.trainer_records import TrainerRecord
 from backstay.errors import ServerUnavailable
-from backstay.pserver.departures import now_s
-from backstay.pserver.trainer_registrations import TrainerRegistrations
+from backstay.pserver.membership.departures import now_s
+from backstay.pserver.membership.trainer_registrations import TrainerRegistrations
 
 __all__ = ["TrainersService"]
 

@@ -19,8 +19,8 @@ from backstay.config import ClientConfig, SecurityConfig
 from backstay.consensus.messages import routing_from_message
 from backstay.consensus.records import RoutingTable
 from backstay.errors import BackstayError
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.free_ports import free_ports
-from backstay.pserver.inspection import ClusterInspection
 from tests.chaos.network import Host, Network
 from tests.chaos.processes import NodeProcess
 from tests.chaos.store_hosts import EtcdHosts

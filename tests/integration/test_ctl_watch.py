@@ -19,11 +19,11 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from backstay.config import ClientConfig
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.cli import main
 from backstay.pserver.ctl.completion import complete_node_id
 from backstay.pserver.ctl.rates import rates_between
 from backstay.pserver.ctl.top import take_sample
-from backstay.pserver.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer.client import Client

@@ -15,7 +15,7 @@ import pytest
 
 from backstay.consensus.plans import ResizePlan
 from backstay.errors import DeadlineExceeded, ResizeRefused
-from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.pserver.resizing import ClusterResizing, resize
 from backstay.tables import SGD, TableSpec, Zeros

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer import Client

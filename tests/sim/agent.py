@@ -13,8 +13,8 @@ from backstay.consensus.node_records import MemberRecord
 from backstay.consensus.records import NodeReport
 from backstay.consensus.store import Delete, Get, Lease, Put, Txn, TxnResult, mod_revision_is
 from backstay.consensus.store_state import StoreState
-from backstay.pserver.handover import is_dismissed
-from backstay.pserver.reporting import NativeReport
+from backstay.pserver.membership.handover import is_dismissed
+from backstay.pserver.membership.reporting import NativeReport
 from tests.sim.controller import Candidate
 from tests.sim.events import MS
 from tests.sim.plans import plan_of

@@ -12,7 +12,7 @@ from backstay.consensus.records import (
     MemberRecord,
 )
 from backstay.consensus.store import CoordinationStore
-from backstay.pserver.registration import Predecessor, Registration
+from backstay.pserver.membership.registration import Predecessor, Registration
 
 KEYS = Keys("demo")
 CONFIG = ClusterConfig("demo", 8, 2, 2, "ab")

@@ -23,9 +23,9 @@ from backstay.errors import CheckpointNotFound, CheckpointRefused
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
 from backstay.pserver.checkpoints.saving import Saver
+from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
-from backstay.pserver.record_watch import RecordWatch
 from tests.unit.checkpoint_files import (
     FULL,
     SECOND,

@@ -11,9 +11,9 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
 from backstay.consensus.store import RangeResult
 from backstay.errors import ConfigError, InvalidRequest, SettingsChanged, StoreUnavailable
-from backstay.pserver.cluster_settings import SettingsAt, SettingsKeeper
 from backstay.pserver.ctl.config import parse_assignments
-from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.membership.record_watch import RecordWatch
+from backstay.pserver.requests.settings import SettingsAt, SettingsKeeper
 from tests.unit.memory_nodes import KEYS, run
 
 SET = ClusterSettings(checkpoint_url="s3://b/p", checkpoint_every_s=600, moves_at_once=8)

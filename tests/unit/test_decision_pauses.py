@@ -8,7 +8,7 @@ import pytest
 
 from backstay.consensus import ClusterSnapshot
 from backstay.consensus.records import CaughtUp, NodeReport, SlotReplicas
-from backstay.pserver.controller_host import copies_under_way, is_urgent
+from backstay.pserver.leadership.controller_host import copies_under_way, is_urgent
 from backstay.pserver.services.cluster import answered_alike
 from tests.unit.controller_cluster import cluster, member, members, table, with_slots
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backstay.consensus.records import ClusterHealthRecord
-from backstay.pserver.inspection import judged_health
+from backstay.pserver.client.inspection import judged_health
 
 OK = ClusterHealthRecord("OK", "", ("ps-0", "ps-1"))
 ROUTED = {"ps-0": 1, "ps-1": 2}

@@ -25,12 +25,12 @@ from backstay.consensus.records import (
 )
 from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.pserver.cluster_config import check_fits
-from backstay.pserver.evidence import can_judge
-from backstay.pserver.handover import all_in_sync, is_dismissed, slots_to_hand_over
-from backstay.pserver.inspection import roles_of_nodes
-from backstay.pserver.peer_probe import peers_to_watch
-from backstay.pserver.reporting import NativeReport
+from backstay.pserver.client.inspection import roles_of_nodes
+from backstay.pserver.membership.cluster_config import check_fits
+from backstay.pserver.membership.evidence import can_judge
+from backstay.pserver.membership.handover import all_in_sync, is_dismissed, slots_to_hand_over
+from backstay.pserver.membership.peer_probe import peers_to_watch
+from backstay.pserver.membership.reporting import NativeReport
 from tests.unit.member_records import member
 
 KEYS = Keys("demo")

@@ -18,7 +18,7 @@ from backstay.consensus.node_records import NodeRecord
 from backstay.consensus.records import NO_MASTER, MemberRecord
 from backstay.consensus.routing import SlotReplicas
 from backstay.errors import ListenError
-from backstay.pserver.inspection import slots_short_of_copies
+from backstay.pserver.client.inspection import slots_short_of_copies
 from backstay.pserver.metrics.endpoint import REQUESTS_AT_ONCE_MAX, MetricsEndpoint
 from backstay.pserver.metrics.families import bucket_bounds_s
 from backstay.pserver.metrics.figures import (

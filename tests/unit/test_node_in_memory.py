@@ -28,11 +28,11 @@ from backstay.errors import LeaseLost, StoreError
 from backstay.pserver.checkpoints.restoring import FirstRestore
 from backstay.pserver.cluster_member import keep_on
 from backstay.pserver.controller import ClusterRecords, Decision, decide
-from backstay.pserver.controller_host import ControllerHost
+from backstay.pserver.leadership.controller_host import ControllerHost
+from backstay.pserver.leadership.slot_sizes import SlotSizes
+from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
-from backstay.pserver.record_watch import RecordWatch
-from backstay.pserver.slot_sizes import SlotSizes
 from backstay.tables import TableSpec
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import (

@@ -15,9 +15,9 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable, SlotReplicas
 from backstay.errors import ResizeRefused, ServerUnavailable
+from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.peers import PeerCalls
-from backstay.pserver.plan_requests import PlanRequests
-from backstay.pserver.record_watch import RecordWatch
+from backstay.pserver.requests.plans import PlanRequests
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import KEYS, LIMIT_S
 

@@ -13,9 +13,9 @@ from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
 from backstay.master.job_file import load_job
-from backstay.pserver.cluster_config import join_or_create
-from backstay.pserver.cluster_settings import SettingsKeeper
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.pserver.membership.cluster_config import join_or_create
+from backstay.pserver.requests.settings import SettingsKeeper
 from tests.unit.memory_nodes import KEYS, run
 
 URL = "/srv/points"

@@ -17,8 +17,8 @@ from backstay.consensus.records import (
     MemberRecord,
 )
 from backstay.errors import ConfigError, StoreDataLost, TakenForDead
-from backstay.pserver.departures import Departures
-from backstay.pserver.registration import Predecessor
+from backstay.pserver.membership.departures import Departures
+from backstay.pserver.membership.registration import Predecessor
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import (
     CONFIG,

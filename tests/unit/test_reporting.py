@@ -10,8 +10,8 @@ from backstay.consensus.keys import Keys
 from backstay.consensus.memory_store import MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import StoreUnavailable
+from backstay.pserver.membership.reporting import Reporter
 from backstay.pserver.metrics.figures import ControlFigures
-from backstay.pserver.reporting import Reporter
 
 INSTANCE = 7
 KEYS = Keys("demo")

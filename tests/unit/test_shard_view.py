@@ -10,7 +10,7 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.records import RoutingTable, ShardRecord
 from backstay.consensus.store import Operation, Txn
 from backstay.errors import StoreUnavailable
-from backstay.pserver.shard_view import SHARDS_PER_WRITE, ShardView
+from backstay.pserver.leadership.shard_view import SHARDS_PER_WRITE, ShardView
 from tests.unit.controller_cluster import after, cluster, table, without
 from tests.unit.memory_nodes import KEYS, run
 

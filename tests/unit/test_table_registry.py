@@ -8,7 +8,7 @@ import pytest
 
 from backstay import _native
 from backstay.errors import ConfigError, LimitExceeded, TableConflict, UnknownTable
-from backstay.pserver.table_registry import SPEC_BYTES_MAX, TableRegistry, differences
+from backstay.pserver.tables.registry import SPEC_BYTES_MAX, TableRegistry, differences
 from backstay.tables import SGD, Adagrad, TableSpec
 
 

@@ -17,9 +17,9 @@ from backstay.consensus.memory_store import MemoryStore
 from backstay.consensus.records import TableRecord
 from backstay.errors import BackstayError, ConfigError, TableConflict, UnknownTable
 from backstay.pserver.ctl.tables import parse_assignments
-from backstay.pserver.table_creation import Declarer, TableCreation, TableKeeper, settings_of
-from backstay.pserver.table_registry import TableRegistry
-from backstay.pserver.table_settings import settings_changed, with_assignments
+from backstay.pserver.tables.creation import Declarer, TableCreation, TableKeeper, settings_of
+from backstay.pserver.tables.registry import TableRegistry
+from backstay.pserver.tables.settings import settings_changed, with_assignments
 from backstay.tables import SGD, Adam, Optimizer, RMSProp, TableSpec
 
 KEYS = Keys("c")

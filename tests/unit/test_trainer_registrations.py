@@ -13,8 +13,12 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.consensus.trainer_records import TrainerRecord
 from backstay.errors import InvalidRequest, LimitExceeded, StoreUnavailable
-from backstay.pserver import trainer_registrations
-from backstay.pserver.trainer_registrations import CHECK_S, REFRESH_S, TrainerRegistrations
+from backstay.pserver.membership import trainer_registrations
+from backstay.pserver.membership.trainer_registrations import (
+    CHECK_S,
+    REFRESH_S,
+    TrainerRegistrations,
+)
 from tests.unit.memory_nodes import KEYS, run
 
 TTL_MS = 10_000

@@ -8,7 +8,7 @@ import numpy as np
 
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.records import SlotReplicas
-from backstay.pserver.verification import HeldSlot, compare_replicas
+from backstay.pserver.client.verification import HeldSlot, compare_replicas
 
 Held = Mapping[str, Mapping[int, HeldSlot]]
 

@@ -23,7 +23,7 @@ from backstay.cli.progress import Servers
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, ConfigError, InvalidRequest, JobError
 from backstay.job_spec import LOCAL_SERVERS, JobSpec
-from backstay.pserver.inspection import ClusterInspection
+from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.pserver.provisioning import PlanFollower
 from backstay.trainer.directory import reach

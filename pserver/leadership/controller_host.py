@@ -1,8 +1,8 @@
-"""The controller's shell: campaigns for the office, and while it is held carries decisions out.
+"""The controller's shell: campaigns for leadership, and carries decisions out while it leads.
 
 What to decide is the pure core's business (``pserver.controller``). Here the records are handed
-to it on every change, and what it decides is written in transactions that hold only as long as
-the office does and nobody else has written the routing table. Whatever is interrupted is done
+to it on every change, and what it decides is written in transactions that succeed only while
+this node leads and no other has written the routing table. Whatever is interrupted is done
 again by the next controller, from the records alone.
 """
 
@@ -48,11 +48,11 @@ from backstay.pserver.controller import (
     follow_repair,
     living,
 )
-from backstay.pserver.departures import now_s
+from backstay.pserver.leadership.shard_view import ShardView
+from backstay.pserver.leadership.slot_sizes import SlotSizes
+from backstay.pserver.membership.departures import now_s
+from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.metrics.figures import ControlFigures
-from backstay.pserver.record_watch import RecordWatch
-from backstay.pserver.shard_view import ShardView
-from backstay.pserver.slot_sizes import SlotSizes
 from backstay.tasks import end_tasks, spawn
 
 __all__ = ["ControllerHost", "copies_under_way", "is_urgent"]
@@ -83,7 +83,7 @@ class _Deposed(Exception):
 
 
 class ControllerHost:
-    """One node's candidacy and office."""
+    """One node's candidacy and leadership."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from backstay.consensus.records import RoutingTable, ShardRecord
 from backstay.consensus.store import CoordinationStore, Delete, Operation, Put
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ReplicaKey, shard_changes
-from backstay.pserver.departures import now_s
+from backstay.pserver.membership.departures import now_s
 
 __all__ = ["ShardView"]
 

@@ -21,7 +21,7 @@ from backstay.consensus.repair_records import RepairRecord
 from backstay.consensus.store import CoordinationStore, Put, Txn, mod_revision_is
 from backstay.errors import BackstayError, ResizeRefused, ServerUnavailable, StoreUnavailable
 from backstay.pserver.controller import choose_leaving, living
-from backstay.pserver.departures import now_text
+from backstay.pserver.membership.departures import now_text
 from backstay.pserver.peers import PeerCalls
 
 __all__ = ["PlanRequests"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backstay.errors import LimitExceeded, TableConflict, UnknownTable
-from backstay.pserver.table_settings import NON_FINITE, shown_policy
+from backstay.pserver.tables.settings import NON_FINITE, shown_policy
 
 __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
 

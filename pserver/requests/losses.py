@@ -12,7 +12,7 @@ from backstay.consensus.checkpoint_records import LossAcceptance
 from backstay.consensus.keys import Keys
 from backstay.consensus.store import CoordinationStore, Put, Txn, mod_revision_is
 from backstay.errors import ServerUnavailable, StoreUnavailable
-from backstay.pserver.departures import now_text
+from backstay.pserver.membership.departures import now_text
 
 __all__ = ["accept_loss"]
 

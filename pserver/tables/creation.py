@@ -26,8 +26,8 @@ from backstay.errors import (
     StoreUnavailable,
 )
 from backstay.pserver.peers import PeerCalls
-from backstay.pserver.table_registry import KnownTable, TableRegistry
-from backstay.pserver.table_settings import settings_changed, with_assignments
+from backstay.pserver.tables.registry import KnownTable, TableRegistry
+from backstay.pserver.tables.settings import settings_changed, with_assignments
 
 __all__ = ["Declarer", "OtherSettings", "Outcome", "TableCreation", "TableKeeper", "settings_of"]
 

@@ -19,7 +19,7 @@ from backstay.consensus.records import MemberRecord
 from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, mod_revision_is
 from backstay.errors import InvalidRequest, StoreError
 from backstay.logs import fields
-from backstay.pserver.evidence import all_refuse, can_judge
+from backstay.pserver.membership.evidence import all_refuse, can_judge
 from backstay.tasks import end_tasks, spawn
 
 __all__ = ["Departures", "now_s", "now_text"]
@@ -124,7 +124,7 @@ class Departures:
                         because,
                         extra=fields(instance=member.instance),
                     )
-                    # What else it held goes too: the office of the controller, its report.
+                    # What else it held goes too: the leadership of the controller, its report.
                     await self._store.lease_revoke(found.lease)
                     return True
             except StoreError as error:

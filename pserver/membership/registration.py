@@ -41,7 +41,7 @@ from backstay.errors import (
     TakenForDead,
 )
 from backstay.logs import fields
-from backstay.pserver.departures import now_text
+from backstay.pserver.membership.departures import now_text
 
 __all__ = ["Predecessor", "Registration"]
 

@@ -26,8 +26,8 @@ from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import health_from_message, routing_from_message
 from backstay.consensus.records import NO_MASTER, ClusterHealthRecord
 from backstay.errors import BackstayError, TransportError
-from backstay.pserver.cluster_channels import ClusterChannels
-from backstay.pserver.verification import HeldSlot, compare_replicas
+from backstay.pserver.client.channels import ClusterChannels
+from backstay.pserver.client.verification import HeldSlot, compare_replicas
 
 # It waits until every living node has it.
 SET_TABLE_S = 15.0
