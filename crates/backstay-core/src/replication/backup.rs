@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
 use super::replica::Replica;
+use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{Role, Work};
 use super::NodeId;
@@ -87,21 +88,14 @@ impl Replica {
                         behind.push(*place);
                     }
                 }
-                // A copy that began under an old term was not taken in here. It begins anew, and
-                // nothing else of this node is to be doubted.
-                _ => {
-                    let set = self.routing.replicas(place.run.slot);
-                    if set.catching_up.contains(&self.me) {
-                        return Err(Refuse::OldTerm);
-                    }
-                    return Err(Refuse::Gap);
-                }
+                // A copy that began under an old term was not taken in here.
+                _ => return Err(gap_in(&self.routing, self.me, place.run.slot)),
             }
             slot.fence = place.term;
         }
         rows.check(transaction).map_err(Refuse::Rows)?;
-        if rows.stage(transaction, &missing, 0).is_some() {
-            return Err(Refuse::Gap);
+        if let Some(place) = rows.stage(transaction, &missing, 0) {
+            return Err(gap_in(&self.routing, self.me, place.run.slot));
         }
         for place in behind {
             if let Some(copy) = self.slots[place.run.slot as usize].role.copy_from(from) {
@@ -237,5 +231,14 @@ impl Replica {
         }
         slot.fence = one.term;
         slot.seen_version = slot.seen_version.max(one.version);
+    }
+}
+
+/// What a node says that lacks what comes before a push in a slot.
+fn gap_in(routing: &RoutingTable, me: NodeId, slot: u32) -> Refuse {
+    if routing.replicas(slot).catching_up.contains(&me) {
+        Refuse::NoCopy
+    } else {
+        Refuse::Gap
     }
 }
