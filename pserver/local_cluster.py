@@ -2,9 +2,9 @@
 
 Each node is a process of its own, ``pserver serve``, on free loopback ports, with its settings
 in a file and its output in a log. The first one or three of them keep the cluster's records (the
-embedded store), unless the settings name an etcd. A line to each (see ``supervision``) tells when
-it is ready, and ends it when this process ends, however that happens. It imports no gRPC and no
-native code.
+embedded store), unless the settings name an etcd. A socket pair to each (see ``supervision``) says
+when the node is ready, and stops the node when this process ends, killed or not. It imports no
+gRPC and no native code.
 """
 
 from __future__ import annotations

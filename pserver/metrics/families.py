@@ -255,13 +255,13 @@ def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
     for way in ("received", "sent"):
         yield _counters(
             f"data_{way}_bytes_total",
-            f"Bytes {way} on the data plane, by whom they are exchanged with.",
+            f"Bytes {way} on the data plane, by the kind of peer.",
             "peer",
             {"client": stats[f"bytes_{way}"], "server": stats[f"peer_bytes_{way}"]},
         )
     yield _gauge(
         "routing_version",
-        "The routing table that the data plane goes by.",
+        "The version of the routing table that the data plane follows.",
         stats["routing_version"],
     )
 
@@ -276,14 +276,18 @@ def _replication(stats: Mapping[str, Any]) -> Iterator[Metric]:
         ("staged_for_masters", "staged_for_others", "Pushes of other masters staged here."),
         ("stage_refusals", "refused_to_others", "Requests of other masters refused here."),
         ("promotions", "promotions", "Routing tables that made this node master of more slots."),
-        ("unfit_promotions", "unfit_promotions", "Slots this node could not follow as master."),
+        (
+            "unfit_promotions",
+            "unfit_promotions",
+            "Slots this node was made master of without being in sync.",
+        ),
         ("slots_copied", "slots_copied", "Copies of slots sent to other nodes."),
         ("slots_installed", "slots_installed", "Copies of slots taken in from other nodes."),
     ):
         yield _counter(f"{name}_total", text, replication[figure])
     for name, text in (
-        ("commit", "From a push's coming until all backups had staged it and it was applied."),
-        ("rollback", "From a push's coming until it was rolled back."),
+        ("commit", "From a push's arrival until all backups had staged it and it was applied."),
+        ("rollback", "From a push's arrival until it was rolled back."),
         ("stage", "Staging a push of another master."),
         ("promotion", "From a routing table with more slots for this master to serving them all."),
     ):
@@ -291,12 +295,12 @@ def _replication(stats: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _slots(slots: Mapping[str, int]) -> Iterator[Metric]:
-    standings = ("serving", "waiting", "following", "copying", "none")
+    roles = ("serving", "waiting", "following", "copying", "none")
     yield _gauges(
-        "slot_standings",
-        "Slots by what the data plane does with them.",
-        "standing",
-        {standing: slots[standing] for standing in standings},
+        "slot_roles",
+        "Slots by the role in which the data plane has them.",
+        "role",
+        {role: slots[role] for role in roles},
     )
     yield _gauge(
         "staged_pushes",
@@ -308,7 +312,7 @@ def _slots(slots: Mapping[str, int]) -> Iterator[Metric]:
 def _memory(
     stats: Mapping[str, Any], limit_bytes: int, tables: Sequence[Mapping[str, Any]]
 ) -> Iterator[Metric]:
-    yield _gauge("memory_bytes", "Memory of the rows.", stats["row_bytes"])
+    yield _gauge("memory_bytes", "Memory of the rows and of stream memory.", stats["row_bytes"])
     yield _gauge("memory_limit_bytes", "memory_limit_bytes of the node; 0: none.", limit_bytes)
     rows = {table["spec"]["name"]: table["rows"] for table in tables}
     yield _gauges("table_rows", "Rows held here by table, all roles.", "table", rows)

@@ -44,7 +44,8 @@ PAUSE_MAX_S = 0.5
 ATTEMPT_S = 6.0
 SILENCE_S = 5.0
 DIRECTORY_DEADLINE_MS = 2000
-# Masters of before are gone; one that others still wait on is not among the oldest of these.
+# Channels to job masters: the oldest are closed first. Only former masters are that old, and no
+# call waits for them.
 CHANNELS_MAX = 8
 
 _AGAIN = (ServerUnavailable, Stopping, DeadlineExceeded, NotJobMaster, StoreUnavailable)
