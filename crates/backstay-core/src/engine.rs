@@ -15,7 +15,8 @@ use crate::error::Refusal;
 use crate::hash::{table_id, SlotSpace};
 use crate::optimizer::Optimizer;
 use crate::spec::TableSpec;
-use crate::stream::{StreamId, StreamMemory};
+use crate::stream::StreamId;
+use crate::stream_memory::StreamMemory;
 use crate::table::Table;
 use crate::transaction::{Change, Run, StagedRun, Transaction};
 

@@ -6,7 +6,7 @@
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
-//! of one slot, with [`marks`] on those that changed, and [`table`] those of many; [`stream`] remembers what was applied;
+//! of one slot, with [`marks`] on those that changed, and [`table`] those of many; [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
 //! [`wire`] lays requests out as bytes.
 
@@ -27,6 +27,7 @@ pub mod row_map;
 pub mod spec;
 pub mod storage;
 pub mod stream;
+pub mod stream_memory;
 pub mod table;
 pub mod transaction;
 pub mod wire;

@@ -7,7 +7,8 @@ use backstay_core::engine::SlotMemory;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::message::{Refuse, SettledSlot};
 use backstay_core::spec::TableSpec;
-use backstay_core::stream::{StreamMemory, OWN_PASS};
+use backstay_core::stream::OWN_PASS;
+use backstay_core::stream_memory::StreamMemory;
 use backstay_core::transaction::{Batch, Change, Run, StagedRun};
 
 fn replicator() -> Arc<Replicator> {
