@@ -12,6 +12,7 @@ use super::connection::{Connection, Lost, Reply};
 use super::error::ClientError;
 use super::link::{Answer, Backoff, Deadline, Failure};
 use super::out_frame::OutFrame;
+use super::push::Push;
 use super::queue::PushQueue;
 use super::routing::Routing;
 use super::{no_routing, Client};
@@ -146,7 +147,7 @@ impl Client {
         Ok(unfinished)
     }
 
-    fn task_queues(&self) -> Vec<Arc<PushQueue>> {
+    fn task_queues(&self) -> Vec<Arc<PushQueue<Push>>> {
         self.tasks.lock().clone()
     }
 }

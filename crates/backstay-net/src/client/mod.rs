@@ -109,9 +109,9 @@ pub struct Client {
     /// What became of the rows that are lost, as the routing said that told of it.
     loss: Mutex<String>,
     /// The client's own stream.
-    pushes: Arc<PushQueue>,
+    pushes: Arc<PushQueue<Push>>,
     /// Those of tasks, with something under way or a handle in use.
-    tasks: Mutex<Vec<Arc<PushQueue>>>,
+    tasks: Mutex<Vec<Arc<PushQueue<Push>>>>,
     buffers: Arc<BufferPool>,
     waits: Waits,
     closed: AtomicBool,

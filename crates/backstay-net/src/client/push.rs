@@ -14,6 +14,8 @@ use backstay_core::gradient;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
+use tokio::sync::MutexGuard;
+use tokio::time::timeout_at;
 
 use super::error::ClientError;
 use super::hold::Hold;
@@ -42,7 +44,7 @@ pub struct PushRequest<'a> {
 
 /// A push under way or settled.
 pub struct Push {
-    queue: Arc<PushQueue>,
+    queue: Arc<PushQueue<Push>>,
     id: TransactionId,
     /// Checked before each of its frames leaves.
     hold: Arc<Hold>,
@@ -71,7 +73,7 @@ impl Client {
 
     pub(super) async fn push_to(
         &self,
-        queue: &Arc<PushQueue>,
+        queue: &Arc<PushQueue<Push>>,
         ordinal: u32,
         request: &PushRequest<'_>,
         plan: &Plan,
@@ -83,7 +85,7 @@ impl Client {
         let parts = plan.parts(&routing, self.keys_per_part(request.row_elements));
         self.check_limits(request, &routing, &parts, deadline)
             .await?;
-        let _order = queue.take_turn(self, deadline).await?;
+        let _turn = queue.take_turn(self, deadline).await?;
         // It may have been closed while this one waited.
         self.check_open()?;
         let (push, floor) = queue.number(ordinal, |id, hold| Push {
@@ -200,6 +202,39 @@ impl Client {
     }
 }
 
+impl PushQueue<Push> {
+    /// Wait until a push may get its number and leave.
+    async fn take_turn(
+        &self,
+        client: &Client,
+        deadline: Deadline,
+    ) -> Result<MutexGuard<'_, ()>, ClientError> {
+        let turn = async {
+            let turn = self.turn().await;
+            while let Some(oldest) = self.oldest_if_full() {
+                // A failure is kept for its own caller or for a flush; here it is in the way.
+                let _ = oldest.settle(client).await;
+            }
+            turn
+        };
+        let in_time = timeout_at(deadline.at(), turn).await;
+        in_time.map_err(|_| ClientError::Unavailable {
+            address: String::from("this push was not sent"),
+            reason: "earlier pushes were still under way".into(),
+            waited_ms: deadline.waited_ms(),
+        })
+    }
+
+    /// Wait until every push is settled; the first failure that nobody was told of.
+    pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
+        for push in self.in_flight() {
+            // A failure is kept until it is reported, just below.
+            let _ = push.settle(client).await;
+        }
+        self.take_failure().map_or(Ok(()), Err)
+    }
+}
+
 fn push_body_bytes(keys: usize, row_elements: usize) -> usize {
     keys * (8 + row_elements * 4)
 }
@@ -273,7 +308,7 @@ impl Push {
         outcome
     }
 
-    pub(super) async fn settle(&self, client: &Client) -> Result<(), ClientError> {
+    async fn settle(&self, client: &Client) -> Result<(), ClientError> {
         let mut state = self.state.lock().await;
         if let Some(outcome) = &state.outcome {
             return outcome.clone();

@@ -3,31 +3,29 @@
 //! A client has a queue for its own stream, in which it numbers pushes one by one and gives up
 //! those that fail, and one for each task it works on, where [`super::batches`] numbers them and a
 //! failed push ends everything: no batch may be counted without one before it.
+//!
+//! A queue does not know what a push `P` is: [`super::push`] sends pushes and waits for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use backstay_core::stream::{StreamId, TransactionId, WINDOW};
 use parking_lot::Mutex;
-use tokio::time::timeout_at;
 
 use super::batches::Batches;
 use super::error::ClientError;
 use super::hold::Hold;
-use super::link::Deadline;
 use super::own_stream::OwnStream;
-use super::push::Push;
-use super::Client;
 use crate::clock;
 
 /// Failures remembered until somebody asks.
 const MAX_UNREPORTED: usize = 64;
 
 /// See the module's documentation.
-pub(super) struct PushQueue {
+pub(super) struct PushQueue<P> {
     /// Held while a push gets its number and leaves, so that the order is the same everywhere.
     order: tokio::sync::Mutex<()>,
-    open: Mutex<Open>,
+    open: Mutex<Open<P>>,
     max_in_flight: usize,
 }
 
@@ -42,16 +40,16 @@ struct Task {
     hold: Arc<Hold>,
 }
 
-struct Open {
+struct Open<P> {
     numbers: Numbers,
-    in_flight: BTreeMap<u64, Arc<Push>>,
+    in_flight: BTreeMap<u64, Arc<P>>,
     /// The first failure of a task's push: there will be no more.
     failure: Option<ClientError>,
     /// Failures that nobody has been told of, by number; the oldest few.
     unreported: BTreeMap<u64, ClientError>,
 }
 
-impl PushQueue {
+impl<P> PushQueue<P> {
     /// For the pushes that a client numbers itself.
     pub(super) fn own(stream: StreamId, max_in_flight: usize) -> Self {
         let stream = OwnStream::new(stream);
@@ -94,29 +92,13 @@ impl PushQueue {
         }
     }
 
-    /// Wait until a push may get its number and leave.
-    pub(super) async fn take_turn(
-        &self,
-        client: &Client,
-        deadline: Deadline,
-    ) -> Result<tokio::sync::MutexGuard<'_, ()>, ClientError> {
-        let turn = async {
-            let order = self.order.lock().await;
-            while let Some(oldest) = self.oldest_if_full() {
-                // A failure is kept for its own caller or for a flush; here it is in the way.
-                let _ = oldest.settle(client).await;
-            }
-            order
-        };
-        let in_time = timeout_at(deadline.at(), turn).await;
-        in_time.map_err(|_| ClientError::Unavailable {
-            address: String::from("this push was not sent"),
-            reason: "earlier pushes were still under way".into(),
-            waited_ms: deadline.waited_ms(),
-        })
+    /// Wait for the turn of a push to get its number and leave. It ends when the guard goes.
+    pub(super) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.order.lock().await
     }
 
-    fn oldest_if_full(&self) -> Option<Arc<Push>> {
+    /// The push to wait for before another may leave.
+    pub(super) fn oldest_if_full(&self) -> Option<Arc<P>> {
         self.open.lock().oldest_if_full(self.max_in_flight)
     }
 
@@ -124,8 +106,8 @@ impl PushQueue {
     pub(super) fn number(
         &self,
         ordinal: u32,
-        make: impl FnOnce(TransactionId, Arc<Hold>) -> Push,
-    ) -> Result<(Arc<Push>, u64), ClientError> {
+        make: impl FnOnce(TransactionId, Arc<Hold>) -> P,
+    ) -> Result<(Arc<P>, u64), ClientError> {
         let mut open = self.open.lock();
         if let Some(failure) = &open.failure {
             return Err(failure.clone());
@@ -214,23 +196,23 @@ impl PushQueue {
 
     /// Do something while no push is getting its number.
     pub(super) async fn between_pushes<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _order = self.order.lock().await;
+        let _turn = self.turn().await;
         work()
     }
 
-    /// Wait until every push is settled; the first failure that nobody was told of.
-    pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
-        let pushes: Vec<_> = self.open.lock().in_flight.values().cloned().collect();
-        for push in pushes {
-            // A failure is kept until it is reported, just below.
-            let _ = push.settle(client).await;
-        }
+    /// The pushes that are not settled.
+    pub(super) fn in_flight(&self) -> Vec<Arc<P>> {
+        self.open.lock().in_flight.values().cloned().collect()
+    }
+
+    /// The first failure that nobody was told of. All count as told then.
+    pub(super) fn take_failure(&self) -> Option<ClientError> {
         let unreported = std::mem::take(&mut self.open.lock().unreported);
-        unreported.into_values().next().map_or(Ok(()), Err)
+        unreported.into_values().next()
     }
 }
 
-impl Open {
+impl<P> Open<P> {
     /// Every number below it is settled: applied, or given up where that is allowed.
     fn floor(&self) -> u64 {
         match &self.numbers {
@@ -241,7 +223,7 @@ impl Open {
 
     /// The push to settle before another may leave: too many are under way, or the oldest
     /// lags so far behind that slots could not remember a newer one.
-    fn oldest_if_full(&self, max_in_flight: usize) -> Option<Arc<Push>> {
+    fn oldest_if_full(&self, max_in_flight: usize) -> Option<Arc<P>> {
         let (&oldest, push) = self.in_flight.first_key_value()?;
         let lags = match &self.numbers {
             Numbers::Own { next, .. } => next - oldest >= WINDOW / 2,

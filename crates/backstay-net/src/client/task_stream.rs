@@ -18,7 +18,7 @@ use super::Client;
 /// See the module's documentation. Once a push of it has failed, all later ones fail with the
 /// same error.
 pub struct TaskStream {
-    queue: Arc<PushQueue>,
+    queue: Arc<PushQueue<Push>>,
 }
 
 impl Client {
@@ -70,7 +70,7 @@ impl Client {
 
 /// A push of a task that is being made: if it fails, or its caller is interrupted, the batch is
 /// not whole and no more pushes may follow.
-struct Attempt<'a>(Option<&'a PushQueue>);
+struct Attempt<'a>(Option<&'a PushQueue<Push>>);
 
 impl Attempt<'_> {
     fn ends(mut self, pushed: &Result<Arc<Push>, ClientError>) {
