@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 use tracing::{debug, info};
 
 use crate::frame_io::{write_encoded, write_frame, FrameReader, ReadError};
-use crate::server::{stop_signal, Shared};
+use crate::shared::{stop_signal, Shared};
 use crate::socket;
 use crate::stats::add;
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backstay_core::engine::StageReport;
+use backstay_core::engine::{StageReport, Standing};
 use backstay_core::error::Refusal;
 use backstay_core::replication::{
     Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::events::{self, push_event};
-use crate::stats::{self, ReplicationTimes};
+use crate::stats::{self, ReplicationTimes, SlotCounts};
 use crate::store::Store;
 
 /// How a push went.
@@ -524,6 +524,25 @@ impl Replicator {
     /// (term, whose order it follows, whether a copy of it is under way here) of a slot.
     pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
         self.state.lock().replica.slot_state(slot)
+    }
+
+    /// What this node's slots are like now.
+    pub(crate) fn slot_counts(&self) -> SlotCounts {
+        let (store, mut counts) = (self.store(), SlotCounts::default());
+        for slot in 0..store.space().count() {
+            let (_, source, copying) = self.slot_state(slot);
+            let (position, end) = store.position(slot);
+            counts.staged += end - position;
+            let counter = match store.standing(slot) {
+                Standing::Serving => &mut counts.serving,
+                Standing::Waiting => &mut counts.waiting,
+                Standing::Elsewhere if source == 0 => &mut counts.none,
+                Standing::Elsewhere if copying => &mut counts.copying,
+                Standing::Elsewhere => &mut counts.following,
+            };
+            *counter += 1;
+        }
+        counts
     }
 }
 

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::error::Refusal;
-use backstay_core::replication::ReplicaOptions;
-use backstay_core::wire::{ErrorMeta, Limits, Opcode};
+use backstay_core::wire::{ErrorMeta, Opcode};
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -25,49 +24,14 @@ use crate::replicator::{
     Replicator,
 };
 use crate::session::Session;
+pub use crate::shared::ServerOptions;
+use crate::shared::{stop_signal, Shared};
 use crate::socket;
-use crate::stats::{add, Counters, SlotCounts, Snapshot};
+use crate::stats::{add, Counters, Snapshot};
 use crate::store::Store;
 
 /// How long to wait after the system refused to accept (out of file descriptors, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// What a server needs to know. Checked by whoever makes it.
-#[derive(Clone)]
-pub struct ServerOptions {
-    /// The cluster's name; a client must give the same.
-    pub cluster_id: String,
-    /// The node's name.
-    pub node_id: String,
-    /// Drawn anew at each start.
-    pub instance: u64,
-    /// The shared secret, if any.
-    pub token: Option<String>,
-    /// TLS, if any.
-    pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// Threads that move bytes and work on rows.
-    pub io_threads: usize,
-    /// What a frame may be.
-    pub limits: Limits,
-    /// Connections open at once.
-    pub max_connections: u64,
-    /// From accept to a good handshake, TLS included.
-    pub handshake_timeout: Duration,
-    /// From a frame's first byte to its last, and for writing an answer.
-    pub stall_timeout: Duration,
-    /// TLS for the connections to backups, if any.
-    pub peer_tls: Option<Arc<rustls::ClientConfig>>,
-    /// Times and limits of replication.
-    pub replica: ReplicaOptions,
-}
-
-/// What the sessions share.
-pub(crate) struct Shared {
-    pub(crate) options: ServerOptions,
-    pub(crate) store: Arc<Store>,
-    pub(crate) replicator: Arc<Replicator>,
-    pub(crate) counters: Counters,
-}
 
 /// A running data plane.
 pub struct Server {
@@ -145,7 +109,7 @@ impl Server {
         self.shared.counters.snapshot(
             store.routing_version(),
             store.allocated_bytes(),
-            SlotCounts::of(&self.shared.replicator),
+            self.shared.replicator.slot_counts(),
             self.shared.replicator.snapshot(),
         )
     }
@@ -213,12 +177,6 @@ async fn end_silent_streams(shared: Arc<Shared>, mut stopping: watch::Receiver<b
             warn!(%error, "the look at silent streams has failed");
         }
     }
-}
-
-/// Returns when the server is to stop.
-pub(crate) async fn stop_signal(stopping: &mut watch::Receiver<bool>) {
-    // An error means that the server object is gone: that is a stop, too.
-    let _ = stopping.wait_for(|&stopping| stopping).await;
 }
 
 fn log_end(ended: Result<(), tokio::task::JoinError>) {

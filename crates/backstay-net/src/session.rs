@@ -4,7 +4,7 @@
 //! connection apply in order, a slow server slows its clients (their bytes wait in the
 //! socket), and a client that needs more than one core opens more connections. Pushes that wait
 //! for backups wait side by side; a read waits for the pushes before it. The requests
-//! themselves are worked on in [`crate::desk`].
+//! themselves are worked on in [`crate::handler`].
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::desk::{check_no_body, Desk};
 use crate::frame_io::{write_encoded, write_frame, Frame, FrameReader, ReadError};
-use crate::server::{stop_signal, Shared};
+use crate::handler::{check_no_body, RequestHandler};
+use crate::shared::{stop_signal, Shared};
 use crate::stats::add;
 
 /// What a frame may be before its sender is known: nothing bulky.
@@ -33,7 +33,7 @@ const HANDSHAKE_LIMITS: Limits = Limits {
 /// A connection: what comes in, and who works on it.
 pub(crate) struct Session<R, W> {
     reader: FrameReader<R>,
-    desk: Desk<W>,
+    handler: RequestHandler<W>,
 }
 
 impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
@@ -41,13 +41,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let stall = shared.options.stall_timeout;
         Self {
             reader: FrameReader::new(reader, stall),
-            desk: Desk::new(shared, writer),
+            handler: RequestHandler::new(shared, writer),
         }
     }
 
     /// Serve until the client goes, breaks the protocol, or `stopping` turns true.
     pub(crate) async fn run(&mut self, peer: &str, mut stopping: watch::Receiver<bool>) {
-        let allowed = self.desk.shared.options.handshake_timeout;
+        let allowed = self.handler.shared.options.handshake_timeout;
         let greeted = tokio::select! {
             biased;
             // Without a word: a client that has not been greeted tries again elsewhere.
@@ -70,12 +70,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                 }
                 Ok(Next::Frame(frame)) => {
                     let bytes = HEADER_BYTES + frame.meta.len() + frame.header.body_bytes as usize;
-                    add(&self.desk.shared.counters.bytes_received, bytes as u64);
-                    if let Err(error) = self.desk.serve(frame).await {
+                    add(&self.handler.shared.counters.bytes_received, bytes as u64);
+                    if let Err(error) = self.handler.serve(frame).await {
                         debug!(peer, %error, "connection lost while answering");
                         return;
                     }
-                    self.desk.let_go_of_large_buffers();
+                    self.handler.let_go_of_large_buffers();
                 }
                 Ok(Next::Stop) => return self.say_goodbye().await,
                 Ok(Next::Closed) => return,
@@ -89,16 +89,16 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         &mut self,
         stopping: &mut watch::Receiver<bool>,
     ) -> Result<Next, ReadError> {
-        let limits = self.desk.shared.options.limits;
-        let spare = std::mem::take(&mut self.desk.request);
+        let limits = self.handler.shared.options.limits;
+        let spare = std::mem::take(&mut self.handler.request);
         let mut next = pin!(self.reader.next(&limits, spare));
         loop {
-            let waits = self.desk.has_later();
+            let waits = self.handler.has_later();
             tokio::select! {
                 biased;
                 () = stop_signal(stopping) => return Ok(Next::Stop),
-                outcome = self.desk.next_later(), if waits => {
-                    self.desk.answer_later(outcome).await?;
+                outcome = self.handler.next_later(), if waits => {
+                    self.handler.answer_later(outcome).await?;
                 }
                 frame = &mut next => return Ok(frame?.map_or(Next::Closed, Next::Frame)),
             }
@@ -107,10 +107,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
 
     /// What was not answered was not taken: the client may repeat it elsewhere.
     async fn say_goodbye(&mut self) {
-        let stall = self.desk.shared.options.stall_timeout;
+        let stall = self.handler.shared.options.stall_timeout;
         let farewell = async {
-            self.desk.answer_all().await?;
-            write_frame(&mut self.desk.writer, Opcode::GoAway, 0, &[], &[]).await
+            self.handler.answer_all().await?;
+            write_frame(&mut self.handler.writer, Opcode::GoAway, 0, &[], &[]).await
         };
         if let Ok(Ok(())) = timeout(stall, farewell).await {
             self.close().await;
@@ -119,23 +119,23 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
 
     /// Close so that the peer can still read what was sent before.
     async fn close(&mut self) {
-        let _ = self.desk.writer.shutdown().await;
+        let _ = self.handler.writer.shutdown().await;
         self.reader.drain().await;
     }
 
     /// Say why, as far as the peer still listens, and close: the stream of frames is lost.
     async fn close_broken(&mut self, peer: &str, error: &ReadError) {
-        add(&self.desk.shared.counters.frames_broken, 1);
+        add(&self.handler.shared.counters.frames_broken, 1);
         warn!(peer, %error, "closing a connection");
         match error {
-            ReadError::Refused(refusal) => self.desk.error_reply(0, refusal),
+            ReadError::Refused(refusal) => self.handler.error_reply(0, refusal),
             ReadError::TooLarge {
                 request_id,
                 refusal,
-            } => self.desk.error_reply(*request_id, refusal),
+            } => self.handler.error_reply(*request_id, refusal),
             ReadError::Truncated | ReadError::Stalled(_) | ReadError::Io(_) => return,
         }
-        match self.desk.flush_reply().await {
+        match self.handler.flush_reply().await {
             Ok(()) => self.close().await,
             Err(error) => debug!(peer, %error, "the reason could not be delivered"),
         }
@@ -143,7 +143,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
 
     /// A master of slots that are replicated here: do what it says, until it goes.
     async fn serve_peer(&mut self, peer: &str, first: Frame, mut stopping: watch::Receiver<bool>) {
-        let shared = Arc::clone(&self.desk.shared);
+        let shared = Arc::clone(&self.handler.shared);
         let mut limits = shared.options.limits;
         limits.max_frame_bytes += peer::MAX_PLACES_BYTES;
         let (master, connection, purpose) = match peer_frame(&shared, first) {
@@ -199,7 +199,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             for answer in answers.drain(..) {
                 let encoded = peer::encode(&answer);
                 add(&shared.counters.peer_bytes_sent, encoded.bytes() as u64);
-                let sent = write_encoded(&mut self.desk.writer, &encoded);
+                let sent = write_encoded(&mut self.handler.writer, &encoded);
                 match timeout(shared.options.stall_timeout, sent).await {
                     Ok(Ok(())) => {}
                     Ok(Err(_)) | Err(_) => return,
@@ -220,7 +220,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         }
         check_no_body(&frame)?;
         let hello = Hello::decode(&frame.meta)?;
-        let options = &self.desk.shared.options;
+        let options = &self.handler.shared.options;
         // Before anything is said about this cluster.
         let token = options.token.as_deref().unwrap_or_default();
         if !bool::from(hello.token.as_bytes().ct_eq(token.as_bytes())) {
@@ -243,12 +243,12 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
             instance: options.instance,
             max_frame_bytes: options.limits.max_frame_bytes,
             max_keys: options.limits.max_keys,
-            slot_count: self.desk.shared.store.space().count(),
-            routing_version: self.desk.shared.store.routing_version(),
+            slot_count: self.handler.shared.store.space().count(),
+            routing_version: self.handler.shared.store.routing_version(),
             node_id: options.node_id.clone(),
         };
         write_frame(
-            &mut self.desk.writer,
+            &mut self.handler.writer,
             Opcode::HelloReply,
             frame.header.request_id,
             &reply.encode(),

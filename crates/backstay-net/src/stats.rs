@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use backstay_core::engine::Standing;
 use backstay_core::error::{code, Refusal};
-use backstay_core::replication::{ReplicaCounters, Rows};
+use backstay_core::replication::ReplicaCounters;
 use serde::Serialize;
-
-use crate::replicator::Replicator;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -71,27 +68,6 @@ pub struct SlotCounts {
     pub none: u64,
     /// Pushes staged and not applied, summed over all slots.
     pub staged: u64,
-}
-
-impl SlotCounts {
-    /// What a node's slots are like now.
-    pub(crate) fn of(replicator: &Replicator) -> Self {
-        let (store, mut counts) = (replicator.store(), Self::default());
-        for slot in 0..store.space().count() {
-            let (_, source, copying) = replicator.slot_state(slot);
-            let (position, end) = store.position(slot);
-            counts.staged += end - position;
-            let counter = match store.standing(slot) {
-                Standing::Serving => &mut counts.serving,
-                Standing::Waiting => &mut counts.waiting,
-                Standing::Elsewhere if source == 0 => &mut counts.none,
-                Standing::Elsewhere if copying => &mut counts.copying,
-                Standing::Elsewhere => &mut counts.following,
-            };
-            *counter += 1;
-        }
-        counts
-    }
 }
 
 /// What a node's part in replication has done, and how long it took.

@@ -1,15 +1,18 @@
-//! Works on the requests of one connection and lays out their answers.
+//! The handler of the requests of one connection: one file for each command of the data plane.
+//! What they share, and how answers are laid out and sent, stands here.
+
+mod close_stream;
+mod ping;
+mod pull;
+mod push;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
 use backstay_core::stream::TransactionId;
-use backstay_core::transaction::{Batch, Transaction};
 use backstay_core::wire::{
-    cut_text, CloseStream, ErrorMeta, Header, Opcode, PullMeta, PullReply, PushMeta, PushReply,
-    HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
+    cut_text, ErrorMeta, Header, Opcode, HEADER_BYTES, MAX_ERROR_TEXT_BYTES,
 };
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::oneshot;
@@ -17,17 +20,15 @@ use tokio::time::timeout;
 
 use crate::events::push_event;
 use crate::frame_io::Frame;
-use crate::replicator::{Answer, Outcome};
-use crate::server::Shared;
+use crate::replicator::Outcome;
+use crate::shared::Shared;
 use crate::stats::add;
 
 /// Words of a request's or an answer's buffer that are kept for the next one: 8 MiB.
 const KEPT_WORDS: usize = 1 << 20;
-/// Words before the rows of a pull's answer: header and meta.
-const PULL_REPLY_WORDS: usize = (HEADER_BYTES + PullReply::BYTES) / 8;
 
 /// Works on requests and answers them.
-pub(crate) struct Desk<W> {
+pub(crate) struct RequestHandler<W> {
     pub(crate) shared: Arc<Shared>,
     pub(crate) writer: W,
     /// Buffers kept between requests, so that large ones are not mapped anew each time.
@@ -48,7 +49,7 @@ struct Later {
     outcome: oneshot::Receiver<Outcome>,
 }
 
-impl<W: AsyncWrite + Unpin> Desk<W> {
+impl<W: AsyncWrite + Unpin> RequestHandler<W> {
     pub(crate) fn new(shared: Arc<Shared>, writer: W) -> Self {
         Self {
             shared,
@@ -136,143 +137,6 @@ impl<W: AsyncWrite + Unpin> Desk<W> {
             }
         }
         self.flush_reply().await
-    }
-
-    fn pull(&mut self, frame: Frame) -> Result<(), Refusal> {
-        let meta = PullMeta::decode(&frame.meta)?;
-        let count = self.check_keys(&frame, meta.key_count, 0)?;
-        let elements = self.check_elements(meta.table, meta.row_elements)?;
-        let limit = self.shared.options.limits.max_frame_bytes;
-        let body_bytes = count as u64 * elements as u64 * 4;
-        if body_bytes > limit {
-            return Err(Refusal::LimitExceeded(format!(
-                "the answer to {count} keys takes {body_bytes} bytes, the limit is {limit} (max_frame_bytes): pull fewer keys at once"
-            )));
-        }
-        let words = PULL_REPLY_WORDS + (count * elements).div_ceil(2);
-        if self.reply.len() < words {
-            self.reply.resize(words, 0);
-        }
-        let header = Header::plain(
-            Opcode::PullReply,
-            frame.header.request_id,
-            PullReply::BYTES,
-            body_bytes as usize,
-        );
-        let routing_version = self.shared.store.routing_version();
-        let reply = PullReply {
-            routing_version,
-            row_count: meta.key_count,
-            row_elements: meta.row_elements,
-        };
-        let (head, rows) = self.reply.split_at_mut(PULL_REPLY_WORDS);
-        let head: &mut [u8] = bytemuck::cast_slice_mut(head);
-        head[..HEADER_BYTES].copy_from_slice(&header.encode());
-        head[HEADER_BYTES..].copy_from_slice(&reply.encode());
-        let rows = &mut bytemuck::cast_slice_mut(rows)[..count * elements];
-        self.shared
-            .replicator
-            .pull(meta.table, &frame.body[..count], rows)?;
-        self.reply_bytes = PULL_REPLY_WORDS * 8 + body_bytes as usize;
-        add(&self.shared.counters.pulls, 1);
-        add(&self.shared.counters.keys_pulled, count as u64);
-        self.request = frame.body;
-        Ok(())
-    }
-
-    /// Whether there is an answer already.
-    fn push(&mut self, frame: Frame) -> Result<bool, Refusal> {
-        let meta = PushMeta::decode(&frame.meta)?;
-        let elements = self.check_elements(meta.table, meta.row_elements)?;
-        let count = self.check_keys(&frame, meta.key_count, elements)?;
-        let (store, request_id) = (&self.shared.store, frame.header.request_id);
-        push_event!(meta.id, "push received", table = meta.table, keys = count);
-        let batch = Batch::from_words(frame.body, count, count * elements)?;
-        let mut transaction = Transaction::new(
-            store.space(),
-            meta.id,
-            meta.floor,
-            meta.table,
-            meta.change,
-            batch,
-        )?;
-        transaction.known_version = meta.routing_version;
-        let taken = store
-            .prepare(&mut transaction)
-            .and_then(|()| self.shared.replicator.push(transaction))
-            .inspect_err(|refusal| push_event!(meta.id, "push refused", reason = %refusal))?;
-        match taken {
-            (Answer::Now(report), buffer) => {
-                push_event!(meta.id, "push answered", applied_slots = report.staged);
-                self.request = buffer.unwrap_or_default();
-                self.push_reply(request_id, count, report);
-                Ok(true)
-            }
-            (Answer::Later(outcome), _) => {
-                self.later.push_back(Later {
-                    request_id,
-                    id: meta.id,
-                    keys: Some(count),
-                    outcome,
-                });
-                Ok(false)
-            }
-        }
-    }
-
-    fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
-        let counters = &self.shared.counters;
-        let repeated = report.staged == 0 && report.skipped > 0;
-        add(
-            if repeated {
-                &counters.pushes_repeated
-            } else {
-                &counters.pushes_applied
-            },
-            1,
-        );
-        add(&counters.keys_pushed, keys as u64);
-        let reply = PushReply {
-            routing_version: self.shared.store.routing_version(),
-            applied_slots: report.staged,
-            skipped_slots: report.skipped,
-        };
-        self.small_reply(Opcode::PushReply, request_id, &reply.encode(), &[]);
-    }
-
-    fn ping(&mut self, frame: &Frame) -> Result<(), Refusal> {
-        check_no_body(frame)?;
-        if !frame.meta.is_empty() {
-            let reason = format!("{} bytes too many in meta", frame.meta.len());
-            return Err(Refusal::Protocol(reason));
-        }
-        self.small_reply(Opcode::Pong, frame.header.request_id, &[], &[]);
-        Ok(())
-    }
-
-    /// Whether there is an answer already.
-    fn close_stream(&mut self, frame: &Frame) -> Result<bool, Refusal> {
-        check_no_body(frame)?;
-        let meta = CloseStream::decode(&frame.meta)?;
-        let request_id = frame.header.request_id;
-        let mut close = self.shared.store.close_of(meta.stream)?;
-        close.known_version = meta.routing_version;
-        let id = close.id;
-        match self.shared.replicator.push(close)?.0 {
-            Answer::Now(_) => {
-                self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
-                Ok(true)
-            }
-            Answer::Later(outcome) => {
-                self.later.push_back(Later {
-                    request_id,
-                    id,
-                    keys: None,
-                    outcome,
-                });
-                Ok(false)
-            }
-        }
     }
 
     /// The number of keys, if the body holds exactly that many keys and rows.

@@ -1,0 +1,75 @@
+//! `Push`: gradients or values for some keys of a table.
+
+use backstay_core::engine::StageReport;
+use backstay_core::error::Refusal;
+use backstay_core::transaction::{Batch, Transaction};
+use backstay_core::wire::{Opcode, PushMeta, PushReply};
+use tokio::io::AsyncWrite;
+
+use super::{Later, RequestHandler};
+use crate::events::push_event;
+use crate::frame_io::Frame;
+use crate::replicator::Answer;
+use crate::stats::add;
+
+impl<W: AsyncWrite + Unpin> RequestHandler<W> {
+    /// Whether there is an answer already.
+    pub(super) fn push(&mut self, frame: Frame) -> Result<bool, Refusal> {
+        let meta = PushMeta::decode(&frame.meta)?;
+        let elements = self.check_elements(meta.table, meta.row_elements)?;
+        let count = self.check_keys(&frame, meta.key_count, elements)?;
+        let (store, request_id) = (&self.shared.store, frame.header.request_id);
+        push_event!(meta.id, "push received", table = meta.table, keys = count);
+        let batch = Batch::from_words(frame.body, count, count * elements)?;
+        let mut transaction = Transaction::new(
+            store.space(),
+            meta.id,
+            meta.floor,
+            meta.table,
+            meta.change,
+            batch,
+        )?;
+        transaction.known_version = meta.routing_version;
+        let taken = store
+            .prepare(&mut transaction)
+            .and_then(|()| self.shared.replicator.push(transaction))
+            .inspect_err(|refusal| push_event!(meta.id, "push refused", reason = %refusal))?;
+        match taken {
+            (Answer::Now(report), buffer) => {
+                push_event!(meta.id, "push answered", applied_slots = report.staged);
+                self.request = buffer.unwrap_or_default();
+                self.push_reply(request_id, count, report);
+                Ok(true)
+            }
+            (Answer::Later(outcome), _) => {
+                self.later.push_back(Later {
+                    request_id,
+                    id: meta.id,
+                    keys: Some(count),
+                    outcome,
+                });
+                Ok(false)
+            }
+        }
+    }
+
+    pub(super) fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
+        let counters = &self.shared.counters;
+        let repeated = report.staged == 0 && report.skipped > 0;
+        add(
+            if repeated {
+                &counters.pushes_repeated
+            } else {
+                &counters.pushes_applied
+            },
+            1,
+        );
+        add(&counters.keys_pushed, keys as u64);
+        let reply = PushReply {
+            routing_version: self.shared.store.routing_version(),
+            applied_slots: report.staged,
+            skipped_slots: report.skipped,
+        };
+        self.small_reply(Opcode::PushReply, request_id, &reply.encode(), &[]);
+    }
+}
