@@ -205,6 +205,9 @@ fn revoking_fails_what_waits_for_an_answer_and_what_comes_later() {
         assert_eq!(stream.settled(), 0);
         client.flush().await.unwrap();
     });
+    // The peer may read what was sent only now.
+    let came = || !noted.lock().unwrap().is_empty();
+    wait_until("the first push has come", came);
     assert_eq!(noted.lock().unwrap().len(), 1);
 }
 
