@@ -142,10 +142,12 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 def _in_words(error: ValidationError) -> str:
     """Return what is wrong and where, such as ``nodes[5].host: Field required``."""
-    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    wrong = error.errors(include_url=False)
     first = wrong[0]
     path = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
     # What a record refuses when it is made comes as "Value error, ...".
     said = first["msg"].removeprefix("Value error, ")
+    if path == ".format" and first["type"] == "literal_error":
+        said = f"{first['input']!r}; this version reads format {first['ctx']['expected']} only"
     text = f"{path.removeprefix('.')}: {said}" if path else said
     return text if len(wrong) == 1 else f"{text} (and {len(wrong) - 1} more)"

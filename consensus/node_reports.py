@@ -49,8 +49,8 @@ class NodeReport(JsonRecord, what="node report"):
     instance: int
     routing_version: int
     silent: tuple[Count, ...] = ()
-    caught_up: tuple[CaughtUp, ...] = ()
     full: tuple[Count, ...] = ()
+    caught_up: tuple[CaughtUp, ...] = ()
     loaded: tuple[tuple[Count, Count], ...] = ()
     load_trouble: str = ""
 

@@ -173,7 +173,7 @@ class Event(JsonRecord, what="event"):
             raise InvalidRequest(f"event: unknown kind {self.kind!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardRecord(JsonRecord, what="shard record", names={"replica": "id", "slot": "shardid"}):
     """``pshards/<slot>/<replica>``: one replica of one slot, for people to read.
 
@@ -191,13 +191,13 @@ class ShardRecord(JsonRecord, what="shard record", names={"replica": "id", "slot
         routing_version: Version of the routing table that changed it last.
     """
 
-    slot: int
     replica: int
+    slot: int
     node: str
     instance: int
-    status: ReplicaStatus
     created: float
     modified: float
+    status: ReplicaStatus
     routing_version: int
 
     def __post_init__(self) -> None:

@@ -2,23 +2,22 @@
 
 Each field says its default, its range and what it does; ``pserverctl config`` and the reference
 page show just that. This module imports ``backstay.settings``, ``backstay.errors`` and
-``consensus.json_fields``; it knows no clock, no network and no randomness.
+``consensus.json_record``; it knows no clock, no network and no randomness.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from backstay.consensus.json_fields import dump, fields_of, strings_of
+from backstay.consensus.json_record import JsonRecord, dump
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.settings import check, load, setting
 
 __all__ = ["ClusterSettings", "SettingText", "SettingsRecord"]
 
-SETTINGS_FORMAT = 1
 ON_SLOT_LOSS = ("restore", "restore-lost", "wait")
 # A relative path would be another folder on each node.
 _URL = re.compile(r"/.*|[a-z][a-z0-9+.-]*://.+|", re.DOTALL)
@@ -196,10 +195,10 @@ class SettingsRecord:
 
     def to_json(self) -> str:
         """Return the record as the text that the coordination store keeps."""
-        values = {item.name: getattr(self.settings, item.name) for item in fields(self.settings)}
-        document: dict[str, object] = {"format": SETTINGS_FORMAT, "settings": values}
-        if self.sources:
-            document["sources"] = dict(sorted(self.sources.items()))
+        sources = dict(sorted(self.sources.items()))
+        document = _StoredSettings(vars(self.settings), sources).to_document()
+        if not sources:
+            del document["sources"]
         return dump(document)
 
     @classmethod
@@ -211,28 +210,28 @@ class SettingsRecord:
         Raises:
             InvalidRequest: It is not such a text.
         """
-        what = "cluster settings"
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise InvalidRequest(f"{what}: not JSON: {error}") from error
-        expected = {"format": int, "settings": dict}
-        if isinstance(document, dict) and "sources" in document:
-            expected["sources"] = dict
-        outer = fields_of(what, document, expected)
-        if outer["format"] != SETTINGS_FORMAT:
-            raise InvalidRequest(f"{what}: this version reads format {SETTINGS_FORMAT} only")
-        # Of before slots that are lost waited: it was what nobody had chosen.
-        if outer["settings"].get("on_slot_loss") == "empty":
-            del outer["settings"]["on_slot_loss"]
+        stored = _StoredSettings.from_json(text)
+        # An older version wrote this value where nobody had chosen one.
+        if stored.settings.get("on_slot_loss") == "empty":
+            del stored.settings["on_slot_loss"]
         known = {item.name for item in fields(ClusterSettings)}
-        for name in outer["settings"]:
+        for name in stored.settings:
             if name not in known:
-                raise InvalidRequest(f"{what}: this version knows no setting {name!r}")
+                raise InvalidRequest(f"{_WHAT}: this version knows no setting {name!r}")
         try:
-            settings = ClusterSettings(**outer["settings"])
+            settings = ClusterSettings(**stored.settings)
         except ConfigError as error:
-            raise InvalidRequest(f"{what}: {error}") from error
-        sources = outer.get("sources", {})
-        strings_of(what, "sources", list(sources.values()))
-        return cls(settings, sources)
+            raise InvalidRequest(f"{_WHAT}: {error}") from error
+        return cls(settings, stored.sources)
+
+
+_WHAT = "cluster settings"
+
+
+@dataclass(frozen=True)
+class _StoredSettings(JsonRecord, what=_WHAT, added=("sources",)):
+    """The JSON form of ``SettingsRecord``."""
+
+    format: Literal[1] = field(default=1, kw_only=True)
+    settings: dict[str, Any]
+    sources: dict[str, str] = field(default_factory=dict)

@@ -97,7 +97,14 @@ def _changed(
         if record is None:
             number = next(free)
             record = ShardRecord(
-                slot, number, holder.node, holder.instance, holder.status, time, time, version
+                slot=slot,
+                replica=number,
+                node=holder.node,
+                instance=holder.instance,
+                status=holder.status,
+                created=time,
+                modified=time,
+                routing_version=version,
             )
             changed.append(record)
             continue

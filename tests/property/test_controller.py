@@ -179,7 +179,7 @@ class World:
             reporter,
             self.routing.version,
             tuple(sorted(silent - {reporter})),
-            tuple(caught_up),
+            caught_up=tuple(caught_up),
             # Told for ever: also of slots that have begun anew, or are others', since.
             loaded=tuple(
                 sorted((slot, birth) for own, slot, birth in self.loaded if own == reporter)

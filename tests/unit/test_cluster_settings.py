@@ -35,9 +35,9 @@ def test_a_setting_that_is_younger_than_the_record_has_its_default() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[", "not JSON"),
-        ("[]", "expected an object with the fields format, settings"),
-        ('{"format":1}', "expected an object with the fields format, settings"),
+        ("[", "Invalid JSON"),
+        ("[]", "Input should be an object"),
+        ('{"format":1}', "settings: Field required"),
         ('{"format":2,"settings":{}}', "format 1 only"),
         ('{"format":1,"settings":{"moves":1}}', "knows no setting 'moves'"),
         ('{"format":1,"settings":{"moves_at_once":"8"}}', "'8' is not an integer"),

@@ -289,7 +289,14 @@ def test_the_view_of_shards_follows_the_routing() -> None:
     assert changes.delete == ((0, 1), (1, 1))
     (promoted,) = changes.put
     assert promoted == ShardRecord(
-        promoted.slot, 0, "ps-0", 100, "master", 10.5, 20.0, routing_version=2
+        slot=promoted.slot,
+        replica=0,
+        node="ps-0",
+        instance=100,
+        status="master",
+        created=10.5,
+        modified=20.0,
+        routing_version=2,
     )
 
 

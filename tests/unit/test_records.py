@@ -281,6 +281,16 @@ PLAN = ResizePlan(
     moves_left=2,
     started="2026-11-21T10:00:00Z",
 )
+SHARD = ShardRecord(
+    slot=3,
+    replica=1,
+    node="ps-1",
+    instance=5,
+    status="in_sync",
+    created=1490184573.25,
+    modified=1490184574.0,
+    routing_version=4,
+)
 RECORDS: tuple[Any, ...] = (
     MEMBER,
     PLAN,
@@ -290,7 +300,7 @@ RECORDS: tuple[Any, ...] = (
     NodeReport(5, 7),
     ClusterHealthRecord("OK", "", ("ps-0",)),
     Event(8, "promoted", "ps-1", 40, (0, 2, 9), "because"),
-    ShardRecord(3, 1, "ps-1", 5, "in_sync", 1490184573.25, 1490184574.0, 4),
+    SHARD,
     TableRecord('{"name":"t","dim":8}', 2**64 - 1),
     TableRecord('{"name":"t"}', 1, 7, DeclaredTable(2**64 - 1, 3, '{"name":"t"}')),
 )
@@ -326,10 +336,13 @@ def test_records_have_the_fields_of_the_design() -> None:
         "version",
         "keeps_store",
     ]
+    assert list(json.loads(SHARD.to_json())) == [
+        *("id", "shardid", "node", "instance", "created", "modified", "status"),
+        "routing_version",
+    ]
     assert json.loads(MEMBER.to_json())["status"] == "up"
     assert json.loads(MEMBER.to_json())["start_time"] == 1490184573.25
-    shard = ShardRecord(3, 1, "ps-1", 5, "in_sync", 1490184573.25, 1490184574.0, 4)
-    assert json.loads(shard.to_json()) == {
+    assert json.loads(SHARD.to_json()) == {
         "id": 1,
         "shardid": 3,
         "node": "ps-1",
@@ -381,7 +394,7 @@ def test_records_refuse_what_cannot_be(make: Any, says: str) -> None:
 
 @pytest.mark.parametrize("time", ["NaN", "Infinity", "-1.0"])
 def test_a_time_that_is_none_is_refused(time: str) -> None:
-    shard = ShardRecord(3, 1, "ps-1", 5, "in_sync", 7.5, 8.5, 4).to_json()
+    shard = replace(SHARD, created=7.5, modified=8.5).to_json()
     for record, text, value in (
         (MemberRecord, MEMBER.to_json(), "1490184573.25"),
         (ShardRecord, shard, "7.5"),

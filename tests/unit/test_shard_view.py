@@ -113,7 +113,16 @@ def test_what_cannot_be_read_or_stands_under_another_key_goes() -> None:
         first, _ = tables()
         writer = Writer(MemoryStore(backend))
         await writer.store.put("pshards/0/ps-0", '{"id":"0/ps-0"}')
-        stranger = ShardRecord(5, 0, "ps-0", 100, "master", 1.0, 1.0, 1)
+        stranger = ShardRecord(
+            slot=5,
+            replica=0,
+            node="ps-0",
+            instance=100,
+            status="master",
+            created=1.0,
+            modified=1.0,
+            routing_version=1,
+        )
         await writer.store.put("pshards/999/0", stranger.to_json())
         view = writer.view()
         await view.read()
