@@ -183,7 +183,8 @@ class JobStateRecord:
         checkpoint: The newest checkpoint of the job; empty: none.
         checkpoint_url: Where it was written to; empty: not since the servers were restored.
         passes_begun: Training passes of which a task was given out, or may have been.
-        hold_ttl_ms: How long workers may count on a hold; never less than any of them was told.
+        task_lease_ttl_ms: How long workers may count on a lease; never less than any of them was
+            told.
         figures: Sums, most of them for people: ``examples``, ``steps``, ``bad_records``, ... By
             ``tasks``, those that have ended, it is told whether a checkpoint is exact; by
             ``saved_steps``, those of the newest checkpoint of the job, whether one is missing.
@@ -204,7 +205,7 @@ class JobStateRecord:
     checkpoint: str = ""
     checkpoint_url: str = ""
     passes_begun: int = 0
-    hold_ttl_ms: int = 0
+    task_lease_ttl_ms: int = 0
     figures: Mapping[str, int] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()
 
@@ -230,7 +231,7 @@ class JobStateRecord:
                 "checkpoint": self.checkpoint,
                 "checkpoint_url": self.checkpoint_url,
                 "passes_begun": self.passes_begun,
-                "hold_ttl_ms": self.hold_ttl_ms,
+                "task_lease_ttl_ms": self.task_lease_ttl_ms,
                 "figures": dict(self.figures),
                 "evaluations": [dict(each) for each in self.evaluations],
             }
@@ -266,7 +267,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "checkpoint": str,
     "checkpoint_url": str,
     "passes_begun": int,
-    "hold_ttl_ms": int,
+    "task_lease_ttl_ms": int,
     "figures": dict,
     "evaluations": list,
 }

@@ -210,9 +210,9 @@ class JobKeys:
         return f"{self.root}done/"
 
     @property
-    def all_held(self) -> str:
+    def all_leased(self) -> str:
         """The prefix of what the workers hold."""
-        return f"{self.root}held/"
+        return f"{self.root}leased/"
 
     @property
     def all_dead_letters(self) -> str:
@@ -236,9 +236,9 @@ class JobKeys:
         """Return the key of the bitmap of a round's tasks chunk * 4096 and on."""
         return f"{self.root}done/{round_name}/{chunk:06d}"
 
-    def held(self, round_name: str, worker: str) -> str:
+    def leased(self, round_name: str, worker: str) -> str:
         """Return the key of what a worker holds; of the worker "": streams nobody closes yet."""
-        return f"{self.root}held/{round_name}/{worker or '@'}"
+        return f"{self.root}leased/{round_name}/{worker or '@'}"
 
     def dead_letters(self, round_name: str, task: int) -> str:
         """Return the key of a task that failed for good."""

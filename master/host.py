@@ -29,10 +29,10 @@ from backstay.control_server import ControlServer
 from backstay.errors import LeaseLost, ServerUnavailable, StoreUnavailable
 from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
-from backstay.master.hold_time import keep_hold_time, lengthen_holds
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.launch_desk import LaunchDesk
+from backstay.master.lease_time import keep_lease_time, lengthen_leases
 from backstay.master.office import Office
 from backstay.master.opening import open_job
 from backstay.master.saving import Saving, restored_job, rows_of
@@ -50,7 +50,7 @@ FAREWELL_S = 2.0
 # Between two tries; doubled each time, up to the last.
 RETRY_PAUSE_FIRST_S = 0.1
 RETRY_PAUSE_MAX_S = 1.0
-# Between two looks at holds that may have run out, at most.
+# Between two looks at leases that may have run out, at most.
 LOOK_S = 0.25
 LAST_WRITE_S = 10.0
 
@@ -199,7 +199,7 @@ class MasterHost:
         await _until_answered(saving.look)
         job.advance()
         # Before the first worker is told how long they last.
-        await lengthen_holds(job)
+        await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
         self._service.launch_desk = LaunchDesk(job)
         self._service.job = job
@@ -213,8 +213,8 @@ class MasterHost:
         on_ready(self._own)
         background = [
             asyncio.create_task(self._advance(job), name="the course"),
-            asyncio.create_task(self._expire(job), name="the holds"),
-            asyncio.create_task(keep_hold_time(job), name="the time of holds"),
+            asyncio.create_task(self._expire(job), name="the leases"),
+            asyncio.create_task(keep_lease_time(job), name="the time of leases"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
             asyncio.create_task(saving.look_on(), name="restores"),
         ]
@@ -260,7 +260,7 @@ class MasterHost:
             job.saves_still = False
             job.notify()
         deadline_s = self._clock() + self._config.linger_ms / 1000
-        ttl_s = job.hold_ttl_ms / 1000
+        ttl_s = job.task_lease_ttl_ms / 1000
         while self._clock() < deadline_s and _is_waited_for(job, ttl_s):
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(job.changed.wait(), LOOK_S)

@@ -20,10 +20,10 @@ from backstay.course.damaged import DamagedRecords
 from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, DeadLetter, Failure, HeldTask
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
 from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.values import ATTEMPTS_PER_MASTER, DeadLetter, Failure, LeasedTask
 from backstay.master.declared_tables import check_tables
 from backstay.master.job_rounds import JobRounds
 from backstay.master.job_workers import JobWorkers
@@ -72,9 +72,9 @@ class Job:
             opened.workers, self.known, clock, drop=self.drop_worker, changed=self.stage_state
         )
         digests = {name: table.digest() for name, table in opened.tables.items()}
-        # How long holds last by now; the record may be ahead of it (``hold_time``).
-        self.hold_ttl_ms = max(opened.spec.hold_ttl_ms, opened.state.hold_ttl_ms)
-        self.state = replace(opened.state, data=digests, hold_ttl_ms=self.hold_ttl_ms)
+        # How long leases last by now; the record may be ahead of it (``lease_time``).
+        self.task_lease_ttl_ms = max(opened.spec.task_lease_ttl_ms, opened.state.task_lease_ttl_ms)
+        self.state = replace(opened.state, data=digests, task_lease_ttl_ms=self.task_lease_ttl_ms)
         self.figures = Counter(opened.state.figures)
         self.keys = keys
         self.journal = journal
@@ -158,15 +158,15 @@ class Job:
 
     # Workers.
 
-    def plan_hold_time(self, ttl_ms: int) -> None:
-        """Have the record say that holds are to last so long; see ``hold_time``."""
-        self.state = replace(self.state, hold_ttl_ms=ttl_ms)
+    def plan_lease_time(self, ttl_ms: int) -> None:
+        """Have the record say that leases are to last so long; see ``lease_time``."""
+        self.state = replace(self.state, task_lease_ttl_ms=ttl_ms)
         self.stage_state()
 
-    def take_hold_time(self) -> None:
-        """Have holds last as long as the record says, which must be written."""
-        self.hold_ttl_ms = self.state.hold_ttl_ms
-        self.rounds.hold_for(self.hold_ttl_ms)
+    def take_lease_time(self) -> None:
+        """Have leases last as long as the record says, which must be written."""
+        self.task_lease_ttl_ms = self.state.task_lease_ttl_ms
+        self.rounds.set_lease_ttl(self.task_lease_ttl_ms)
 
     def declare_tables(self, names: Sequence[str], notes: Sequence[str] = ()) -> None:
         """Take the job's tables from the first worker, and compare those of the others.
@@ -198,28 +198,28 @@ class Job:
                 return led_by_other(opened, self.known, worker)
             grant = None if opened is None else opened.ledger.assign(worker, self.now())
             if opened is not None and grant is not None:
-                if grant.twin:
+                if grant.speculative:
                     log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
                 self.rounds.stage(opened)
                 self.stalls.begins(worker, self.now())
-                return Given(opened, HeldTask(grant.task, grant.attempt, grant.first_batch))
+                return Given(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
         return None
 
     def renew(
-        self, worker: str, holds: Iterable[tuple[RoundId, HeldTask]]
-    ) -> list[tuple[RoundId, HeldTask]]:
-        """Extend holds; returns those that are revoked."""
-        revoked: list[tuple[RoundId, HeldTask]] = []
-        by_round: dict[RoundId, list[HeldTask]] = {}
-        for round_id, held in holds:
-            by_round.setdefault(round_id, []).append(held)
-        for round_id, held_tasks in by_round.items():
+        self, worker: str, leases: Iterable[tuple[RoundId, LeasedTask]]
+    ) -> list[tuple[RoundId, LeasedTask]]:
+        """Extend leases; returns those that are revoked."""
+        revoked: list[tuple[RoundId, LeasedTask]] = []
+        by_round: dict[RoundId, list[LeasedTask]] = {}
+        for round_id, leased in leases:
+            by_round.setdefault(round_id, []).append(leased)
+        for round_id, leased_tasks in by_round.items():
             opened = self.rounds.get(round_id)
             if opened is None or self.is_over:
-                revoked += [(round_id, held) for held in held_tasks]
+                revoked += [(round_id, leased) for leased in leased_tasks]
                 continue
-            over = opened.ledger.renew(worker, held_tasks, self.now())
-            revoked += [(round_id, held) for held in over]
+            over = opened.ledger.renew(worker, leased_tasks, self.now())
+            revoked += [(round_id, leased) for leased in over]
             self.rounds.stage(opened)
             self._count_steps(opened)
         return revoked
@@ -252,7 +252,7 @@ class Job:
         return True
 
     def complete(
-        self, worker: str, round_id: RoundId, hold: HeldTask, examples: int
+        self, worker: str, round_id: RoundId, lease: LeasedTask, examples: int
     ) -> tuple[bool, bool]:
         """Take note that a task is done.
 
@@ -264,7 +264,7 @@ class Job:
             return False, False
         before = opened.ledger.counts.done
         counts = opened.ledger.complete(
-            worker, hold.task, hold.attempt, self.now(), batches=hold.settled
+            worker, lease.task, lease.attempt, self.now(), batches=lease.settled
         )
         is_new = opened.ledger.counts.done > before
         self._count_steps(opened)
@@ -298,33 +298,33 @@ class Job:
         else:
             opened.metrics.update(metrics)
 
-    def give_back(self, worker: str, round_id: RoundId, hold: HeldTask, reason: str) -> None:
-        """End a hold for no fault of the task."""
+    def give_back(self, worker: str, round_id: RoundId, lease: LeasedTask, reason: str) -> None:
+        """End a lease for no fault of the task."""
         opened = self.rounds.get(round_id)
         if opened is None:
             return
-        log.info("%s gives %s task %d back: %s", worker, round_id, hold.task, reason)
+        log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
         opened.ledger.give_back(
-            worker, hold.task, hold.attempt, hold.settled, self.now(), reason=reason
+            worker, lease.task, lease.attempt, lease.settled, self.now(), reason=reason
         )
         self._came_back(opened)
 
-    def fail(self, worker: str, round_id: RoundId, hold: HeldTask, failure: Failure) -> bool:
-        """End a hold because the task failed; returns whether it is dead-lettered."""
+    def fail(self, worker: str, round_id: RoundId, lease: LeasedTask, failure: Failure) -> bool:
+        """End a lease because the task failed; returns whether it is dead-lettered."""
         opened = self.rounds.get(round_id)
         if opened is None:
             return False
         outcome = opened.ledger.fail(
-            worker, hold.task, hold.attempt, failure, self.now(), settled=hold.settled
+            worker, lease.task, lease.attempt, failure, self.now(), settled=lease.settled
         )
         level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
         last_line = failure.error.strip().rpartition("\n")[2]
-        log.log(level, "%s task %d (%s): %s", round_id, hold.task, outcome, last_line)
+        log.log(level, "%s task %d (%s): %s", round_id, lease.task, outcome, last_line)
         self._came_back(opened)
         return outcome == "dead_lettered"
 
     def drop_worker(self, worker: str, why: str) -> None:
-        """Take back everything that a worker holds that is surely gone."""
+        """Take back all tasks of a worker that is surely gone."""
         for opened in self.rounds.values():
             tasks = opened.ledger.drop_worker(worker, self.now())
             if tasks:
@@ -333,12 +333,12 @@ class Job:
         self.known.forget(worker)
 
     def expire(self) -> None:
-        """Take back the tasks whose holds have run out, or whose workers hang."""
+        """Take back the tasks whose leases have run out, or whose workers hang."""
         self.stalls.look(self.now())
         for opened in self.rounds.values():
             tasks = opened.ledger.expire(self.now())
             if tasks:
-                log.warning("%s: the holds of tasks %s have run out", opened.id, tasks)
+                log.warning("%s: the leases of tasks %s have run out", opened.id, tasks)
                 self._came_back(opened)
 
     # Streams.
@@ -444,7 +444,7 @@ class Job:
     def go_back(self, progress: JobProgress | None) -> None:
         """Take progress that was restored with the model; None: begin anew.
 
-        All holds are void from now on. The caller waits for the journal, and only then takes note
+        All leases are void from now on. The caller waits for the journal, and only then takes note
         of the restore with :meth:`note_rows`. A job that had ended goes on, unless the progress
         says that it had ended then, too.
         """
@@ -509,7 +509,7 @@ class Job:
         return self.rounds.open(
             round_id,
             first_attempt=self.state.starts * ATTEMPTS_PER_MASTER,
-            hold_ttl_ms=self.hold_ttl_ms,
+            task_lease_ttl_ms=self.task_lease_ttl_ms,
             steps=self.course.steps,
             done=done,
             dead_letters=dead_letters,

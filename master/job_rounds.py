@@ -13,8 +13,8 @@ from backstay.consensus.keys import JobKeys
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import DeadLetter
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+from backstay.master.core.values import DeadLetter
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round
 
@@ -63,7 +63,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         round_id: RoundId,
         *,
         first_attempt: int,
-        hold_ttl_ms: int,
+        task_lease_ttl_ms: int,
         steps: int,
         done: TaskBits | None = None,
         dead_letters: Iterable[DeadLetter] = (),
@@ -74,7 +74,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             self._tables,
             self._spec,
             first_attempt=first_attempt,
-            hold_ttl_ms=hold_ttl_ms,
+            task_lease_ttl_ms=task_lease_ttl_ms,
             steps=steps,
             done=done,
             dead_letters=dead_letters,
@@ -108,13 +108,13 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         for opened in self._rounds.values():
             opened.stage_all(self._journal, self._keys)
 
-    def hold_for(self, ttl_ms: int) -> None:
-        """Have holds last so long from now on."""
+    def set_lease_ttl(self, ttl_ms: int) -> None:
+        """Have leases last so long from now on."""
         for opened in self._rounds.values():
-            opened.ledger.hold_ttl_s = ttl_ms / 1000
+            opened.ledger.lease_ttl_s = ttl_ms / 1000
 
     def next_expiry(self) -> float | None:
-        """Return a time before which no hold runs out."""
+        """Return a time before which no lease runs out."""
         ends = [opened.ledger.next_expiry() for opened in self._rounds.values()]
         return min((end for end in ends if end is not None), default=None)
 

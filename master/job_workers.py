@@ -1,7 +1,7 @@
 """The worker processes of a job: which should run, which have ended, and what they leave behind.
 
-The worker set decides; what it decided is recorded, and what a process held that is gone goes back.
-Does no I/O of its own.
+The worker set decides; what it decided is recorded, and the tasks of a process that is gone go
+back. Does no I/O of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JobWorkers:
             workers: Which are wanted.
             known: Which were heard of.
             clock: Monotonic seconds.
-            drop: Takes back all that a worker holds that is gone; is told why.
+            drop: Takes back all tasks of a worker that is gone; is told why.
             changed: Has the journal write which are wanted.
         """
         self._set = workers
@@ -43,7 +43,7 @@ class JobWorkers:
         self._wanted: tuple[str, ...] = ()
 
     def join(self, worker: str, instance: int, host: str, pid: int) -> None:
-        """Take note of a process; what another one of its name holds goes back.
+        """Take note of a process; the tasks of another one of its name go back.
 
         Raises:
             InvalidRequest: Name or instance is missing.

@@ -1,6 +1,6 @@
 """The workers that a job's master has heard of: who they are, how fast, since when silent.
 
-Values in memory only; what a worker holds is in the ledgers. Time is an argument. Does no I/O.
+Values in memory only; what a worker leases is in the ledgers. Time is an argument. Does no I/O.
 """
 
 from __future__ import annotations

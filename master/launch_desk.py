@@ -17,7 +17,7 @@ __all__ = ["LaunchDesk"]
 
 WAIT_MS_MAX = 30_000
 LAST_WORDS_MAX = 1000
-# A worker that runs and was not heard of for so many times the life of a hold hangs.
+# A worker that runs and was not heard of for so many times the life of a lease hangs.
 HANGS_AFTER_TTLS = 10
 HANGS_AFTER_MIN_S = 30.0
 
@@ -90,7 +90,7 @@ class LaunchDesk:
 
     def _replace_hanging(self, alive: Iterable[str]) -> None:
         job = self._job
-        limit_s = max(HANGS_AFTER_MIN_S, HANGS_AFTER_TTLS * job.hold_ttl_ms / 1000)
+        limit_s = max(HANGS_AFTER_MIN_S, HANGS_AFTER_TTLS * job.task_lease_ttl_ms / 1000)
         for worker in alive:
             known = job.known.get(worker)
             # One that has not joined yet may be importing its framework.

@@ -17,9 +17,9 @@ from backstay.course.orders import record_order_seed, task_order_seed
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import DeadLetter, HeldTask, LedgerLimits
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+from backstay.master.core.values import DeadLetter, LeasedTask, LedgerLimits
 from backstay.master.core.worker_set import WorkerPolicy
 from backstay.master.journal import Journal
 from backstay.trainer.metrics import METRICS
@@ -75,7 +75,7 @@ class OpenRound:
         for task in changes.dead_letters:
             journal.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
         for worker in changes.workers:
-            journal.stage(keys.held(name, worker), partial(_held, ledger, worker))
+            journal.stage(keys.leased(name, worker), partial(_worker_record, ledger, worker))
 
     def stage_all(self, journal: Journal, keys: JobKeys) -> None:
         """Have the journal write everything that it is to have of this round."""
@@ -102,7 +102,7 @@ class OpenRound:
         for task in sorted({*self.ledger.dead_letters, *changes.dead_letters}):
             journal.stage_removal(keys.dead_letters(name, task))
         for worker in sorted({NOBODY, *self.ledger.workers, *changes.workers}):
-            journal.stage_removal(keys.held(name, worker))
+            journal.stage_removal(keys.leased(name, worker))
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; takes its time, call it in a thread."""
@@ -118,12 +118,12 @@ class Given(NamedTuple):
 
     Attributes:
         round: Of which round.
-        hold: Task, attempt, and the batches that are settled.
-        leader: Sync mode: the hold is another worker's, who is reached here. Empty: it is its own.
+        lease: Task, attempt, and the batches that are settled.
+        leader: Sync mode: the lease is another worker's, who is reached here. Empty: it is its own.
     """
 
     round: OpenRound
-    hold: HeldTask
+    lease: LeasedTask
     leader: str = ""
 
 
@@ -136,7 +136,7 @@ def _dead_letter(ledger: TaskLedger, task: int) -> str | None:
     return None if dead_letter is None else dead_letter.to_json()
 
 
-def _held(ledger: TaskLedger, worker: str) -> str | None:
+def _worker_record(ledger: TaskLedger, worker: str) -> str | None:
     record = ledger.record_of(worker)
     return record.to_json() if record else None
 
@@ -147,7 +147,7 @@ def open_round(
     spec: JobSpec,
     *,
     first_attempt: int,
-    hold_ttl_ms: int,
+    task_lease_ttl_ms: int,
     steps: int,
     done: TaskBits | None = None,
     dead_letters: Iterable[DeadLetter] = (),
@@ -163,7 +163,9 @@ def open_round(
         round_id,
         len(table),
         task_order_seed(spec, round_id),
-        ledger_limits(spec, hold_ttl_ms, twins=round_id.kind is not RoundKind.TRAIN_END),
+        ledger_limits(
+            spec, task_lease_ttl_ms, speculative=round_id.kind is not RoundKind.TRAIN_END
+        ),
         first_attempt=first_attempt,
         done=done,
         dead_letters=dead_letters,
@@ -173,20 +175,23 @@ def open_round(
     return OpenRound(round_id, table, ledger, steps=steps)
 
 
-def ledger_limits(spec: JobSpec, hold_ttl_ms: int, *, twins: bool = True) -> LedgerLimits:
-    """Return how long holds last and how much may go wrong.
+def ledger_limits(
+    spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True
+) -> LedgerLimits:
+    """Return how long leases last and how much may go wrong.
 
     Args:
         spec: Of the job.
-        hold_ttl_ms: How long holds last by now.
-        twins: Whether a slow task is given to a second worker: what is done at the end of the
+        task_lease_ttl_ms: How long leases last by now.
+        speculative: Whether a slow task is given to a second worker: what is done at the
+        end of the
             training should be done by one.
     """
     return LedgerLimits(
-        hold_ttl_s=hold_ttl_ms / 1000,
+        lease_ttl_s=task_lease_ttl_ms / 1000,
         max_retries=spec.max_task_retries,
-        straggler_factor=spec.straggler_factor if twins else NEVER_S,
-        straggler_min_s=spec.straggler_min_s if twins else NEVER_S,
+        straggler_factor=spec.straggler_factor if speculative else NEVER_S,
+        straggler_min_s=spec.straggler_min_s if speculative else NEVER_S,
     )
 
 

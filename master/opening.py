@@ -21,10 +21,10 @@ from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRecord
 from backstay.master.core.ledger import NOBODY
 from backstay.master.core.reconcile import is_over, reconcile
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+from backstay.master.core.values import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRecord
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.data_scan import scan
 from backstay.master.journal import Journal
@@ -64,7 +64,7 @@ class _Found:
         keys = self._keys
         names = {
             key.partition("/")[0]
-            for prefix in (keys.all_done, keys.all_held, keys.all_dead_letters)
+            for prefix in (keys.all_done, keys.all_leased, keys.all_dead_letters)
             for key in self.below(prefix)
         }
         return {RoundId.parse(name) for name in names}
@@ -209,7 +209,7 @@ def _rounds(
     state: JobStateRecord,
     now_s: float,
 ) -> dict[RoundId, OpenRound]:
-    """Return the rounds that there are records of, with what their workers held."""
+    """Return the rounds that there are records of, with the leases of their workers."""
     rounds: dict[RoundId, OpenRound] = {}
     for round_id in sorted(found.rounds() | set(course.dead_letters), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
@@ -219,11 +219,11 @@ def _rounds(
         chunks = found.below(f"{keys.all_done}{name}/")
         recorded = found.below(f"{keys.all_dead_letters}{name}/")
         if is_over(course, round_id) and round_id not in course.dead_letters:
-            # A master died before it had erased them. What is held may be streams to close.
+            # A master died before it had erased them. A worker's record may have streams to close.
             for prefix in (keys.all_done, keys.all_dead_letters):
                 for key in found.below(f"{prefix}{name}/"):
                     journal.stage_removal(f"{prefix}{name}/{key}")
-            if not found.below(f"{keys.all_held}{name}/"):
+            if not found.below(f"{keys.all_leased}{name}/"):
                 continue
         chunk_texts = {int(number): text for number, text in chunks.items()}
         if any(number * CHUNK_TASKS >= size for number in chunk_texts):
@@ -242,12 +242,12 @@ def _rounds(
             spec,
             first_attempt=(state.starts + 1) * ATTEMPTS_PER_MASTER,
             # A worker counts on the time that it was told by an earlier master.
-            hold_ttl_ms=max(spec.hold_ttl_ms, state.hold_ttl_ms),
+            task_lease_ttl_ms=max(spec.task_lease_ttl_ms, state.task_lease_ttl_ms),
             steps=course.steps,
             done=done,
             dead_letters=dead_letters,
         )
-        for worker, text in found.below(f"{keys.all_held}{name}/").items():
+        for worker, text in found.below(f"{keys.all_leased}{name}/").items():
             record = WorkerRecord.from_json(text)
             opened.ledger.adopt_worker(NOBODY if worker == "@" else worker, record, now_s)
         rounds[round_id] = opened

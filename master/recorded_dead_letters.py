@@ -11,7 +11,7 @@ from backstay._proto.v1 import job_pb2
 from backstay.consensus.keys import JobKeys
 from backstay.course.rounds import RoundId, data_of
 from backstay.course.task_table import TaskTable
-from backstay.master.core.holds import DeadLetter
+from backstay.master.core.values import DeadLetter
 from backstay.master.status import dead_letter_message
 
 __all__ = ["recorded_dead_letters"]

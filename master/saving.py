@@ -26,8 +26,8 @@ from backstay.errors import (
     InvalidRequest,
     NoCheckpointFolder,
 )
-from backstay.master.core.holds import DeadLetter
 from backstay.master.core.progress import JobProgress, RoundProgress
+from backstay.master.core.values import DeadLetter
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from backstay.tasks import end_tasks

@@ -19,7 +19,7 @@ from backstay.consensus.job_records import MasterRecord
 from backstay.course.evaluation import TaskOutputs
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, Failure, HeldTask
+from backstay.master.core.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
 from backstay.master.job import Job
 from backstay.master.known_workers import KnownWorker
 from backstay.master.launch_desk import LaunchDesk
@@ -82,7 +82,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             spec_json=job.spec.to_json(),
             stream_job=job.stream_job,
             start=job.state.starts,
-            hold_ttl_ms=job.hold_ttl_ms,
+            task_lease_ttl_ms=job.task_lease_ttl_ms,
         )
 
     async def DeclareTables(  # noqa: N802
@@ -110,7 +110,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         # What is settled in other rows is not in these, and what is done may have to be done again.
         while given is None and not job.is_over and _are_of_job(request, job):
             changed = job.changed
-            # What cannot be recorded is not told, and would lapse without anybody's fault.
+            # What cannot be recorded is not told, and would expire without anybody's fault.
             given = None if job.journal.trouble else job.assign(known.id)
             left_s = deadline_s - job.now()
             if given is not None or left_s <= 0:
@@ -136,31 +136,31 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             answer.wait_ms = min(max(wait_ms, WAIT_MS_MIN), WAIT_MS_MAX)
         return answer
 
-    async def KeepHolds(  # noqa: N802
-        self, request: job_pb2.KeepHoldsRequest, context: aio.ServicerContext[Any, Any]
-    ) -> job_pb2.KeepHoldsResponse:
-        """Renew holds; nothing is written for that."""
+    async def RenewLeases(  # noqa: N802
+        self, request: job_pb2.RenewLeasesRequest, context: aio.ServicerContext[Any, Any]
+    ) -> job_pb2.RenewLeasesResponse:
+        """Renew leases; nothing is written for that."""
         job = self._open()
         known = self._heard(job, request.worker)
         loss = request.loss if request.HasField("loss") else None
         known.measure(request.examples, request.steps, loss, job.now())
         # It may have told its tables to an earlier master.
-        known.has_program |= bool(request.holds)
+        known.has_program |= bool(request.leases)
         job.stalls.heard(
             known.id, request.steps, request.waiting_ms / 1000, request.waits_for, job.now()
         )
-        revoked = job.renew(known.id, [_held(job, one) for one in request.holds])
+        revoked = job.renew(known.id, [_known_lease(job, one) for one in request.leases])
         led = job.stalls.led()
-        return job_pb2.KeepHoldsResponse(
-            revoked=[_hold_message(round_id, held) for round_id, held in revoked],
+        return job_pb2.RenewLeasesResponse(
+            revoked=[_lease_message(round_id, leased) for round_id, leased in revoked],
             stop=job.is_over,
             stop_reason=job.state.reason or job.state.state if job.is_over else "",
-            hold_ttl_ms=job.hold_ttl_ms,
+            task_lease_ttl_ms=job.task_lease_ttl_ms,
             job_steps=job.course.steps,
             training=job.stalls.clocks(),
             led=None
             if led is None
-            else _hold_message(led[0], HeldTask(led[1].task.number, led[1].attempt, 0)),
+            else _lease_message(led[0], LeasedTask(led[1].task.number, led[1].attempt, 0)),
         )
 
     async def Complete(  # noqa: N802
@@ -169,48 +169,48 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Take note that a task is done."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, hold = _held(job, request.hold)
+        round_id, lease = _known_lease(job, request.lease)
         outputs = _outputs(request.outputs) if request.HasField("outputs") else None
-        if job.note_damaged(round_id, hold.task, request.bad_record_count):
+        if job.note_damaged(round_id, lease.task, request.bad_record_count):
             await job.journal.durable(DURABLE_S)
         counts, is_new = job.complete(
             known.id,
             round_id,
-            hold._replace(settled=request.batches),
+            lease._replace(settled=request.batches),
             request.examples,
         )
         if is_new and outputs is not None and round_id.kind is RoundKind.EVALUATION:
-            job.add_outputs(round_id, hold.task, outputs, dict(request.outputs.metrics))
+            job.add_outputs(round_id, lease.task, outputs, dict(request.outputs.metrics))
         await job.journal.durable(DURABLE_S)
         return job_pb2.CompleteResponse(first=counts)
 
     async def GiveBack(  # noqa: N802
         self, request: job_pb2.GiveBackRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.GiveBackResponse:
-        """End a hold for no fault of the task."""
+        """End a lease for no fault of the task."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, hold = _held(job, request.hold)
-        job.give_back(known.id, round_id, hold, request.reason)
+        round_id, lease = _known_lease(job, request.lease)
+        job.give_back(known.id, round_id, lease, request.reason)
         await job.journal.durable(DURABLE_S)
         return job_pb2.GiveBackResponse()
 
     async def Fail(  # noqa: N802
         self, request: job_pb2.FailRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.FailResponse:
-        """End a hold because the task failed."""
+        """End a lease because the task failed."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, hold = _held(job, request.hold)
+        round_id, lease = _known_lease(job, request.lease)
         bad = "".join(
             f"\n{one.file}, {one.offset}: {one.reason}" for one in request.bad_records[:100]
         )
         if request.bad_record_count > job.spec.max_bad_records:
             # To try it again would end alike.
             first = bad.lstrip().partition("\n")[0]
-            job.note_damaged(round_id, hold.task, request.bad_record_count, first)
+            job.note_damaged(round_id, lease.task, request.bad_record_count, first)
         failure = Failure(request.error + bad, known.id, tuple(request.records))
-        dead_lettered = job.fail(known.id, round_id, hold, failure)
+        dead_lettered = job.fail(known.id, round_id, lease, failure)
         await job.journal.durable(DURABLE_S)
         return job_pb2.FailResponse(dead_lettered=dead_lettered)
 
@@ -318,54 +318,54 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             return None
         if job.rounds.get(given.round.id) is not given.round:
             return None
-        held = given.round.ledger.record_of(known.id).held
-        if not any(one[:2] == given.hold[:2] for one in held):
+        leased = given.round.ledger.record_of(known.id).leased
+        if not any(one[:2] == given.lease[:2] for one in leased):
             return None
         # The worker counts its time from this answer.
-        revoked = given.round.ledger.renew(known.id, [given.hold], job.now())
+        revoked = given.round.ledger.renew(known.id, [given.lease], job.now())
         job.rounds.stage(given.round)
         return None if revoked else given
 
 
-def _hold(message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
+def _lease_of(message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
     kind = KIND_OF_MESSAGE.get(message.kind)
     if kind is None or message.round < 1:
-        raise InvalidRequest(f"hold: no round of kind {message.kind}, number {message.round}")
-    held = HeldTask(message.number, message.attempt, message.settled_batches)
-    return RoundId(kind, message.round), held
+        raise InvalidRequest(f"lease: no round of kind {message.kind}, number {message.round}")
+    leased = LeasedTask(message.number, message.attempt, message.settled_batches)
+    return RoundId(kind, message.round), leased
 
 
-def _held(job: Job, message: job_pb2.Hold) -> tuple[RoundId, HeldTask]:
-    """Return a hold that this master, or one before it, gave.
+def _known_lease(job: Job, message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
+    """Return a lease that this master, or one before it, gave.
 
     Raises:
         NotJobMaster: A later one gave it, so this one is the master no more.
     """
-    round_id, held = _hold(message)
-    if held.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER:
+    round_id, leased = _lease_of(message)
+    if leased.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER:
         raise NotJobMaster("another process has become the master, and gave this task; ask it")
-    return round_id, held
+    return round_id, leased
 
 
-def _hold_message(round_id: RoundId, held: HeldTask) -> job_pb2.Hold:
-    return job_pb2.Hold(
+def _lease_message(round_id: RoundId, leased: LeasedTask) -> job_pb2.TaskLease:
+    return job_pb2.TaskLease(
         kind=MESSAGE_OF_KIND[round_id.kind],
         round=round_id.number,
-        number=held.task,
-        attempt=held.attempt,
-        settled_batches=held.settled,
+        number=leased.task,
+        attempt=leased.attempt,
+        settled_batches=leased.settled,
     )
 
 
 def _task_message(job: Job, given: Given) -> job_pb2.Task:
-    records = given.round.table[given.hold.task]
+    records = given.round.table[given.lease.task]
     return job_pb2.Task(
-        hold=_hold_message(given.round.id, given.hold),
+        lease=_lease_message(given.round.id, given.lease),
         shard=records.shard,
         start=records.start,
         count=records.count,
-        first_batch=given.hold.settled,
-        shuffle_seed=given.round.seed_of(job.spec, given.hold.task),
+        first_batch=given.lease.settled,
+        shuffle_seed=given.round.seed_of(job.spec, given.lease.task),
         leader=given.leader,
         training=job.stalls.clocks(),
         evaluation=newest_evaluation(job),

@@ -77,19 +77,19 @@ class Stalls:
         for known in self._known:
             known.note = self._waits(known.waiting_s, known.waits_for)
         stalled: set[str] = set()
-        for opened, hold in self._training_holds():
-            times = self._times.get((opened.id, hold.task.number), 0)
-            may_take_s = self._watch.may_take_s(hold.worker, times)
-            stands_s = self._watch.stands_s(hold.worker, now_s)
+        for opened, lease in self._training_leases():
+            times = self._times.get((opened.id, lease.task.number), 0)
+            may_take_s = self._watch.may_take_s(lease.worker, times)
+            stands_s = self._watch.stands_s(lease.worker, now_s)
             if stands_s >= may_take_s:
-                stalled.add(hold.worker)
+                stalled.add(lease.worker)
                 if self._mode == "sync":
-                    self._withdraw(opened, hold, stands_s)
-            known_worker = self._known.get(hold.worker)
+                    self._withdraw(opened, lease, stands_s)
+            known_worker = self._known.get(lease.worker)
             if known_worker is None:
                 continue
-            if hold.withdrawn:
-                known_worker.note = f"{hold.withdrawn}: its task goes to another worker"
+            if lease.withdrawn:
+                known_worker.note = f"{lease.withdrawn}: its task goes to another worker"
             elif stands_s >= SHOWN_PART * may_take_s:
                 known_worker.note = self._stands(stands_s, may_take_s)
         self._tell(stalled)
@@ -100,32 +100,32 @@ class Stalls:
         """Return, in bounded mode, the clocks of the workers that others wait for."""
         if self._mode != "bounded":
             return []
-        holders = {hold.worker for _, hold in self._training_holds(expired_too=True)}
+        holders = {lease.worker for _, lease in self._training_leases(expired_too=True)}
         return sorted(map(clock_of_worker, holders - self._not_waited_for))
 
     def led(self) -> tuple[RoundId, Lease] | None:
-        """Return, in sync mode, the hold of the worker that leads now."""
+        """Return, in sync mode, the lease of the worker that leads now."""
         if self._mode == "sync":
-            for opened, hold in self._training_holds():
-                if not hold.withdrawn:
-                    return opened.id, hold
+            for opened, lease in self._training_leases():
+                if not lease.withdrawn:
+                    return opened.id, lease
         return None
 
-    def _training_holds(self, *, expired_too: bool = False) -> Iterator[tuple[OpenRound, Lease]]:
+    def _training_leases(self, *, expired_too: bool = False) -> Iterator[tuple[OpenRound, Lease]]:
         for opened in self._rounds():
             if opened.id.kind is RoundKind.TRAINING:
-                for hold in opened.ledger.holds:
-                    if expired_too or not hold.expired:
-                        yield opened, hold
+                for lease in opened.ledger.leases:
+                    if expired_too or not lease.expired:
+                        yield opened, lease
 
-    def _withdraw(self, opened: OpenRound, hold: Lease, stands_s: float) -> None:
-        if hold.withdrawn:
+    def _withdraw(self, opened: OpenRound, lease: Lease, stands_s: float) -> None:
+        if lease.withdrawn:
             return
-        hold.withdrawn = f"{hold.worker} ended no step for {stands_s:.0f} s"
+        lease.withdrawn = f"{lease.worker} ended no step for {stands_s:.0f} s"
         times = self._times
-        times[opened.id, hold.task.number] = times.get((opened.id, hold.task.number), 0) + 1
+        times[opened.id, lease.task.number] = times.get((opened.id, lease.task.number), 0) + 1
         log.warning(
-            "%s: %s task %d goes to another worker", hold.withdrawn, opened.id, hold.task.number
+            "%s: %s task %d goes to another worker", lease.withdrawn, opened.id, lease.task.number
         )
 
     def _forget_done(self) -> None:

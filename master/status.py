@@ -14,7 +14,7 @@ from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import DeadLetter
+from backstay.master.core.values import DeadLetter
 from backstay.master.job import Job
 
 __all__ = [
@@ -191,16 +191,16 @@ def _add_round(status: job_pb2.JobStatus, job: Job) -> None:
 
 
 def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
-    ttl_s = job.hold_ttl_ms / 1000
+    ttl_s = job.task_lease_ttl_ms / 1000
     now_s = job.now()
     losses = []
     for known in sorted(job.known, key=lambda one: one.id):
         silent_s = now_s - known.heard_s
         is_alive = silent_s < ttl_s
         tasks = [
-            f"{opened.id}-{held.task}"
+            f"{opened.id}-{leased.task}"
             for opened in job.rounds.values()
-            for held in opened.ledger.record_of(known.id).held
+            for leased in opened.ledger.record_of(known.id).leased
         ]
         worker = status.workers.add(
             id=known.id,

@@ -1,7 +1,7 @@
 """The pushes of one training task, numbered so that each slot counts each batch once.
 
 Imports the native module and the errors. Sends nothing by itself: the client pushes, and the
-native part keeps the numbers, the floor and the hold. How it works, and why a replayed batch
+native part keeps the numbers, the floor and the lease. How it works, and why a replayed batch
 is not counted again, is told in docs/internals/exactly-once.md.
 """
 

@@ -3,11 +3,11 @@
 The master is a process as ``backstay train`` starts it, beside one pserver and an etcd (from PATH,
 and it syncs its disk). The workers are simulated by this process, on a few connections: each joins,
 asks for a task, works on it for about ``--task-s`` (it sleeps), tells that it is done and then that
-its stream is closed, and sends a sign of life each quarter of the time that a hold lasts. A call
+its stream is closed, and sends a sign of life each quarter of the time that a lease lasts. A call
 that fails is repeated with the pauses of a real worker.
 
 ``master_busy`` is processor time over time: how much of one core the master takes. ``late`` are
-renewals whose answer came when the hold was over by the worker's clock: at a master that keeps up
+renewals whose answer came when the lease was over by the worker's clock: at a master that keeps up
 there are none. With ``--restart`` the master is killed at the end, all workers' calls fail until
 there is another one, and all come to it at once.
 
@@ -15,7 +15,8 @@ Not simulated: that each worker has a connection of its own, and reads the new m
 pserver (here one does for all). This process is slower than the master: look at ``load_busy``
 before taking a rate for the most that the master can do. Linux only, for it reads /proc.
 
-Usage: ``python -m bench.jobs.master [--workers N] [--task-s S] [--hold-ttl-ms MS] [--restart]``
+Usage: ``python -m bench.jobs.master [--workers N] [--task-s S] [--task-lease-ttl-ms MS]
+    [--restart]``
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=10_000)
     parser.add_argument("--tasks", type=int, default=1_000_000)
     parser.add_argument("--task-s", type=float, default=10.0)
-    parser.add_argument("--hold-ttl-ms", type=int, default=2000)
+    parser.add_argument("--task-lease-ttl-ms", type=int, default=2000)
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--joins-per-s", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of what is measured")
@@ -109,7 +110,7 @@ class Masters:
             records_per_task=1,
             epochs=1,
             checkpoint=CheckpointSpec(every="none"),
-            hold_ttl_ms=arguments.hold_ttl_ms,
+            task_lease_ttl_ms=arguments.task_lease_ttl_ms,
             workers=WorkersSpec(initial=arguments.workers, max=arguments.workers),
         )
         self.folder = folder
@@ -194,7 +195,7 @@ class Crowd:
             sent_s = time.monotonic()
             stub = self.stubs[number % len(self.stubs)]
             try:
-                timeout_s = ATTEMPT_S if name != "KeepHolds" else self.patience_s
+                timeout_s = ATTEMPT_S if name != "RenewLeases" else self.patience_s
                 answer = await getattr(stub, name)(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
                 self.counts[f"failed {error.code().name}"] += 1
@@ -210,9 +211,9 @@ class Crowd:
         """Be one worker; never returns."""
         who = job_pb2.Worker(id=f"w-{number}", instance=number + 1, host="bench", pid=1)
         answer, _ = await self.call(number, "Join", job_pb2.JoinRequest(worker=who))
-        self.ttl_s = answer.hold_ttl_ms / 1000
-        held: list[job_pb2.Hold] = []
-        keeping = asyncio.create_task(self.keep(number, who, held))
+        self.ttl_s = answer.task_lease_ttl_ms / 1000
+        leased: list[job_pb2.TaskLease] = []
+        keeping = asyncio.create_task(self.keep(number, who, leased))
         try:
             request = job_pb2.GetTaskRequest(worker=who)
             part = self.draw.random()  # of its first task: not all are to end at once
@@ -223,39 +224,39 @@ class Crowd:
                 if not answer.HasField("task"):
                     await asyncio.sleep(answer.wait_ms / 1000)
                     continue
-                held.append(answer.task.hold)
+                leased.append(answer.task.lease)
                 await asyncio.sleep(part * self.arguments.task_s)
                 part = self.draw.uniform(0.5, 1.5)
                 done = job_pb2.CompleteRequest(
-                    worker=who, hold=answer.task.hold, batches=BATCHES, examples=1
+                    worker=who, lease=answer.task.lease, batches=BATCHES, examples=1
                 )
-                hold = answer.task.hold
+                lease = answer.task.lease
                 answer, _ = await self.call(number, "Complete", done)
-                held.clear()
+                leased.clear()
                 self.counts["tasks"] += answer.first
                 self.counts["twice"] += not answer.first
-                request.closed_streams.add(pass_number=hold.round, task=hold.number)
+                request.closed_streams.add(pass_number=lease.round, task=lease.number)
         finally:
             keeping.cancel()
 
-    async def keep(self, number: int, who: job_pb2.Worker, held: list[job_pb2.Hold]) -> None:
+    async def keep(self, number: int, who: job_pb2.Worker, leased: list[job_pb2.TaskLease]) -> None:
         """Send a worker's signs of life; never returns."""
-        request = job_pb2.KeepHoldsRequest(worker=who, loss=0.5)
+        request = job_pb2.RenewLeasesRequest(worker=who, loss=0.5)
         ttl_s = self.ttl_s
         await asyncio.sleep(self.draw.random() * ttl_s / SIGNS_PER_TTL)
         renewed_s, renewed = time.monotonic(), 0
         while True:
             begun_s = time.monotonic()
-            del request.holds[:]
-            request.holds.extend(held)
+            del request.leases[:]
+            request.leases.extend(leased)
             request.steps += 1
-            answer, sent_s = await self.call(number, "KeepHolds", request)
-            attempt = held[0].attempt if held else 0
+            answer, sent_s = await self.call(number, "RenewLeases", request)
+            attempt = leased[0].attempt if leased else 0
             over_s = renewed_s + ttl_s * (1 - MARGIN_PART)
             self.counts["late"] += attempt == renewed != 0 and time.monotonic() > over_s
             # One that was completed meanwhile is none to be renewed, either.
-            self.counts["revoked"] += any(one in held for one in answer.revoked)
-            renewed_s, renewed, ttl_s = sent_s, attempt, answer.hold_ttl_ms / 1000
+            self.counts["revoked"] += any(one in leased for one in answer.revoked)
+            renewed_s, renewed, ttl_s = sent_s, attempt, answer.task_lease_ttl_ms / 1000
             self.ttl_s = ttl_s
             left_s = ttl_s / SIGNS_PER_TTL - (time.monotonic() - begun_s)
             await asyncio.sleep(max(0.0, left_s))
@@ -305,7 +306,7 @@ async def steady(crowd: Crowd, usage: Usage, seconds: float) -> dict[str, Any]:
         "tasks_per_s": round(crowd.counts["tasks"] / passed_s, 1),
         "calls_per_s": round(per_s),
         "call_us": round(busy["master_busy"] / per_s * 1e6),
-        "hold_ttl_s": crowd.ttl_s,
+        "lease_ttl_s": crowd.ttl_s,
         **busy,
         **calls,
         **{name: n for name, n in sorted(crowd.counts.items()) if n and name != "tasks"},
@@ -329,7 +330,7 @@ async def restart(crowd: Crowd, masters: Masters) -> dict[str, Any]:
             marks.setdefault("tasks_flow_s", round(time.monotonic() - begun_s, 2))
         if len(crowd.answered) >= everybody:
             marks.setdefault("everybody_s", round(time.monotonic() - begun_s, 2))
-    return {"serves_s": round(serves_s, 2), **marks, "lost_holds": crowd.counts["revoked"]}
+    return {"serves_s": round(serves_s, 2), **marks, "lost_leases": crowd.counts["revoked"]}
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -347,7 +348,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             for number in range(arguments.workers):
                 workers.append(asyncio.create_task(crowd.work(number)))
                 await asyncio.sleep(1 / arguments.joins_per_s)
-            # By then every worker has heard how long holds last.
+            # By then every worker has heard how long leases last.
             await asyncio.sleep(crowd.ttl_s / 2)
             usage = Usage(
                 master=masters.pid, pserver=cluster.pids[0], etcd=etcd_pid, load=os.getpid()

@@ -1,7 +1,7 @@
 """The job master's ledger under a million tasks and ten thousand workers.
 
 The job is simulated: time is a number, workers take about ``--task-s`` for a task and renew their
-holds every quarter of two seconds, one in a hundred is four times slower, and one task in a
+leases every quarter of two seconds, one in a hundred is four times slower, and one task in a
 thousand ends with its worker's death. Only the ledger's own time is counted: giving out, taking
 back, renewing, and what the journal is told (not written); in processor time, so that other
 programs do not count. ``busy`` is that time over the simulated time: how much of one core the
@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.master.core.holds import Changes, Grant, HeldTask, LedgerLimits
 from backstay.master.core.ledger import TaskLedger
+from backstay.master.core.values import Changes, Grant, LeasedTask, LedgerLimits
 from bench.jobs.local import print_result
 
-HOLD_TTL_S = 2.0
+LEASE_TTL_S = 2.0
 # How long the journal collects changes for one transaction.
 JOURNAL_S = 0.01
 BATCHES = 16
@@ -38,7 +38,9 @@ class TaskMaster(Protocol):
     """What workers ask of a master, as ``TaskLedger`` has it."""
 
     def assign(self, worker: str, now_s: float) -> Grant | None: ...
-    def renew(self, worker: str, holds: Iterable[HeldTask], now_s: float) -> list[HeldTask]: ...
+    def renew(
+        self, worker: str, leases: Iterable[LeasedTask], now_s: float
+    ) -> list[LeasedTask]: ...
     def complete(
         self, worker: str, task: int, attempt: int, now_s: float, batches: int = 0
     ) -> bool: ...
@@ -71,7 +73,7 @@ class Simulation:
         self.doing: dict[str, Grant] = {}
         self.done = 0
         self.deaths = 0
-        self.twins = 0
+        self.speculative = 0
         # (when, worker, attempt): the end of what it does, or, with attempt 0, that it asks.
         self.events: list[tuple[float, str, int]] = [(0.0, f"w-{n}", 0) for n in range(workers)]
         self.next_name = workers
@@ -101,22 +103,22 @@ class Simulation:
         if grant is None:
             heapq.heappush(self.events, (now_s + 0.5, worker, 0))
             return
-        self.twins += grant.twin
+        self.speculative += grant.speculative
         self.doing[worker] = grant
         slow = 4.0 if zlib.crc32(worker.encode()) % 100 == 0 else 1.0
         took_s = self.task_s * slow * self.draw.uniform(0.5, 1.5)
         heapq.heappush(self.events, (now_s + took_s, worker, grant.attempt))
 
     def renew(self, now_s: float) -> None:
-        """Let every worker renew its hold and report a batch."""
+        """Let every worker renew its lease and report a batch."""
         reports = [
-            (worker, [HeldTask(grant.task, grant.attempt, 1)])
+            (worker, [LeasedTask(grant.task, grant.attempt, 1)])
             for worker, grant in self.doing.items()
         ]
         begun = time.thread_time()
-        revoked = [worker for worker, held in reports if self.master.renew(worker, held, now_s)]
+        revoked = [worker for worker, leased in reports if self.master.renew(worker, leased, now_s)]
         self.watch.add("renew", begun, len(reports))
-        for worker in revoked:  # its twin was faster: it asks at once
+        for worker in revoked:  # another worker was faster: it asks at once
             del self.doing[worker]
             heapq.heappush(self.events, (now_s, worker, 0))
 
@@ -135,12 +137,12 @@ def simulate(master: TaskMaster, tasks: int, workers: int, task_s: float) -> dic
         now_s, worker, attempt = heapq.heappop(run.events)
         while next_renewal_s <= now_s:
             run.renew(next_renewal_s)
-            next_renewal_s += HOLD_TTL_S / 4
+            next_renewal_s += LEASE_TTL_S / 4
         if next_upkeep_s <= now_s:
             run.upkeep(now_s)
             next_upkeep_s = now_s + JOURNAL_S
-        held = run.doing.get(worker)
-        if attempt and (held is None or held.attempt != attempt):
+        leased = run.doing.get(worker)
+        if attempt and (leased is None or leased.attempt != attempt):
             continue  # revoked meanwhile; it has another event
         run.step(now_s, worker, attempt)
     seconds, calls = run.watch.seconds, run.watch.calls
@@ -157,7 +159,7 @@ def simulate(master: TaskMaster, tasks: int, workers: int, task_s: float) -> dic
         "complete_us": round(seconds["complete"] / calls["complete"] * 1e6, 2),
         "renew_us": round(seconds["renew"] / calls["renew"] * 1e6, 2),
         "deaths": run.deaths,
-        "twins": run.twins,
+        "speculative": run.speculative,
     }
 
 
@@ -174,7 +176,7 @@ def main() -> None:
         RoundId(RoundKind.TRAINING, 1),
         given.tasks,
         7,
-        LedgerLimits(hold_ttl_s=HOLD_TTL_S),
+        LedgerLimits(lease_ttl_s=LEASE_TTL_S),
         keeps_streams=True,
     )
     made_s = time.perf_counter() - begun

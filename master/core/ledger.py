@@ -25,20 +25,20 @@ from typing import Literal
 from backstay.course.orders import task_order
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
-from backstay.master.core.holds import (
+from backstay.master.core.lease_queue import LeaseQueue, Median
+from backstay.master.core.task import Event, Lease, State, Task
+from backstay.master.core.task_bits import TaskBits, chunk_of
+from backstay.master.core.task_store import Sizes, TaskStore
+from backstay.master.core.values import (
     Changes,
     Counts,
     DeadLetter,
     Failure,
     Grant,
-    HeldTask,
+    LeasedTask,
     LedgerLimits,
     WorkerRecord,
 )
-from backstay.master.core.lease_queue import LeaseQueue, Median
-from backstay.master.core.task import Event, Lease, State, Task
-from backstay.master.core.task_bits import TaskBits, chunk_of
-from backstay.master.core.task_store import Sizes, TaskStore
 
 __all__ = ["NOBODY", "TaskLedger"]
 
@@ -104,7 +104,7 @@ class TaskLedger:
         self._size = size
         self._limits = limits
         # Of leases from now on; it may only grow: a lease keeps the time that it was granted.
-        self.hold_ttl_s = limits.hold_ttl_s
+        self.lease_ttl_s = limits.lease_ttl_s
         self._next_attempt = first_attempt
         self._cut = False
         self._keeps_streams = keeps_streams
@@ -135,7 +135,7 @@ class TaskLedger:
         """Give a worker a task: one to do, else one whose worker is slow; None if there is none."""
         limits = self._limits
         has = self._workers.get(worker)
-        if self._cut or (has is not None and len(has.leases) >= limits.holds_per_worker_max):
+        if self._cut or (has is not None and len(has.leases) >= limits.leases_per_worker_max):
             return None
         median = self._took_s.value
         usual_s = limits.straggler_min_s if median is None else limits.straggler_factor * median
@@ -152,22 +152,22 @@ class TaskLedger:
         lease.timed = task.settled == 0
         return Grant(task.number, lease.attempt, task.settled, slow is not None)
 
-    def renew(self, worker: str, holds: Iterable[HeldTask], now_s: float) -> list[HeldTask]:
+    def renew(self, worker: str, leases: Iterable[LeasedTask], now_s: float) -> list[LeasedTask]:
         """Extend a worker's leases, take note of settled batches, and return those revoked.
 
         An expired lease is confirmed unless the task was given to another worker since.
         """
         revoked = []
         has = self._workers.get(worker)
-        for held in holds:
-            lease = None if has is None else has.leases.get(held.task)
-            if lease is None or lease.attempt != held.attempt or lease.withdrawn:
-                revoked.append(held)
+        for leased in leases:
+            lease = None if has is None else has.leases.get(leased.task)
+            if lease is None or lease.attempt != leased.attempt or lease.withdrawn:
+                revoked.append(leased)
                 continue
             task = lease.task
-            if held.settled > task.settled:
-                self._tasks.settle(task, held.settled)
-            lease.expires_s = now_s + self.hold_ttl_s
+            if leased.settled > task.settled:
+                self._tasks.settle(task, leased.settled)
+            lease.expires_s = now_s + self.lease_ttl_s
             if lease.expired:
                 self._step(task, Event.RENEW)
                 lease.expired = False
@@ -342,11 +342,11 @@ class TaskLedger:
 
     # The journal.
 
-    def adopt(self, worker: str, held: HeldTask, now_s: float) -> bool:
+    def adopt(self, worker: str, leased: LeasedTask, now_s: float) -> bool:
         """Take over a lease from the journal; its time begins anew. False if there is none now."""
-        number, attempt, settled = held
+        number, attempt, settled = leased
         if not (0 <= number < self._size and attempt >= 0 and settled >= 0):
-            raise InvalidRequest(f"{self.round_id}: a hold on task {number} of {self._size}")
+            raise InvalidRequest(f"{self.round_id}: a lease on task {number} of {self._size}")
         self._next_attempt = max(self._next_attempt, attempt + 1)
         state = self._tasks.state_of(number)
         if self._cut or state in (State.DONE, State.DEAD_LETTERED):
@@ -385,8 +385,8 @@ class TaskLedger:
             if self._keeps_streams:
                 self._open_stream(task, worker, attempt)
             self._tasks.drop(task)
-        for held in record.held:
-            self.adopt(worker, held, now_s)
+        for leased in record.leased:
+            self.adopt(worker, leased, now_s)
 
     def take_changes(self) -> Changes:
         """Return what differs from the journal, and take it for written."""
@@ -443,7 +443,7 @@ class TaskLedger:
         )
 
     @property
-    def holds(self) -> Iterator[Lease]:
+    def leases(self) -> Iterator[Lease]:
         """All leases, live and expired; one that the caller has ``withdrawn`` is not renewed."""
         return iter(self._leases)
 
@@ -452,14 +452,14 @@ class TaskLedger:
         has = self._workers.get(worker)
         if worker == NOBODY:
             numbers = sorted(self._tasks.unleased)
-            held = [HeldTask(number, 0, self._tasks[number].settled) for number in numbers]
+            leased = [LeasedTask(number, 0, self._tasks[number].settled) for number in numbers]
         else:
             leases = has.leases.values() if has is not None else ()
-            held = [
-                HeldTask(lease.task.number, lease.attempt, lease.task.settled)
+            leased = [
+                LeasedTask(lease.task.number, lease.attempt, lease.task.settled)
                 for lease in sorted(leases, key=lambda lease: lease.attempt)
             ]
-        return WorkerRecord(tuple(held), tuple(sorted(has.streams.items())) if has else ())
+        return WorkerRecord(tuple(leased), tuple(sorted(has.streams.items())) if has else ())
 
     # How it is done.
 
@@ -518,7 +518,7 @@ class TaskLedger:
     def _lease(self, task: Task, worker: str, attempt: int, first: int, now_s: float) -> Lease:
         """Grant a lease of a task that is to do, or that others have leases of."""
         self._step(task, Event.LEASE)
-        lease = Lease(worker, task, attempt, first, now_s, now_s + self.hold_ttl_s)
+        lease = Lease(worker, task, attempt, first, now_s, now_s + self.lease_ttl_s)
         self._next_attempt = max(self._next_attempt, attempt + 1)
         task.leases.append(lease)
         self._worker(worker).leases[task.number] = lease
@@ -584,7 +584,7 @@ class TaskLedger:
 
     def _came_back(self, task: Task, *, to_front: bool) -> None:
         """Queue or dead-letter a task of which a lease has ended or expired, unless one is live."""
-        if task.is_held:
+        if task.is_leased:
             self._step(task, Event.END_ONE)
             return
         if task.is_last_chance_over(self._limits):

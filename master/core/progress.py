@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from backstay.consensus.json_fields import dump, fields_of, parse_fields, strings_of
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
-from backstay.master.core.holds import DeadLetter
 from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.values import DeadLetter
 
 __all__ = ["JobProgress", "RoundProgress"]
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from backstay.course.course import Course
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.master.core.holds import DeadLetter, Failure
 from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.values import DeadLetter, Failure
 
 __all__ = ["is_over", "reconcile"]
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from backstay.master.core.holds import DeadLetter, Failure, LedgerLimits
+from backstay.master.core.values import DeadLetter, Failure, LedgerLimits
 
 __all__ = ["TRANSITIONS", "Event", "IllegalTransition", "Lease", "State", "Task"]
 
 # A task that made no progress so many times in a row is tried after all others.
-_NO_PROGRESS_AT_FRONT = 2
+_WITHOUT_PROGRESS_AT_FRONT = 2
 
 
 class State(IntEnum):
@@ -174,10 +174,10 @@ class Task:
         "done_by",
         "failures",
         "leases",
-        "no_progress",
         "number",
         "settled",
         "state",
+        "without_progress",
     )
 
     def __init__(self, number: int, state: State) -> None:
@@ -186,21 +186,21 @@ class Task:
         self.leases: list[Lease] = []
         self.settled = 0
         self.failures = 0
-        self.no_progress = 0
+        self.without_progress = 0
         self.closer: str | None = None
         self.done_by = 0
         self._failure: Failure | None = None
         self._last_end: Failure | None = None
 
     @property
-    def is_held(self) -> bool:
+    def is_leased(self) -> bool:
         """Whether one of its leases is live."""
         return any(lease.is_live for lease in self.leases)
 
     @property
     def was_begun(self) -> bool:
         """Whether the servers may have a stream of it, though it is not done."""
-        went_wrong = self.failures or self.no_progress or self.state is State.DEAD_LETTERED
+        went_wrong = self.failures or self.without_progress or self.state is State.DEAD_LETTERED
         return self.state is not State.DONE and bool(self.leases or self.settled or went_wrong)
 
     # What went wrong. Only memory has it: a new master counts anew.
@@ -213,33 +213,35 @@ class Task:
     def ended_without_failure(self, lease: Lease, why: str, *, was_begun: bool) -> None:
         """Count the end of a lease that no failure ended, unless the attempt made progress."""
         if self.settled > lease.first_batch:
-            self.no_progress = 0
+            self.without_progress = 0
         elif was_begun:
-            self.no_progress += 1
-            error = f"{self.no_progress} attempts in a row ended without a result; the last: {why}"
+            self.without_progress += 1
+            error = (
+                f"{self.without_progress} attempts in a row ended without a result; the last: {why}"
+            )
             self._last_end = Failure(error, lease.worker)
 
     def forget_trouble(self) -> None:
         """Begin both counts anew."""
-        self.failures = self.no_progress = 0
+        self.failures = self.without_progress = 0
         self._failure = self._last_end = None
 
     @property
     def comes_first(self) -> bool:
         """Whether it may be tried before all others when it comes back."""
-        return self.no_progress <= _NO_PROGRESS_AT_FRONT
+        return self.without_progress <= _WITHOUT_PROGRESS_AT_FRONT
 
     def is_last_chance_over(self, limits: LedgerLimits) -> bool:
         """Return whether it is tried no more if its expired leases end without progress, too."""
         expired = len(self.leases)
-        return expired > 0 and self.no_progress + expired > limits.max_fruitless
+        return expired > 0 and self.without_progress + expired > limits.max_without_progress
 
     def dead_letter(self, limits: LedgerLimits) -> DeadLetter | None:
         """Return what is recorded of a task that went wrong too often; None: it may be tried."""
         why = None
         if self._failure is not None and self.failures > limits.max_retries:
             why = self._failure
-        elif self._last_end is not None and self.no_progress > limits.max_fruitless:
+        elif self._last_end is not None and self.without_progress > limits.max_without_progress:
             why = self._last_end
         if why is None:
             return None

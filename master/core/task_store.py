@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from backstay.master.core.holds import Counts
 from backstay.master.core.task import TRANSITIONS, Event, IllegalTransition, State, Task
 from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.values import Counts
 
 __all__ = ["Sizes", "TaskStore"]
 

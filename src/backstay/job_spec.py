@@ -296,7 +296,7 @@ class JobSpec:
         maximum=2**62,
     )
     checkpoint: CheckpointSpec = entry(CheckpointSpec, "When model and progress are saved.")
-    hold_ttl_ms: int = entry(
+    task_lease_ttl_ms: int = entry(
         2000,
         "How long a worker may be silent before its tasks go to others; "
         "with N workers at least N / 250 s.",

@@ -23,12 +23,12 @@ from backstay.checkpoint import remote
 from backstay.config import SecurityConfig
 from backstay.errors import ServerUnavailable
 from tests.chaos.cluster import ChaosCluster, NotYet
-from tests.chaos.jobs import HOLD_TTL_MS, ChaosJob, stop_politely
+from tests.chaos.jobs import LEASE_TTL_MS, ChaosJob, stop_politely
 
 __all__ = ["JOB_FAULTS", "JobArena", "JobFault", "JobOver"]
 
 T = TypeVar("T")
-HOLD_TTL_S = HOLD_TTL_MS / 1000
+LEASE_TTL_S = LEASE_TTL_MS / 1000
 RESTORE_LIMIT_S = 30.0
 THERE_LIMIT_S = 60.0
 
@@ -150,13 +150,13 @@ class KillWorkers(JobFault):
 
 
 class PauseWorker(JobFault):
-    """SIGSTOP for longer than a hold lasts: others do its task, and it comes late."""
+    """SIGSTOP for longer than a lease lasts: others do its task, and it comes late."""
 
     kind = "worker_sigstop"
 
     def __init__(self, arena: JobArena) -> None:
         super().__init__(arena)
-        self.hold_s = arena.draw.uniform(1.5, 3.5) * HOLD_TTL_S
+        self.hold_s = arena.draw.uniform(1.5, 3.5) * LEASE_TTL_S
 
     def strike(self, arena: JobArena) -> None:
         self._worker = arena.worker()
@@ -168,14 +168,14 @@ class PauseWorker(JobFault):
 
 
 class BlinkWorker(PauseWorker):
-    """SIGSTOP for less than a hold lasts, again and again."""
+    """SIGSTOP for less than a lease lasts, again and again."""
 
     kind = "worker_blinks"
 
     def __init__(self, arena: JobArena) -> None:
         super().__init__(arena)
         self.hold_s = 0.0
-        self._pauses_s = [arena.draw.uniform(0.2, 0.9) * HOLD_TTL_S for _ in range(3)]
+        self._pauses_s = [arena.draw.uniform(0.2, 0.9) * LEASE_TTL_S for _ in range(3)]
 
     def strike(self, arena: JobArena) -> None:
         for pause_s in self._pauses_s:
@@ -213,7 +213,7 @@ class KillMasters(KillMaster):
 
 
 class PauseMaster(PauseWorker):
-    """SIGSTOP of the master for longer than its lease and all holds last."""
+    """SIGSTOP of the master for longer than its lease and all leases last."""
 
     kind = "master_sigstop"
 
@@ -333,7 +333,7 @@ class KillCommand(StopAndResume):
 
 
 class StoreAway(JobFault):
-    """The coordination store is killed and stays away for a while; holds are renewed meanwhile."""
+    """The coordination store is killed and stays away for a while; leases are renewed meanwhile."""
 
     kind = "store_down"
     needs_etcd = True
@@ -419,12 +419,12 @@ class RestoreAndMaster(Restore):
 
 
 class RestoreAndBlink(Restore):
-    """A restore while a worker stands still for a moment, too short for its hold to run out."""
+    """A restore while a worker stands still for a moment, too short for its lease to run out."""
 
     kind = "restore_and_worker_blinks"
 
     def strike(self, arena: JobArena) -> None:
-        # Asked before anybody stands still: that may take longer than a hold lasts.
+        # Asked before anybody stands still: that may take longer than a lease lasts.
         self._starts = arena.status().master_starts
         worker = arena.worker()
         _send(worker, signal.SIGSTOP)

@@ -36,7 +36,7 @@ POLL_PAUSE_S = 0.05
 # Until a job goes on after a fault is over; a worker that is started anew imports its framework.
 GOES_ON_LIMIT_S = 90.0
 END_LIMIT_S = 180.0
-HOLD_TTL_MS = 1000
+LEASE_TTL_MS = 1000
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ class JobShape:
             "epochs": self.passes,
             "seed": self.seed,
             "audit": True,
-            "hold_ttl_ms": HOLD_TTL_MS,
-            # Twins all the time, once a worker stands still or the pass comes to its end.
+            "task_lease_ttl_ms": LEASE_TTL_MS,
+            # Speculative attempts all the time, once a worker stands still or the pass comes to its
+            # end.
             "straggler_factor": 2.0,
             "straggler_min_s": 0.4,
             "workers": {"initial": self.workers, "min": 1, "max": 4, "max_relaunches": 100},

@@ -101,7 +101,7 @@ records_per_task: 40
 shuffle: none
 epochs: 2
 audit: true
-hold_ttl_ms: 1000
+task_lease_ttl_ms: 1000
 max_task_retries: 1
 workers: 2
 """

@@ -135,7 +135,7 @@ class Worker(threading.Thread):
                 return
             if isinstance(answer, Wait):
                 continue
-            self.link.hold(answer)
+            self.link.lease(answer)
             self.work(answer)
             if self.link.complete(answer, batches=2, examples=answer.count):
                 self.first[answer.kind, answer.round, answer.number] += 1

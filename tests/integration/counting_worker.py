@@ -97,7 +97,7 @@ class CountingWorker(threading.Thread):
             )
             try:
                 with stream:
-                    self._link.hold(task, stream)
+                    self._link.lease(task, stream)
                     for batch in range(task.first_batch, task.count):
                         stream.begin_batch(batch)
                         counter.count(task.shard, task.start, np.array([batch]))

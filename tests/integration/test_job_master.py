@@ -113,7 +113,7 @@ def test_of_two_masters_one_is_fenced_and_says_so(
     link.join()
     task = link.get_task()
     assert isinstance(task, Task)
-    link.hold(task)
+    link.lease(task)
     # It hangs, is taken for dead, and wakes up when another one is the master.
     first.send_signal(signal.SIGSTOP)
     second = masters.start(spec, "--replaces", "1")
@@ -121,7 +121,7 @@ def test_of_two_masters_one_is_fenced_and_says_so(
     first.send_signal(signal.SIGCONT)
     assert first.wait(LIMIT_S) == 4
     assert "another process" in (masters.folder / "master-1.log").read_text()
-    # The hold went over to the second one.
+    # The lease went over to the second one.
     assert link.complete(task, batches=2, examples=task.count)
     assert second.poll() is None
     link.leave()
@@ -143,7 +143,7 @@ def test_a_second_master_that_replaces_nobody_waits_until_the_first_one_ends(
 def test_the_tasks_of_a_worker_that_falls_silent_go_to_another_one(
     masters: Masters, eventually: Eventually, tmp_path: Path
 ) -> None:
-    masters.start(counting_spec(tmp_path, hold_ttl_ms=400))
+    masters.start(counting_spec(tmp_path, task_lease_ttl_ms=400))
     wait_for_master(masters.endpoints, 1, eventually)
     silent = MasterLink(masters.endpoints, JOB, "silent", config=CLIENT)
     silent.join()
@@ -327,7 +327,9 @@ def test_workers_go_on_while_the_store_is_away(
                     assert back.wait(LIMIT_S)
 
             try:
-                masters.start(counting_spec(tmp_path, hold_ttl_ms=1000), "--lease-ttl-ms", "2000")
+                masters.start(
+                    counting_spec(tmp_path, task_lease_ttl_ms=1000), "--lease-ttl-ms", "2000"
+                )
                 wait_for_master(cluster.endpoints, 1, eventually)
                 client.status()
                 for worker in workers:
@@ -337,7 +339,7 @@ def test_workers_go_on_while_the_store_is_away(
                 etcd.kill()
                 # What the other worker has done cannot be recorded now, and it waits.
                 eventually(lambda: client.status().trouble != "")
-                # An outage that is longer than the lease and than the life of any hold.
+                # An outage that is longer than the lease and than the life of any lease.
                 time.sleep(4.0)
                 assert all(worker.link.stop_reason is None for worker in workers)
                 etcd.start()

@@ -21,8 +21,8 @@ from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, p
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.staleness import StalenessGate
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.pace import BoundedPace
 from backstay.trainer.worker.peers import Peers
 
@@ -380,13 +380,13 @@ def test_a_wait_ends_when_the_task_is_revoked(client: Client) -> None:
 def test_a_worker_that_is_to_end_waits_for_nobody(client: Client) -> None:
     told: list[str] = []
     peers = Peers()
-    peers.learn(job_pb2.KeepHoldsResponse(training=[1, 2]), 0.0)
+    peers.learn(job_pb2.RenewLeasesResponse(training=[1, 2]), 0.0)
     pace = BoundedPace("ending", 1, 1, peers, lambda: "".join(told))
     pace.stand_before(client)
     other = gate_of(client, "ending/__clocks", 2)
     other.begin_task([])
     task = Task("training", 1, 0, 1, "shard", 0, 100, 0, 0, 0.0, training=frozenset({1, 2}))
-    pace.begin_task(HeldWork(task))
+    pace.begin_task(LeasedWork(task))
     threading.Timer(0.2, told.append, ["it was told to end"]).start()
     pace.begin_batch()
     with pytest.raises(HoldLost, match="is to end"):

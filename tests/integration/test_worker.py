@@ -66,7 +66,7 @@ def job(folder: Path, name: str, framework: str, extra: str, **changes: Any) -> 
         "epochs": 2,
         "batch_size": BATCH,
         "records_per_task": TASK,
-        "hold_ttl_ms": 1000,
+        "task_lease_ttl_ms": 1000,
         "audit": True,
         "mode": ModeSpec(steps_in_flight=4),
     }
@@ -101,12 +101,14 @@ def test_a_worker_killed_in_a_task(cluster: LocalCluster, tmp_path: Path, framew
 
 
 def test_sigterm_gives_the_task_back(cluster: LocalCluster, tmp_path: Path) -> None:
-    spec = job(tmp_path, "told-to-end", "torch", SIGNAL_AT_BATCH, epochs=1, hold_ttl_ms=60_000)
+    spec = job(
+        tmp_path, "told-to-end", "torch", SIGNAL_AT_BATCH, epochs=1, task_lease_ttl_ms=60_000
+    )
     with JobProcesses(cluster, spec, tmp_path) as processes:
         processes.start_worker("w-0", SIGNAL="SIGTERM", AT_BATCH="14")
         assert processes.code("w-0") == 0
         assert "it was told to end (SIGTERM)" in processes.log("w-0")
-        # With a hold of a minute the job would be late if the task were not given back.
+        # With a lease of a minute the job would be late if the task were not given back.
         processes.start_worker("w-1")
         status = processes.over()
         assert status.state == "done", status.reason

@@ -67,7 +67,7 @@ def spec_of(folder: Path, mode: ModeSpec, step_limit_s: float) -> JobSpec:
         validation=DataSpec(paths=(str(write_clicks(folder / "test.csv", 1000, seed=2)),)),
         batch_size=BATCH,
         records_per_task=RECORDS if mode.kind == "sync" else 500,
-        hold_ttl_ms=1000,
+        task_lease_ttl_ms=1000,
         step_limit_s=step_limit_s,
         audit=True,
         mode=mode,

@@ -160,13 +160,13 @@ def with_a_master(
             assert len(turns) < TURNS_MAX
             task = job.assign("the only one")
             assert task is not None
-            opened, hold, _ = task
-            part = opened.table[hold.task]
-            seed = opened.seed_of(spec, hold.task)
-            turns.append(Turn(str(opened.id), hold.task, part, seed, job.course.steps))
-            done = hold._replace(settled=batches_of(spec, part.count))
+            opened, lease, _ = task
+            part = opened.table[lease.task]
+            seed = opened.seed_of(spec, lease.task)
+            turns.append(Turn(str(opened.id), lease.task, part, seed, job.course.steps))
+            done = lease._replace(settled=batches_of(spec, part.count))
             assert job.complete("the only one", opened.id, done, part.count) == (True, True)
-            job.closed([(opened.id.number, hold.task)])
+            job.closed([(opened.id.number, lease.task)])
             advance(job)
         assert job.state.state == "done"
         return job.course.reason

@@ -30,9 +30,9 @@ from backstay.consensus.job_records import (
     MasterRecord,
 )
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.master.core.holds import DeadLetter, Failure, HeldTask, WorkerRecord
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.values import DeadLetter, Failure, LeasedTask, WorkerRecord
 
 TEXTS = st.text(max_size=12)
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -74,7 +74,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         **dict.fromkeys(("reason", "course", "workers", "inexact"), TEXTS),
         **dict.fromkeys(("checkpoint", "checkpoint_url"), TEXTS),
         **dict.fromkeys(("starts", "restore_version", "generation"), NUMBERS),
-        **dict.fromkeys(("passes_begun", "hold_ttl_ms"), NUMBERS),
+        **dict.fromkeys(("passes_begun", "task_lease_ttl_ms"), NUMBERS),
         "tables": tuples(TEXTS),
         "data": st.dictionaries(TEXTS, TEXTS, max_size=3),
         "figures": FIGURES,
@@ -95,7 +95,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
     LossAcceptance: {"version": NUMBERS, "slots": NUMBERS, "time": TEXTS},
     DeadLetter: {"task": NUMBERS, "failures": NUMBERS, "failure": FAILURES, "settled": NUMBERS},
     WorkerRecord: {
-        "held": tuples(st.builds(HeldTask, NUMBERS, NUMBERS, NUMBERS)),
+        "leased": tuples(st.builds(LeasedTask, NUMBERS, NUMBERS, NUMBERS)),
         "to_close": tuples(st.tuples(NUMBERS, NUMBERS)),
     },
     JobProgress: {

@@ -21,28 +21,28 @@ from hypothesis.stateful import (
 )
 
 from backstay.course.rounds import RoundId, RoundKind
-from backstay.master.core.holds import (
+from backstay.master.core.ledger import NOBODY, TaskLedger
+from backstay.master.core.task import State
+from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+from backstay.master.core.values import (
     ATTEMPTS_PER_MASTER,
     Changes,
     DeadLetter,
     Failure,
     Grant,
-    HeldTask,
+    LeasedTask,
     LedgerLimits,
     WorkerRecord,
 )
-from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.task import State
-from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
 LIMITS = LedgerLimits(
-    hold_ttl_s=5.0,
+    lease_ttl_s=5.0,
     max_retries=1,
-    max_fruitless=4,
+    max_without_progress=4,
     straggler_factor=1.0,
     straggler_min_s=0.5,
-    holds_per_worker_max=3,
+    leases_per_worker_max=3,
 )
 WORKERS = [f"w-{number}" for number in range(4)]
 BATCHES = 5
@@ -83,7 +83,7 @@ class Journal:
             ROUND,
             size,
             seed,
-            replace(LIMITS, hold_ttl_s=ttl_s),
+            replace(LIMITS, lease_ttl_s=ttl_s),
             first_attempt=generation * ATTEMPTS_PER_MASTER,
             done=TaskBits.from_chunks(size, self.done),
             dead_letters=map(DeadLetter.from_json, self.dead_letters.values()),
@@ -98,7 +98,7 @@ class Journal:
         """Return the settled batches of tasks that are not done, as far as they are written."""
         settled: dict[int, int] = {}
         for text in self.workers.values():
-            for task, _, batches in WorkerRecord.from_json(text).held:
+            for task, _, batches in WorkerRecord.from_json(text).leased:
                 settled[task] = max(batches, settled.get(task, 0))
         dead_letters = map(DeadLetter.from_json, self.dead_letters.values())
         return settled | {one.task: one.settled for one in dead_letters}
@@ -115,7 +115,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.seed = seed
         self.now_s = 0.0
         self.generation = 1
-        self.ttl_s = LIMITS.hold_ttl_s
+        self.ttl_s = LIMITS.lease_ttl_s
         self.journal = Journal()
         bits = TaskBits(self.size)
         for task in self.done:
@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         # What the master of now knows.
         self.known: dict[int, int] = {}
         self.done_before = len(self.done)
-        # Holds of workers that hang: not renewed, though as good as others until they are over.
+        # Leases of workers that hang: not renewed, though as good as others until they are over.
         self.withdrawn: set[tuple[str, int, int]] = set()
         self.unclosed: set[int] = set()
 
@@ -152,14 +152,14 @@ class LedgerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self.grants if old else good))
 
     def holders(self, task: int) -> set[str]:
-        return {worker for worker, held, _ in self.valid if held == task}
+        return {worker for worker, leased, _ in self.valid if leased == task}
 
     def tell(self, task: int, settled: int) -> None:
         for told in (self.settled, self.known):
             told[task] = max(settled, told.get(task, 0))
 
     def forget_dead_letters(self) -> None:
-        """A dead-lettered task has no holds: nobody could rely on those left, which had expired."""
+        """Dead-lettering ends what is left of the leases: nobody could rely on them."""
         self.valid = {each for each in self.valid if each[1] not in self.ledger.dead_letters}
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -168,7 +168,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def all_ask(self) -> None:
-        """Nothing is left to do soon, and twins come about."""
+        """Nothing is left to do soon, and speculative attempts come about."""
         for worker in WORKERS:
             self.give(worker)
 
@@ -177,19 +177,23 @@ class LedgerMachine(RuleBasedStateMachine):
         grant = self.ledger.assign(worker, self.now_s)
         if grant is None:
             self.write()
-            self.forget_lapsed()
+            self.forget_expired()
             return
         assert grant.task not in self.done, "a task that is done was given out"
-        assert worker not in self.holders(grant.task) or not grant.twin
+        assert worker not in self.holders(grant.task) or not grant.speculative
         lasting = {
-            held for held in self.valid if held[1] == grant.task and self.ends[held] > self.now_s
+            leased
+            for leased in self.valid
+            if leased[1] == grant.task and self.ends[leased] > self.now_s
         }
-        if grant.twin:
+        if grant.speculative:
             assert len(lasting) <= 1, "a third worker got the task"
         else:
             assert not lasting, "a task was given out while somebody holds it"
             assert todo > 0
-        self.valid = {held for held in self.valid if held[1] != grant.task or held in lasting}
+        self.valid = {
+            leased for leased in self.valid if leased[1] != grant.task or leased in lasting
+        }
         assert grant.first_batch <= self.settled.get(grant.task, 0)
         assert self.attempts[grant.attempt] == 0, "an attempt's number was given twice"
         self.attempts[grant.attempt] += 1
@@ -197,7 +201,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.grants.append((worker, grant))
         self.valid.add((worker, grant.task, grant.attempt))
         self.ends[worker, grant.task, grant.attempt] = self.now_s + self.ttl_s
-        self.forget_lapsed()
+        self.forget_expired()
 
     @property
     def ends(self) -> dict[tuple[str, int, int], float]:
@@ -205,45 +209,45 @@ class LedgerMachine(RuleBasedStateMachine):
             self._ends: dict[tuple[str, int, int], float] = {}
         return self._ends
 
-    def forget_lapsed(self) -> None:
-        """Drop from ``valid`` what the ledger has taken away from holds whose time is over."""
-        for held in list(self.valid):
-            worker, task, attempt = held
+    def forget_expired(self) -> None:
+        """Drop from ``valid`` what the ledger has taken away from leases whose time is over."""
+        for leased in list(self.valid):
+            worker, task, attempt = leased
             record = self.ledger.record_of(worker)
-            if not any(each[:2] == (task, attempt) for each in record.held):
-                assert self.ends[held] <= self.now_s or task in self.ledger.dead_letters, (
-                    "a hold was taken away in its time"
+            if not any(each[:2] == (task, attempt) for each in record.leased):
+                assert self.ends[leased] <= self.now_s or task in self.ledger.dead_letters, (
+                    "a lease was taken away in its time"
                 )
-                self.valid.discard(held)
+                self.valid.discard(leased)
                 self.revoked.add(attempt)
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data(), settled=st.integers(0, BATCHES - 1))
     def renew(self, data: st.DataObject, settled: int) -> None:
         worker, grant = self.pick(data)
-        held = HeldTask(grant.task, grant.attempt, settled)
-        hold = (worker, grant.task, grant.attempt)
-        valid = hold in self.valid and hold not in self.withdrawn
-        revoked = self.ledger.renew(worker, [held], self.now_s)
-        assert revoked == ([] if valid else [held])
+        leased = LeasedTask(grant.task, grant.attempt, settled)
+        lease = (worker, grant.task, grant.attempt)
+        valid = lease in self.valid and lease not in self.withdrawn
+        revoked = self.ledger.renew(worker, [leased], self.now_s)
+        assert revoked == ([] if valid else [leased])
         if valid:
             self.tell(grant.task, settled)
             self.ends[worker, grant.task, grant.attempt] = self.now_s + self.ttl_s
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_hangs(self, worker: str) -> None:
-        for hold in self.ledger.holds:
-            if hold.worker == worker:
-                hold.withdrawn = "it hangs"
-                self.withdrawn.add((worker, hold.task.number, hold.attempt))
+        for lease in self.ledger.leases:
+            if lease.worker == worker:
+                lease.withdrawn = "it hangs"
+                self.withdrawn.add((worker, lease.task.number, lease.attempt))
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
         worker, grant = self.pick(data)
-        held = (worker, grant.task, grant.attempt)
-        first = self.ledger.complete(*held, self.now_s, batches_of(grant.task))
-        if held in self.valid:
+        leased = (worker, grant.task, grant.attempt)
+        first = self.ledger.complete(*leased, self.now_s, batches_of(grant.task))
+        if leased in self.valid:
             assert first
             assert grant.attempt not in self.revoked, "a revoked attempt completed a task"
             assert grant.task not in self.done, "a task was done twice"
@@ -251,7 +255,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.unclosed.add(grant.task)
             for other in [each for each in self.valid if each[1] == grant.task]:
                 self.valid.discard(other)
-                if other != held:
+                if other != leased:
                     self.revoked.add(other[2])
         elif first:
             # The same attempt, told again.
@@ -263,50 +267,50 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), settled=st.integers(0, BATCHES - 1))
     def fail(self, data: st.DataObject, settled: int) -> None:
         worker, grant = self.pick(data)
-        held = (worker, grant.task, grant.attempt)
+        leased = (worker, grant.task, grant.attempt)
         outcome = self.ledger.fail(
-            *held, Failure("no such column", worker, (3,)), self.now_s, settled
+            *leased, Failure("no such column", worker, (3,)), self.now_s, settled
         )
-        assert (outcome != "revoked") == (held in self.valid)
-        self.end(held, settled)
+        assert (outcome != "revoked") == (leased in self.valid)
+        self.end(leased, settled)
 
     @precondition(lambda self: self.grants)
     @rule(data=st.data(), settled=st.integers(0, BATCHES - 1))
     def give_back(self, data: st.DataObject, settled: int) -> None:
         worker, grant = self.pick(data)
-        held = (worker, grant.task, grant.attempt)
-        assert self.ledger.give_back(*held, settled, self.now_s) == (held in self.valid)
-        self.end(held, settled)
+        leased = (worker, grant.task, grant.attempt)
+        assert self.ledger.give_back(*leased, settled, self.now_s) == (leased in self.valid)
+        self.end(leased, settled)
 
-    def end(self, held: tuple[str, int, int], settled: int) -> None:
-        if held in self.valid:
-            self.valid.discard(held)
-            self.tell(held[1], settled)
-            self.revoked.add(held[2])
+    def end(self, leased: tuple[str, int, int], settled: int) -> None:
+        if leased in self.valid:
+            self.valid.discard(leased)
+            self.tell(leased[1], settled)
+            self.revoked.add(leased[2])
         self.write()
-        self.forget_lapsed()
+        self.forget_expired()
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_dies(self, worker: str) -> None:
         tasks = self.ledger.drop_worker(worker, self.now_s)
-        mine = {held for held in self.valid if held[0] == worker}
-        assert sorted(tasks) == sorted(held[1] for held in mine)
+        mine = {leased for leased in self.valid if leased[0] == worker}
+        assert sorted(tasks) == sorted(leased[1] for leased in mine)
         self.valid -= mine
-        self.revoked |= {held[2] for held in mine}
+        self.revoked |= {leased[2] for leased in mine}
         self.write()
-        self.forget_lapsed()
+        self.forget_expired()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0, 7.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
-        soonest = min((self.ends[held] for held in self.valid), default=None)
+        soonest = min((self.ends[leased] for leased in self.valid), default=None)
         told = self.ledger.next_expiry()
         if told is not None and soonest is not None and soonest > self.now_s:
             assert told <= soonest
         self.ledger.expire(self.now_s)
         assert self.ledger.next_expiry() is None or self.ledger.next_expiry() > self.now_s  # type: ignore[operator]
         self.write()
-        self.forget_lapsed()
+        self.forget_expired()
 
     @rule(worker=st.sampled_from(WORKERS), most=st.integers(1, 3))
     def close_for_others(self, worker: str, most: int) -> None:
@@ -326,10 +330,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.write()
 
     @rule()
-    def holds_last_longer(self) -> None:
+    def leases_last_longer(self) -> None:
         """More workers have come; what was given before keeps its time."""
         self.ttl_s += 1.0
-        self.ledger.hold_ttl_s = self.ttl_s
+        self.ledger.lease_ttl_s = self.ttl_s
 
     @rule()
     def retry_dead_letters(self) -> None:
@@ -343,30 +347,30 @@ class LedgerMachine(RuleBasedStateMachine):
         if between:
             self.change_unanswered(data)
         self.generation += 1
-        # The time of holds is read from the job's record, which is never behind.
+        # The time of leases is read from the job's record, which is never behind.
         self.ledger = self.journal.ledger(
             self.size, self.seed, self.generation, self.now_s, self.ttl_s
         )
-        # Settled batches are kept with the holds of their time, of those that ended, or forgotten.
+        # Settled batches are kept with the leases of their time, of those that ended, or forgotten.
         self.known = self.journal.settled()
         self.withdrawn = set()
-        for held in self.valid:
-            self.ends[held] = self.now_s + self.ttl_s
+        for leased in self.valid:
+            self.ends[leased] = self.now_s + self.ttl_s
         self.write()
-        self.forget_lapsed()
+        self.forget_expired()
 
     def change_unanswered(self, data: st.DataObject) -> None:
         """One more change, of which the journal gets the tasks' half."""
         if not self.valid:
             return
-        held = data.draw(st.sampled_from(sorted(self.valid)))
+        leased = data.draw(st.sampled_from(sorted(self.valid)))
         if data.draw(st.booleans()):
-            assert self.ledger.complete(*held, self.now_s, batches_of(held[1]))
-            self.done.add(held[1])
-            self.unclosed.add(held[1])
-            self.valid = {each for each in self.valid if each[1] != held[1]}
+            assert self.ledger.complete(*leased, self.now_s, batches_of(leased[1]))
+            self.done.add(leased[1])
+            self.unclosed.add(leased[1])
+            self.valid = {each for each in self.valid if each[1] != leased[1]}
         else:
-            self.ledger.fail(*held, Failure("lost", held[0]), self.now_s)
+            self.ledger.fail(*leased, Failure("lost", leased[0]), self.now_s)
         self.journal.write_tasks(self.ledger.take_changes())
         self.forget_dead_letters()
 
@@ -381,7 +385,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(task in self.ledger.done for task in self.done)
         assert counts.dead_letters == len(self.ledger.dead_letters)
         assert not self.done & self.ledger.dead_letters.keys()
-        assert counts.doing <= len({held[1] for held in self.valid})
+        assert counts.doing <= len({leased[1] for leased in self.valid})
         assert self.ledger.open_streams == len(self.unclosed)
         assert self.ledger.is_over == (counts.done + counts.dead_letters == self.size)
 
@@ -403,7 +407,7 @@ class LedgerMachine(RuleBasedStateMachine):
         in_journal = {
             (worker, task, attempt)
             for worker, text in self.journal.workers.items()
-            for task, attempt, _ in WorkerRecord.from_json(text).held
+            for task, attempt, _ in WorkerRecord.from_json(text).leased
             if worker != NOBODY
         }
         assert in_journal == self.valid

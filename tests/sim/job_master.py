@@ -41,11 +41,11 @@ from tests.sim.events import MS, Clock, Micros
 if TYPE_CHECKING:
     from tests.sim.jobs import JobBook
 
-__all__ = ["HOLD_TTL_MS", "KEYS", "UID", "SimMaster"]
+__all__ = ["KEYS", "LEASE_TTL_MS", "UID", "SimMaster"]
 
 KEYS = JobKeys("job")
 UID = "ab12"
-HOLD_TTL_MS = 200
+LEASE_TTL_MS = 200
 RETRY = 20 * MS
 # Small, so that what belongs together is often written apart.
 CHANGES_MAX = 2

@@ -1,7 +1,7 @@
-"""Workers of a simulated job: they ask, hold, push, settle, complete, close, die and come late.
+"""Workers of a simulated job: they ask, lease, push, settle, complete, close, die and come late.
 
 What ``trainer.worker``, ``MasterLink`` and ``TaskStream`` do, in the order in which they do it. One
-task at a time; a push leaves only while the hold is alive on the worker's own clock.
+task at a time; a push leaves only while the lease is alive on the worker's own clock.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import WorkerReplaced
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, HeldTask
+from backstay.master.core.values import ATTEMPTS_PER_MASTER, LeasedTask
 from backstay.master.job import Job
 from backstay.master.open_round import Given
 from backstay.master.rows_change import RowsIdentity
 from tests.sim.events import MS, Clock, Micros
-from tests.sim.job_master import HOLD_TTL_MS, NOT_MASTER, SimMaster
+from tests.sim.job_master import LEASE_TTL_MS, NOT_MASTER, SimMaster
 from tests.sim.jobs import BATCHES, TABLES, JobBook
 from tests.sim.trainer import BACKOFF, Push, Trainer
 
@@ -30,8 +30,8 @@ __all__ = ["JobWorker"]
 
 CALL_TIMEOUT = 250 * MS
 CLOSE_TIMEOUT = 400 * MS
-HOLD_TTL = HOLD_TTL_MS * MS
-MARGIN = HOLD_TTL // 10
+LEASE_TTL = LEASE_TTL_MS * MS
+MARGIN = LEASE_TTL // 10
 
 
 @dataclass
@@ -165,7 +165,7 @@ class JobWorker(Trainer):
             return
         if not self.stopping and random.random() < 0.01:
             self.queue.counts["workers_paused"] += 1
-            self._paused_until = self.queue.now + random.randrange(20 * MS, 3 * HOLD_TTL)
+            self._paused_until = self.queue.now + random.randrange(20 * MS, 3 * LEASE_TTL)
             return
         if not self._engine:
             self._open_engine()
@@ -208,12 +208,12 @@ class JobWorker(Trainer):
     def _give_back(self, given: Given, settled: int) -> None:
         self.queue.counts["given_back"] += 1
         self._given = None
-        hold = given.hold._replace(settled=settled)
+        lease = given.lease._replace(settled=settled)
 
         def give_back(job: Job, name: str) -> str:
-            if _is_of_later_master(job, hold):
+            if _is_of_later_master(job, lease):
                 return NOT_MASTER
-            job.give_back(name, given.round.id, hold, "the test wants it")
+            job.give_back(name, given.round.id, lease, "the test wants it")
             return ""
 
         self._call(give_back, lambda _answer: None)
@@ -236,9 +236,9 @@ class JobWorker(Trainer):
             given: Given | None = None
             if known.request == request and known.answer is not None:
                 before: Given = known.answer
-                held = before.round.ledger.record_of(name).held
+                leased = before.round.ledger.record_of(name).leased
                 if job.rounds.get(before.round.id) is before.round and any(
-                    one[:2] == before.hold[:2] for one in held
+                    one[:2] == before.lease[:2] for one in leased
                 ):
                     given = before
             if rows != (job.state.restore_version, job.state.generation):
@@ -259,17 +259,17 @@ class JobWorker(Trainer):
                     self._take(answer.given, sent)
             elif answer.given is not None:
                 # Asked for on a connection that is no more.
-                self._give_back(answer.given, answer.given.hold.settled)
+                self._give_back(answer.given, answer.given.lease.settled)
 
         self._call(get_task, told)
 
     def _take(self, given: Given, sent: Micros) -> None:
-        self._given, self._batch = given, given.hold.settled
-        self._hold_until = sent + HOLD_TTL - MARGIN
+        self._given, self._batch = given, given.lease.settled
+        self._hold_until = sent + LEASE_TTL - MARGIN
         self.queue.counts["tasks_taken"] += 1
         self.queue.log(
             self.place,
-            lambda: f"{self.name} takes {given.round.id}-{given.hold.task} {given.hold}",
+            lambda: f"{self.name} takes {given.round.id}-{given.lease.task} {given.lease}",
         )
 
     # Holds
@@ -277,19 +277,19 @@ class JobWorker(Trainer):
     def _keep(self, life: int) -> None:
         if self._lives != life:
             return
-        self.queue.after(HOLD_TTL // 4, partial(self._keep, life))
+        self.queue.after(LEASE_TTL // 4, partial(self._keep, life))
         given = self._given
         if given is None or self.queue.now < self._paused_until:
             return
-        held = given.hold._replace(settled=self._settled())
+        leased = given.lease._replace(settled=self._settled())
         sent = self._clock.now()
 
-        def keep(job: Job, name: str) -> list[tuple[RoundId, HeldTask]] | str:
-            if _is_of_later_master(job, held):
+        def keep(job: Job, name: str) -> list[tuple[RoundId, LeasedTask]] | str:
+            if _is_of_later_master(job, leased):
                 return NOT_MASTER
-            return job.renew(name, [(given.round.id, held)])
+            return job.renew(name, [(given.round.id, leased)])
 
-        def told(revoked: list[tuple[RoundId, HeldTask]]) -> None:
+        def told(revoked: list[tuple[RoundId, LeasedTask]]) -> None:
             if self._given is not given or self._ending:
                 return
             if revoked:
@@ -297,7 +297,7 @@ class JobWorker(Trainer):
                 self._given = None
                 self.pushes.clear()
             else:
-                self._hold_until = max(self._hold_until, sent + HOLD_TTL - MARGIN)
+                self._hold_until = max(self._hold_until, sent + LEASE_TTL - MARGIN)
 
         self._call(keep, told)
 
@@ -320,7 +320,7 @@ class JobWorker(Trainer):
             self.pushes.clear()
             self._give_back(given, settled)
             return
-        number, task, batch = given.round.id.number, given.hold.task, self._batch
+        number, task, batch = given.round.id.number, given.lease.task, self._batch
         self._batch += 1
         stream = (self.book.stream_job, number, task)
         for table, keys in enumerate(self.book.keys_of(number, task, batch)):
@@ -339,19 +339,19 @@ class JobWorker(Trainer):
 
     def _complete(self, given: Given) -> None:
         self._ending = True
-        hold = given.hold._replace(settled=BATCHES)
+        lease = given.lease._replace(settled=BATCHES)
 
         def complete(job: Job, name: str) -> bool | str:
-            if _is_of_later_master(job, hold):
+            if _is_of_later_master(job, lease):
                 return NOT_MASTER
-            counts, _ = job.complete(name, given.round.id, hold, BATCHES)
+            counts, _ = job.complete(name, given.round.id, lease, BATCHES)
             return counts
 
         def told(first: bool) -> None:
             self._ending = False
             self._given = None
             if first and given.round.id.kind is RoundKind.TRAINING:
-                number, task = given.round.id.number, given.hold.task
+                number, task = given.round.id.number, given.lease.task
                 self.book.told_first(number, task, self.name)
                 if self._engine:
                     self._close((number, task), self._engine, self._lives)
@@ -365,7 +365,7 @@ class JobWorker(Trainer):
             return
         version = self._version
         replicas = self.cluster.routings[version - 1].replicas_of_slot
-        if any(held.master < 0 for held in replicas):
+        if any(leased.master < 0 for leased in replicas):
             self.queue.after(BACKOFF * 4, partial(self._close, stream, engine, life))
             return
         name = (self.book.stream_job, *stream)
@@ -405,6 +405,6 @@ class JobWorker(Trainer):
         self.queue.after(CLOSE_TIMEOUT, again)
 
 
-def _is_of_later_master(job: Job, hold: HeldTask) -> bool:
+def _is_of_later_master(job: Job, lease: LeasedTask) -> bool:
     """Whether a master that is none any more is asked, as ``JobService`` finds out."""
-    return hold.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER
+    return lease.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER

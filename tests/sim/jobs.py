@@ -23,7 +23,7 @@ from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, jobs_cut_short
 from backstay.trainer.readers import Shard
 from tests.sim.checkpoints import NEWEST, RESTORE, SAVE_EVERY, URL, Checkpoints, SavedSlot
 from tests.sim.events import MS, Micros
-from tests.sim.job_master import HOLD_TTL_MS, KEYS, UID, SimMaster
+from tests.sim.job_master import KEYS, LEASE_TTL_MS, UID, SimMaster
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
@@ -51,7 +51,7 @@ def job_spec(seed: int, *, cuts: bool = False) -> JobSpec:
         batch_size=1,
         records_per_task=BATCHES,
         seed=seed,
-        hold_ttl_ms=HOLD_TTL_MS,
+        task_lease_ttl_ms=LEASE_TTL_MS,
         straggler_factor=1.5,
         straggler_min_s=0.05,
         max_task_retries=10,

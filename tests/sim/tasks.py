@@ -1,4 +1,4 @@
-"""A job's tasks in virtual time: workers that die, twins, late pushes, closed streams.
+"""A job's tasks in virtual time: workers that die, two attempts at once, late pushes.
 
 The trainers here do what ``TaskStream`` and a worker do: number the pushes of a task by batch and
 table, keep the floor, replay a task from where it was settled, close its stream once it is done.
@@ -60,14 +60,14 @@ class TaskBook:
         return [task.number for task in self.tasks if not (task.is_done and task.is_closed)]
 
     def take(self, worker: int, *, begin: bool) -> Task | None:
-        """Give a worker a task: one given back, a twin's now and then, or a new one."""
+        """Give a worker a task: one given back, one of another worker, or a new one."""
         free = [task for task in self.tasks if not task.is_done and not task.workers]
         slow = [task for task in self.tasks if not task.is_done and task.workers]
         if free:
             task = self.random.choice(free)
         elif slow and self.random.random() < 0.3:
             task = self.random.choice(slow)
-            self.cluster.queue.counts["twins"] += 1
+            self.cluster.queue.counts["speculative"] += 1
         elif begin:
             task = Task(len(self.tasks), [self._batch() for _ in range(BATCHES)])
             self.tasks.append(task)
@@ -121,7 +121,9 @@ class TaskTrainer(Trainer):
         elif random.random() < 0.02:
             self._die(self._task)
         elif self._task.is_done and random.random() < 0.5:
-            self._drop("revoked")  # The twin was faster; it took a while to hear of it.
+            self._drop(
+                "revoked"
+            )  # The speculative attempt was faster; it took a while to hear of it.
         elif self._batch < BATCHES:
             if len(self.pushes) < self._window:
                 self._push_batch(self._task)
@@ -170,7 +172,7 @@ class TaskTrainer(Trainer):
     def _close(self, task: Task) -> None:
         version = self._version
         replicas = self.cluster.routings[version - 1].replicas_of_slot
-        if any(held.master < 0 for held in replicas):
+        if any(leased.master < 0 for leased in replicas):
             self.queue.after(BACKOFF * 4, partial(self._close, task))
             return
         masters = list(self._masters(range(self.cluster.options.slots)))

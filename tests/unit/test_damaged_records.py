@@ -43,16 +43,16 @@ async def work(job: Job, tasks: int = 10**6) -> None:
                 job.evaluated(opened, {})
             continue
         tasks -= 1
-        message = job_pb2.Hold(
+        message = job_pb2.TaskLease(
             kind=job_pb2.TaskKind.Value(f"TASK_KIND_{given.round.id.kind.name}"),
             round=given.round.id.number,
-            number=given.hold.task,
-            attempt=given.hold.attempt,
+            number=given.lease.task,
+            attempt=given.lease.attempt,
         )
-        bad = 0 if given.round.id.kind is RoundKind.TRAIN_END else DAMAGED.get(given.hold.task, 0)
-        done = job_pb2.CompleteRequest(worker=who, hold=message, batches=1, bad_record_count=bad)
+        bad = 0 if given.round.id.kind is RoundKind.TRAIN_END else DAMAGED.get(given.lease.task, 0)
+        done = job_pb2.CompleteRequest(worker=who, lease=message, batches=1, bad_record_count=bad)
         await service.Complete(done, NO_CONTEXT)
-        job.closed([(given.round.id.number, given.hold.task)])
+        job.closed([(given.round.id.number, given.lease.task)])
 
 
 def test_passes_and_validation_data_do_not_add_up(tmp_path: Path) -> None:
@@ -87,16 +87,16 @@ def test_one_task_with_too_many_ends_the_job_at_once(tmp_path: Path) -> None:
             service.job = job
             given = job.assign("w1")
             assert given is not None
-            hold = job_pb2.Hold(
+            lease = job_pb2.TaskLease(
                 kind=job_pb2.TASK_KIND_TRAINING,
                 round=1,
-                number=given.hold.task,
-                attempt=given.hold.attempt,
+                number=given.lease.task,
+                attempt=given.lease.attempt,
             )
             where = job_pb2.BadRecord(file="a.csv", offset=17, reason="2 values, not 3")
             failed = job_pb2.FailRequest(
                 worker=job_pb2.Worker(id="w1", instance=7),
-                hold=hold,
+                lease=lease,
                 error="TooManyBadRecords: ...",
                 bad_records=[where],
                 bad_record_count=2,
@@ -106,7 +106,7 @@ def test_one_task_with_too_many_ends_the_job_at_once(tmp_path: Path) -> None:
             assert not job.is_over
             given = job.assign("w1")
             assert given is not None
-            failed.hold.number, failed.hold.attempt = given.hold.task, given.hold.attempt
+            failed.lease.number, failed.lease.attempt = given.lease.task, given.lease.attempt
             failed.bad_record_count = 3
             await service.Fail(failed, NO_CONTEXT)
             assert job.state.state == "failed"

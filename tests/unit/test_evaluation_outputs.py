@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from backstay.course.evaluation import RoundOutputs, TaskOutputs
 from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.holds import DeadLetter, Failure
 from backstay.master.core.progress import JobProgress, RoundProgress
+from backstay.master.core.values import DeadLetter, Failure
 
 
 def outputs(*labels: float, **values: float) -> TaskOutputs:

@@ -143,7 +143,7 @@ def test_a_master_counts_its_tasks_and_a_restore_keeps_the_word(
             for _ in range(3):
                 given = job.assign("w1")
                 assert given is not None
-                job.complete("w1", given.round.id, given.hold, 4)
+                job.complete("w1", given.round.id, given.lease, 4)
             await job.journal.durable(5.0)
             now = await progress_of_jobs(store, 0, 0)
             assert job.figures["tasks"] == 3

@@ -10,7 +10,7 @@ import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.course.rounds import RoundId
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER, HeldTask, WorkerRecord
+from backstay.master.core.values import ATTEMPTS_PER_MASTER, LeasedTask, WorkerRecord
 from tests.unit.job_records_of import (
     DURABLE_S,
     KEYS,
@@ -67,7 +67,7 @@ def test_going_back_tells_which_passes_the_rows_may_have_some_of(
     run(scenario)
 
 
-def test_going_back_leaves_no_hold_of_a_task_that_was_done(tmp_path: Path) -> None:
+def test_going_back_leaves_no_lease_of_a_task_that_was_done(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = MemoryStore(backend)
         spec = counting_spec(tmp_path)
@@ -75,11 +75,11 @@ def test_going_back_leaves_no_hold_of_a_task_that_was_done(tmp_path: Path) -> No
             task = await do_one(job)
             await job.journal.durable(DURABLE_S)
         # A master died after it had written that the task is done, and before its worker's record.
-        stale = WorkerRecord(held=(HeldTask(task, ATTEMPTS_PER_MASTER, 0),))
-        await store.put(KEYS.held("training-1", "w9"), stale.to_json())
+        stale = WorkerRecord(leased=(LeasedTask(task, ATTEMPTS_PER_MASTER, 0),))
+        await store.put(KEYS.leased("training-1", "w9"), stale.to_json())
         async with master_of(store, spec, 2, replaces=1) as (_, job):
             job.go_back(None)
             await job.journal.durable(DURABLE_S)
-        assert (await store.range(KEYS.all_held)).items == ()
+        assert (await store.range(KEYS.all_leased)).items == ()
 
     run(scenario)

@@ -42,8 +42,8 @@ async def next_task(service: JobService) -> job_pb2.Task:
 
 async def done(service: JobService, job: Job, task: job_pb2.Task) -> None:
     """Complete a task; of an evaluation, with predictions that are all right."""
-    request = job_pb2.CompleteRequest(worker=WHO, hold=task.hold, batches=1, examples=task.count)
-    if task.hold.kind == job_pb2.TASK_KIND_EVALUATION:
+    request = job_pb2.CompleteRequest(worker=WHO, lease=task.lease, batches=1, examples=task.count)
+    if task.lease.kind == job_pb2.TASK_KIND_EVALUATION:
         request.outputs.records = task.count
         request.outputs.predictions = np.ones(task.count, np.float32).tobytes()
         request.outputs.labels = np.ones(task.count, np.float32).tobytes()
@@ -59,7 +59,7 @@ def test_a_task_comes_with_the_newest_evaluation(tmp_path: Path) -> None:
         seen = []
         for _ in range(9):  # two tasks each: pass, evaluation, pass, evaluation; the end
             task = await next_task(service)
-            seen.append((task.hold.kind, task.evaluation.round))
+            seen.append((task.lease.kind, task.evaluation.round))
             await done(service, job, task)
         training, evaluation = job_pb2.TASK_KIND_TRAINING, job_pb2.TASK_KIND_EVALUATION
         assert seen == [

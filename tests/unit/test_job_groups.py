@@ -15,7 +15,7 @@ from backstay.consensus.store import Txn, TxnResult
 from backstay.course.rounds import RoundId
 from backstay.errors import StoreUnavailable
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.master.core.holds import Failure
+from backstay.master.core.values import Failure
 from backstay.master.job import Job
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
@@ -63,18 +63,18 @@ class Worker:
                 job.closed(job.streams_to_close("w1"))
                 job.advance()
                 continue
-            which = str(given.round.id), given.hold.task
+            which = str(given.round.id), given.lease.task
             if which in self.fails:
-                job.fail("w1", given.round.id, given.hold, Failure("bad", "w1"))
+                job.fail("w1", given.round.id, given.lease, Failure("bad", "w1"))
                 await job.journal.durable(DURABLE_S)
                 continue
             self.worked.add(which)
-            hold = given.hold._replace(settled=2)
-            _, is_new = job.complete("w1", given.round.id, hold, 4)
+            lease = given.lease._replace(settled=2)
+            _, is_new = job.complete("w1", given.round.id, lease, 4)
             await job.journal.durable(DURABLE_S)
             self.told[which] += is_new
             if which[0].startswith("training"):
-                job.closed([(given.round.id.number, given.hold.task)])
+                job.closed([(given.round.id.number, given.lease.task)])
         job.closed(job.streams_to_close("w1"))
         job.advance()
         await job.journal.durable(DURABLE_S)
@@ -190,12 +190,12 @@ def test_dead_lettered_tasks_that_are_put_back_are_tried_again_whenever_the_mast
                 while job.course.passes_over == 0:
                     given = job.assign("w1")
                     assert given is not None
-                    which = str(given.round.id), given.hold.task
+                    which = str(given.round.id), given.lease.task
                     if which in worker.fails:
-                        job.fail("w1", given.round.id, given.hold, Failure("bad", "w1"))
+                        job.fail("w1", given.round.id, given.lease, Failure("bad", "w1"))
                     else:
-                        job.complete("w1", given.round.id, given.hold, 4)
-                        job.closed([(1, given.hold.task)])
+                        job.complete("w1", given.round.id, given.lease, 4)
+                        job.closed([(1, given.lease.task)])
                     job.advance()
                 await job.journal.durable(DURABLE_S)
             store = Mortal(backend, 10_000)

@@ -81,13 +81,13 @@ def scenario(
 def test_what_many_callers_stage_at_once_goes_out_in_full_groups() -> None:
     async def play(store: Watched, journal: Journal) -> None:
         async def caller(number: int) -> None:
-            journal.stage_text(f"jobs/counting/held/a/{number}", str(number))
+            journal.stage_text(f"jobs/counting/leased/a/{number}", str(number))
             await journal.durable(LIMIT_S)
 
         async with writing(journal):
             await asyncio.gather(*map(caller, range(300)))
         assert [len(txn.success) for txn in store.written] == [OPERATIONS_MAX] * 2 + [300 - 254 + 1]
-        assert len((await store.range("jobs/counting/held/")).items) == 300
+        assert len((await store.range("jobs/counting/leased/")).items) == 300
 
     scenario(play)
 
@@ -132,12 +132,12 @@ def test_an_unknown_outcome_is_neither_lost_nor_does_it_undo_what_came_later(fau
             journal.stage("jobs/counting/state", lambda: state)
             await waiting
             await journal.durable(LIMIT_S)
-            journal.stage_text("jobs/counting/held/a/w", "{}")
+            journal.stage_text("jobs/counting/leased/a/w", "{}")
             await journal.durable(LIMIT_S)
         found = await store.get("jobs/counting/state")
         assert found is not None
         assert found.value == "after"
-        assert await store.get("jobs/counting/held/a/w") is not None
+        assert await store.get("jobs/counting/leased/a/w") is not None
 
     scenario(play)
 

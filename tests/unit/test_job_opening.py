@@ -23,7 +23,7 @@ from backstay.errors import (
     StoreUnavailable,
     TableConflict,
 )
-from backstay.master.core.holds import Failure, HeldTask
+from backstay.master.core.values import Failure, LeasedTask
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import kept_job
@@ -66,34 +66,34 @@ class Worker:
         # Times that each task of each pass was recorded as done first, as far as it was told.
         self.told: Counter[tuple[int, int]] = Counter()
         # Tasks it has trained on and not been told that they are recorded.
-        self.open: dict[tuple[RoundId, int], HeldTask] = {}
+        self.open: dict[tuple[RoundId, int], LeasedTask] = {}
         self.worked: Counter[tuple[int, int]] = Counter()
 
     async def work(self, job: Job) -> None:
         """Work until the job is over."""
-        for (round_id, _), hold in list(self.open.items()):
-            await self._complete(job, round_id, hold)
+        for (round_id, _), lease in list(self.open.items()):
+            await self._complete(job, round_id, lease)
         while not job.is_over:
             given = job.assign("w1")
             await job.journal.durable(DURABLE_S)
             if given is None:
                 job.advance()
                 continue
-            self.worked[given.round.id.number, given.hold.task] += 1
-            self.open[given.round.id, given.hold.task] = given.hold
-            await self._complete(job, given.round.id, given.hold)
+            self.worked[given.round.id.number, given.lease.task] += 1
+            self.open[given.round.id, given.lease.task] = given.lease
+            await self._complete(job, given.round.id, given.lease)
 
-    async def _complete(self, job: Job, round_id: RoundId, hold: HeldTask) -> None:
+    async def _complete(self, job: Job, round_id: RoundId, lease: LeasedTask) -> None:
         if round_id not in job.rounds:
-            del self.open[round_id, hold.task]
+            del self.open[round_id, lease.task]
             return
-        counts, is_new = job.complete("w1", round_id, hold._replace(settled=2), 4)
+        counts, is_new = job.complete("w1", round_id, lease._replace(settled=2), 4)
         await job.journal.durable(DURABLE_S)
-        del self.open[round_id, hold.task]
+        del self.open[round_id, lease.task]
         if is_new and round_id.kind is RoundKind.TRAINING:
-            self.told[round_id.number, hold.task] += 1
+            self.told[round_id.number, lease.task] += 1
         if counts:
-            job.closed([(round_id.number, hold.task)])
+            job.closed([(round_id.number, lease.task)])
         job.advance()
 
 
@@ -168,7 +168,7 @@ def test_masters_that_die_one_after_the_other_get_there_as_well(tmp_path: Path) 
     assert set(worker.worked) >= every_task()
 
 
-def test_holds_survive_the_master_with_their_time_anew(tmp_path: Path) -> None:
+def test_leases_survive_the_master_with_their_time_anew(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
         async with master_of(store, spec, 1) as (_, job):
@@ -177,17 +177,17 @@ def test_holds_survive_the_master_with_their_time_anew(tmp_path: Path) -> None:
             await job.journal.durable(DURABLE_S)
         async with master_of(store, spec, 2, replaces=1) as (master, job):
             others = [job.assign("w2") for _ in range(TASKS)]
-            tasks = [one.hold.task for one in others if one is not None]
-            assert given.hold.task not in tasks
+            tasks = [one.lease.task for one in others if one is not None]
+            assert given.lease.task not in tasks
             assert len(tasks) == TASKS - 1
-            assert job.renew("w1", [(given.round.id, given.hold)]) == []
-            master.now_s += spec.hold_ttl_ms / 1000 + 0.1
+            assert job.renew("w1", [(given.round.id, given.lease)]) == []
+            master.now_s += spec.task_lease_ttl_ms / 1000 + 0.1
             job.expire()
             # Its time is over, and somebody else has its task: it is told so.
             others = [job.assign("w3") for _ in range(TASKS)]
-            assert given.hold.task in [one.hold.task for one in others if one is not None]
-            revoked = [(given.round.id, given.hold)]
-            assert job.renew("w1", [(given.round.id, given.hold)]) == revoked
+            assert given.lease.task in [one.lease.task for one in others if one is not None]
+            revoked = [(given.round.id, given.lease)]
+            assert job.renew("w1", [(given.round.id, given.lease)]) == revoked
 
     run(scenario)
 
@@ -292,7 +292,7 @@ def test_dead_lettered_tasks_fail_the_job_and_are_tried_again_by_the_same_comman
         async with master_of(store, spec, 1) as (_, job):
             given = job.assign("w1")
             assert given is not None
-            assert job.fail("w1", given.round.id, given.hold, Failure("bad", "w1", (2,)))
+            assert job.fail("w1", given.round.id, given.lease, Failure("bad", "w1", (2,)))
             await Worker().work(job)
             assert job.state.state == "failed"
             assert "1 tasks failed for good" in job.state.reason
@@ -301,7 +301,7 @@ def test_dead_lettered_tasks_fail_the_job_and_are_tried_again_by_the_same_comman
             worker = Worker()
             await worker.work(job)
             assert job.state.state == "done"
-            assert set(worker.told) == {(1, given.hold.task)}
+            assert set(worker.told) == {(1, given.lease.task)}
 
     run(scenario)
 
@@ -318,7 +318,7 @@ def test_an_end_leaves_no_records_of_rounds_behind(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_again(
+def test_going_back_to_progress_revokes_leases_and_gives_what_was_done_since_again(
     tmp_path: Path,
 ) -> None:
     async def scenario(backend: MemoryBackend) -> None:
@@ -327,13 +327,15 @@ def test_going_back_to_progress_revokes_holds_and_gives_what_was_done_since_agai
             saved = {await do_one(job) for _ in range(3)}
             progress = await saved_progress(store, job)
             since = {await do_one(job) for _ in range(4)}
-            held = job.assign("w1")
-            assert held is not None
+            leased = job.assign("w1")
+            assert leased is not None
             job.go_back(progress)
             await job.journal.durable(DURABLE_S)
             job.note_rows(RowsIdentity(9, 4))
             await job.journal.durable(DURABLE_S)
-            assert job.renew("w1", [(held.round.id, held.hold)]) == [(held.round.id, held.hold)]
+            assert job.renew("w1", [(leased.round.id, leased.lease)]) == [
+                (leased.round.id, leased.lease)
+            ]
         async with master_of(store, spec, 2, replaces=1) as (_, job):
             assert (job.state.restore_version, job.state.generation) == (9, 4)
             worker = Worker()
@@ -407,8 +409,8 @@ def test_a_second_master_waits_and_the_first_one_is_fenced(tmp_path: Path) -> No
                 other_given = other.assign("w2")
                 assert other_given is not None
                 await other.journal.durable(DURABLE_S)
-            held = (await store.range(KEYS.all_held)).values()
-            assert [key.rpartition("/")[2] for key in held] == ["w2"]
+            leased = (await store.range(KEYS.all_leased)).values()
+            assert [key.rpartition("/")[2] for key in leased] == ["w2"]
 
     run(scenario)
 
@@ -433,13 +435,13 @@ def test_completions_wait_for_the_store_and_are_not_lost(tmp_path: Path) -> None
             assert given is not None
             await job.journal.durable(DURABLE_S)
             backend.set_outage(True)
-            assert job.renew("w1", [(given.round.id, given.hold)]) == []
-            assert job.complete("w1", given.round.id, given.hold, 4) == (True, True)
+            assert job.renew("w1", [(given.round.id, given.lease)]) == []
+            assert job.complete("w1", given.round.id, given.lease, 4) == (True, True)
             with pytest.raises(StoreUnavailable, match="repeat"):
                 await job.journal.durable(0.05)
             backend.set_outage(False)
             # The worker repeats the call: it counts, and not twice.
-            assert job.complete("w1", given.round.id, given.hold, 4) == (True, False)
+            assert job.complete("w1", given.round.id, given.lease, 4) == (True, False)
             await job.journal.durable(DURABLE_S)
             assert job.figures["examples"] == 4
 

@@ -16,7 +16,7 @@ from backstay.consensus.store import Txn, TxnResult
 from backstay.course.rounds import RoundId
 from backstay.errors import NotJobMaster, StoreUnavailable
 from backstay.master import service as service_module
-from backstay.master.core.holds import ATTEMPTS_PER_MASTER
+from backstay.master.core.values import ATTEMPTS_PER_MASTER
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.service import JobService
@@ -55,8 +55,8 @@ def test_a_worker_on_other_rows_gets_neither_tasks_nor_streams(
     async def play(service: JobService, job: Job) -> None:
         first = await service.GetTask(asked("a", 1, ROWS), NO_CONTEXT)
         assert first.HasField("task")
-        hold = first.task.hold
-        done = job_pb2.CompleteRequest(worker=asked("a", 1, None).worker, hold=hold, batches=1)
+        lease = first.task.lease
+        done = job_pb2.CompleteRequest(worker=asked("a", 1, None).worker, lease=lease, batches=1)
         assert (await service.Complete(done, NO_CONTEXT)).first
         job.drop_worker("a", "it dies before it has closed the stream")
         answer = await service.GetTask(asked("b", 1, other), NO_CONTEXT)
@@ -67,21 +67,23 @@ def test_a_worker_on_other_rows_gets_neither_tasks_nor_streams(
         answer = await service.GetTask(asked("b", 2, ROWS), NO_CONTEXT)
         assert not answer.other_rows
         assert answer.HasField("task")
-        assert [one.task for one in answer.streams_to_close] == [hold.number]
+        assert [one.task for one in answer.streams_to_close] == [lease.number]
 
     scenario(tmp_path, play)
 
 
 def test_what_a_later_master_gave_is_for_that_one(tmp_path: Path) -> None:
     async def play(service: JobService, job: Job) -> None:
-        hold = (await service.GetTask(asked("a", 1, ROWS), NO_CONTEXT)).task.hold
-        hold.attempt = (job.state.starts + 1) * ATTEMPTS_PER_MASTER
+        lease = (await service.GetTask(asked("a", 1, ROWS), NO_CONTEXT)).task.lease
+        lease.attempt = (job.state.starts + 1) * ATTEMPTS_PER_MASTER
         worker = asked("a", 1, None).worker
         for call in (
-            service.Complete(job_pb2.CompleteRequest(worker=worker, hold=hold), NO_CONTEXT),
-            service.KeepHolds(job_pb2.KeepHoldsRequest(worker=worker, holds=[hold]), NO_CONTEXT),
-            service.GiveBack(job_pb2.GiveBackRequest(worker=worker, hold=hold), NO_CONTEXT),
-            service.Fail(job_pb2.FailRequest(worker=worker, hold=hold), NO_CONTEXT),
+            service.Complete(job_pb2.CompleteRequest(worker=worker, lease=lease), NO_CONTEXT),
+            service.RenewLeases(
+                job_pb2.RenewLeasesRequest(worker=worker, leases=[lease]), NO_CONTEXT
+            ),
+            service.GiveBack(job_pb2.GiveBackRequest(worker=worker, lease=lease), NO_CONTEXT),
+            service.Fail(job_pb2.FailRequest(worker=worker, lease=lease), NO_CONTEXT),
         ):
             with pytest.raises(NotJobMaster, match="ask it"):
                 await call
@@ -94,13 +96,13 @@ def test_a_request_that_is_repeated_late_gets_its_task_with_new_time(tmp_path: P
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (master, job):
             service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
             service.job = job
-            first = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.hold
-            # The answer was lost, and the hold is over before the worker knows of it.
+            first = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.lease
+            # The answer was lost, and the lease is over before the worker knows of it.
             master.now_s += 3.0
             job.expire()
-            again = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.hold
+            again = (await service.GetTask(asked("a", 1, None), NO_CONTEXT)).task.lease
             assert again == first
-            other = (await service.GetTask(asked("b", 1, None), NO_CONTEXT)).task.hold
+            other = (await service.GetTask(asked("b", 1, None), NO_CONTEXT)).task.lease
             assert other.number != first.number
 
     run(inside)
@@ -135,7 +137,7 @@ def test_no_task_is_given_while_nothing_can_be_recorded(
                 with pytest.raises(StoreUnavailable):
                     await service.GetTask(asked("b", number, None), NO_CONTEXT)
             opened = job.rounds[RoundId.parse("training-1")]
-            assert [hold.worker for hold in opened.ledger.holds] == ["a"]
+            assert [lease.worker for lease in opened.ledger.leases] == ["a"]
             store.is_away = False
             answer = job_pb2.GetTaskResponse()
             while not answer.HasField("task"):

@@ -1,4 +1,4 @@
-"""The steps of a job: each settled batch once, through deaths of masters, twins and restores."""
+"""The steps of a job: each settled batch once, through deaths of masters and restores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.course.rounds import RoundId
 from backstay.job_spec import JobSpec
-from backstay.master.core.holds import HeldTask
+from backstay.master.core.values import LeasedTask
 from backstay.master.job import Job
 from backstay.master.open_round import Given
 from backstay.master.saving import kept_job
@@ -29,21 +29,21 @@ def spec_of(folder: Path, **fields: object) -> JobSpec:
     return counting_spec(folder, batch_size=1, **fields)  # type: ignore[arg-type]
 
 
-async def take(job: Job, worker: str) -> HeldTask:
+async def take(job: Job, worker: str) -> LeasedTask:
     given = job.assign(worker)
     assert isinstance(given, Given)
     await job.journal.durable(DURABLE_S)
-    return given.hold
+    return given.lease
 
 
-async def finish(job: Job, worker: str, hold: HeldTask, batches: int = BATCHES) -> None:
-    counts, _ = job.complete(worker, PASS, hold._replace(settled=batches), batches)
+async def finish(job: Job, worker: str, lease: LeasedTask, batches: int = BATCHES) -> None:
+    counts, _ = job.complete(worker, PASS, lease._replace(settled=batches), batches)
     assert counts
     await job.journal.durable(DURABLE_S)
 
 
-def settled(job: Job, worker: str, hold: HeldTask, batches: int) -> None:
-    assert job.renew(worker, [(PASS, hold._replace(settled=batches))]) == []
+def settled(job: Job, worker: str, lease: LeasedTask, batches: int) -> None:
+    assert job.renew(worker, [(PASS, lease._replace(settled=batches))]) == []
 
 
 def test_what_is_under_way_when_a_master_dies_is_not_counted_again(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_what_is_under_way_when_a_master_dies_is_not_counted_again(tmp_path: Pat
         async with master_of(store, spec, 1) as (_, job):
             slow, fast = await take(job, "slow"), await take(job, "fast")
             settled(job, "slow", slow, 3)
-            # The state is written with these three in it, the hold without them.
+            # The state is written with these three in it, the lease without them.
             await finish(job, "fast", fast)
             assert job.course.steps == 3 + BATCHES
         for instance in (2, 3):
@@ -76,13 +76,13 @@ def test_batches_that_were_given_back_stay_counted(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), spec_of(tmp_path)
         async with master_of(store, spec, 1) as (_, job):
-            hold = await take(job, "w1")
-            job.give_back("w1", PASS, hold._replace(settled=3), "it is told to end")
+            lease = await take(job, "w1")
+            job.give_back("w1", PASS, lease._replace(settled=3), "it is told to end")
             await job.journal.durable(DURABLE_S)
         async with master_of(store, spec, 2, replaces=1) as (_, job):
             assert job.course.steps == 3
             again = await take(job, "w2")
-            assert (again.task, again.settled) == (hold.task, 3)
+            assert (again.task, again.settled) == (lease.task, 3)
             settled(job, "w2", again, 3)
             assert job.course.steps == 3
         async with master_of(store, spec, 3, replaces=2) as (_, job):
@@ -92,21 +92,23 @@ def test_batches_that_were_given_back_stay_counted(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_twin_counts_nothing_of_its_own(tmp_path: Path) -> None:
+def test_a_speculative_attempt_counts_nothing_of_its_own(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = MemoryStore(backend)
-        spec = spec_of(tmp_path, records_per_task=40, straggler_min_s=0.0, hold_ttl_ms=600_000)
+        spec = spec_of(
+            tmp_path, records_per_task=40, straggler_min_s=0.0, task_lease_ttl_ms=600_000
+        )
         async with master_of(store, spec, 1) as (master, job):
             first = await take(job, "w1")
             settled(job, "w1", first, 5)
             master.now_s += 1.0
-            twin = await take(job, "w2")
-            assert (twin.task, twin.settled) == (first.task, 5)
-            settled(job, "w2", twin, 7)
+            speculative = await take(job, "w2")
+            assert (speculative.task, speculative.settled) == (first.task, 5)
+            settled(job, "w2", speculative, 7)
             settled(job, "w1", first, 6)
             assert job.course.steps == 7
             await finish(job, "w1", first, 40)
-            assert job.renew("w2", [(PASS, twin._replace(settled=9))]) != []
+            assert job.renew("w2", [(PASS, speculative._replace(settled=9))]) != []
             assert job.course.steps == 40
 
     run(scenario)
@@ -132,21 +134,21 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             for _ in range(2 * passes_before):
                 given = job.assign("w1")
                 assert given is not None
-                job.complete("w1", given.round.id, given.hold._replace(settled=20), 20)
-                job.closed([(given.round.id.number, given.hold.task)])
+                job.complete("w1", given.round.id, given.lease._replace(settled=20), 20)
+                job.closed([(given.round.id.number, given.lease.task)])
                 job.advance()
             current = RoundId(PASS.kind, 1 + passes_before)
-            held = job.assign("w1")
-            assert held is not None
-            assert held.round.id == current
-            job.renew("w1", [(current, held.hold._replace(settled=11))])
+            leased = job.assign("w1")
+            assert leased is not None
+            assert leased.round.id == current
+            job.renew("w1", [(current, leased.lease._replace(settled=11))])
             await job.journal.durable(DURABLE_S)
             assert job.course.steps == 40 * passes_before + 11
             kept = json.loads(json.dumps(await progress_of_jobs(store, 0, 0)))
             records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             progress = records.progress(job.tables)
-            job.complete("w1", current, held.hold._replace(settled=20), 20)
+            job.complete("w1", current, leased.lease._replace(settled=20), 20)
             assert job.course.steps == 40 * passes_before + 20
             job.go_back(progress)
             job.advance()
@@ -155,7 +157,7 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             again = job.assign("w2")
             assert again is not None
             await job.journal.durable(DURABLE_S)
-            job.renew("w2", [(current, again.hold._replace(settled=11))])
+            job.renew("w2", [(current, again.lease._replace(settled=11))])
             assert job.course.steps == 40 * passes_before + 11
         async with master_of(store, spec, 2, replaces=1) as (_, job):
             assert job.course.steps == 40 * passes_before

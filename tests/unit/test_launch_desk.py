@@ -70,12 +70,14 @@ def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_pat
         service.job = job
         given = job.assign("w-1")
         assert given is not None
-        hold = job_pb2.Hold(
-            kind=job_pb2.TASK_KIND_TRAINING, round=1, number=given.hold.task,
-            attempt=given.hold.attempt,
+        lease = job_pb2.TaskLease(
+            kind=job_pb2.TASK_KIND_TRAINING, round=1, number=given.lease.task,
+            attempt=given.lease.attempt,
         )  # fmt: skip
-        sign = job_pb2.KeepHoldsRequest(worker=job_pb2.Worker(id="w-1", instance=5), holds=[hold])
-        await service.KeepHolds(sign, NO_CONTEXT)
+        sign = job_pb2.RenewLeasesRequest(
+            worker=job_pb2.Worker(id="w-1", instance=5), leases=[lease]
+        )
+        await service.RenewLeases(sign, NO_CONTEXT)
         await desk.hear(ended("w-0", EXIT_WRONG_SETTING, CONFLICT))
         assert not job.is_over
 

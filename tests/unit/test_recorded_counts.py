@@ -12,7 +12,7 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.course.rounds import RoundKind
 from backstay.errors import JobRefused
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
-from backstay.master.core.holds import Failure
+from backstay.master.core.values import Failure
 from backstay.master.job import Job
 from backstay.master.recorded_counts import RecordedCounts, recorded_counts
 from backstay.trainer.worker.audit import records_table
@@ -51,21 +51,21 @@ class Worker:
                     # It never gets better.
                     job.evaluated(opened, {"auc": 0.5})
                 continue
-            round_id, hold = given.round.id, given.hold
-            hold = hold._replace(settled=PER_TASK)
+            round_id, lease = given.round.id, given.lease
+            lease = lease._replace(settled=PER_TASK)
             if round_id.kind is not RoundKind.TRAINING:
-                job.complete("w1", round_id, hold, PER_TASK)
+                job.complete("w1", round_id, lease, PER_TASK)
                 continue
             tasks -= 1
-            self.begun.add((round_id.number, hold.task))
-            if (round_id.number, hold.task) in self.fails:
-                job.fail("w1", round_id, hold._replace(settled=0), Failure("bad", "w1"))
+            self.begun.add((round_id.number, lease.task))
+            if (round_id.number, lease.task) in self.fails:
+                job.fail("w1", round_id, lease._replace(settled=0), Failure("bad", "w1"))
                 continue
-            job.note_damaged(round_id, hold.task, 1 if hold.task == 2 else 0)
-            counts, is_new = job.complete("w1", round_id, hold, PER_TASK)
+            job.note_damaged(round_id, lease.task, 1 if lease.task == 2 else 0)
+            counts, is_new = job.complete("w1", round_id, lease, PER_TASK)
             assert counts
-            self.done[hold.task] += is_new
-            job.closed([(round_id.number, hold.task)])
+            self.done[lease.task] += is_new
+            job.closed([(round_id.number, lease.task)])
             for opened in job.advance():
                 job.evaluated(opened, {"auc": 0.5})
         job.closed(job.streams_to_close("w1"))

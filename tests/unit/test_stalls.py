@@ -60,7 +60,7 @@ class Workers:
         self.master, self.job = master, job
         self.service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
         self.service.job = job
-        self.holds: dict[str, job_pb2.Hold] = {}
+        self.leases: dict[str, job_pb2.TaskLease] = {}
         self.steps: dict[str, int] = {}
 
     def who(self, name: str) -> job_pb2.Worker:
@@ -71,23 +71,23 @@ class Workers:
         request = job_pb2.GetTaskRequest(worker=self.who(name))
         answer = await self.service.GetTask(request, None)  # type: ignore[arg-type]
         if answer.HasField("task") and not answer.task.leader:
-            self.holds[name] = answer.task.hold
+            self.leases[name] = answer.task.lease
         return answer
 
     async def sign(
         self, name: str, steps: int = 0, waits_for: list[str] | None = None
-    ) -> job_pb2.KeepHoldsResponse:
+    ) -> job_pb2.RenewLeasesResponse:
         self.steps[name] = self.steps.get(name, 0) + steps
-        request = job_pb2.KeepHoldsRequest(
+        request = job_pb2.RenewLeasesRequest(
             worker=self.who(name), steps=self.steps[name], waits_for=waits_for or []
         )
         if waits_for is not None:
             request.waiting_ms = 2000
-        if name in self.holds:
-            request.holds.append(self.holds[name])
-        answer = await self.service.KeepHolds(request, None)  # type: ignore[arg-type]
+        if name in self.leases:
+            request.leases.append(self.leases[name])
+        answer = await self.service.RenewLeases(request, None)  # type: ignore[arg-type]
         if answer.revoked:
-            del self.holds[name]
+            del self.leases[name]
         return answer
 
     async def pass_time(self, seconds: float, *getting_on: str, hanging: tuple[str, ...]) -> None:
@@ -116,26 +116,26 @@ def test_a_leader_that_hangs_loses_its_task_to_another_worker(
             first = await workers.ask("1")
             assert (await workers.ask("2")).task.leader == "127.0.0.1:1"
             await workers.pass_time(20.0, "1", hanging=("2",))
-            assert (await workers.sign("2")).led == first.task.hold
+            assert (await workers.sign("2")).led == first.task.lease
             assert workers.note("1") == ""
-            # From here on its code hangs; its signs of life go on, and so does its hold.
+            # From here on its code hangs; its signs of life go on, and so does its lease.
             await workers.pass_time(LIMIT_S - SIGN_S, hanging=("1", "2"))
             assert "after 10 s its task goes to another worker" in workers.note("1")
-            assert "1" in workers.holds
+            assert "1" in workers.leases
             await workers.pass_time(2 * SIGN_S, hanging=("1", "2"))
-            assert "1" not in workers.holds
+            assert "1" not in workers.leases
             assert not (await workers.sign("2")).HasField("led"), "it is followed no more"
-            # The hold is not given to others before its time is over everywhere.
+            # The lease is not given to others before its time is over everywhere.
             assert job.assign("2") is None
-            await workers.pass_time(spec.hold_ttl_ms / 1000, hanging=("1", "2"))
+            await workers.pass_time(spec.task_lease_ttl_ms / 1000, hanging=("1", "2"))
             second = await workers.ask("2")
             assert second.task.leader == ""
-            assert second.task.hold.number == first.task.hold.number
-            assert second.task.hold.attempt > first.task.hold.attempt
+            assert second.task.lease.number == first.task.lease.number
+            assert second.task.lease.attempt > first.task.lease.attempt
             assert (await workers.ask("1")).task.leader == "127.0.0.1:2"
             # If it is the model that is slow, it has longer the next time.
             await workers.pass_time(15.0, hanging=("1", "2"))
-            assert "2" in workers.holds
+            assert "2" in workers.leases
 
     with caplog.at_level(logging.WARNING, logger="backstay.master.stalls"):
         run(scenario)
@@ -153,7 +153,7 @@ def test_a_leader_that_waits_for_a_follower_does_not_hang(tmp_path: Path) -> Non
                 master.now_s += SIGN_S
                 await workers.sign("1", waits_for=["2"])
                 job.expire()
-            assert "1" in workers.holds
+            assert "1" in workers.leases
             assert workers.note("1").startswith("waits for 2, 2 s so far")
 
     run(scenario)
@@ -176,7 +176,7 @@ def test_in_bounded_mode_nobody_waits_for_a_worker_that_hangs(tmp_path: Path) ->
             await workers.pass_time(2 * SIGN_S, "2", hanging=("1",))
             assert set((await workers.sign("2")).training) == {clocks["2"]}
             assert "do not wait for it any more" in workers.note("1")
-            assert "1" in workers.holds, "its hold goes by the rule for stragglers"
+            assert "1" in workers.leases, "its lease goes by the rule for stragglers"
             # Once it gets on it counts again.
             await workers.pass_time(2 * SIGN_S, "1", "2", hanging=())
             assert set((await workers.sign("2")).training) == {clocks["1"], clocks["2"]}
@@ -195,7 +195,7 @@ def test_in_async_mode_nobody_is_waited_for(tmp_path: Path) -> None:
             workers = Workers(master, job)
             given = await workers.ask("1")
             await workers.pass_time(20 * LIMIT_S, hanging=("1",))
-            assert "1" in workers.holds
+            assert "1" in workers.leases
             assert workers.note("1") == ""
             assert not given.task.training
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from backstay.errors import ServerUnavailable
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.stream_closing import StreamCloser
 from backstay.trainer.worker.task_ends import TaskEnds
 
@@ -37,7 +37,7 @@ class Ends:
         self.not_first: set[int] = set()
         self.tested = TaskEnds(self._complete, cast(StreamCloser, self))
 
-    def _complete(self, work: HeldWork, loss: float | None) -> bool:
+    def _complete(self, work: LeasedWork, loss: float | None) -> bool:
         self.events.append(f"told {work.task.number}")
         return work.task.number not in self.not_first
 
@@ -46,7 +46,7 @@ class Ends:
 
     def begin(self, number: int, error: Exception | None = None) -> Stream:
         stream = Stream(self.events, number, error)
-        work = HeldWork(Task("training", 1, number, 1, "shard", 0, 100, 0, 0, 0.0))
+        work = LeasedWork(Task("training", 1, number, 1, "shard", 0, 100, 0, 0, 0.0))
         self.tested.begin(work, cast(Any, stream), 0.5)
         return stream
 

@@ -4,19 +4,19 @@ import pytest
 
 from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.master.core.holds import (
+from backstay.master.core.ledger import NOBODY, TaskLedger
+from backstay.master.core.task_bits import TaskBits
+from backstay.master.core.values import (
     DeadLetter,
     Failure,
     Grant,
-    HeldTask,
+    LeasedTask,
     LedgerLimits,
     WorkerRecord,
 )
-from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.task_bits import TaskBits
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
-LIMITS = LedgerLimits(hold_ttl_s=2.0, max_retries=1, max_fruitless=4, straggler_min_s=30.0)
+LIMITS = LedgerLimits(lease_ttl_s=2.0, max_retries=1, max_without_progress=4, straggler_min_s=30.0)
 WRONG = Failure("bad label", "w-0", (4,))
 
 
@@ -33,7 +33,7 @@ def given(to: TaskLedger, worker: str, now_s: float = 0.0) -> Grant:
 def test_the_next_attempt_begins_where_the_last_one_was_settled() -> None:
     book = ledger(1)
     first = given(book, "w-0")
-    book.renew("w-0", [HeldTask(0, first.attempt, 3)], 1.0)
+    book.renew("w-0", [LeasedTask(0, first.attempt, 3)], 1.0)
     book.drop_worker("w-0", 1.5)
     assert given(book, "w-1", 1.5).first_batch == 3
 
@@ -109,7 +109,7 @@ def test_a_task_that_kills_its_workers_does_not_take_those_asked_ahead_with_it()
     assert len(book.done) == 2
 
 
-def test_a_task_whose_workers_hang_is_dead_lettered_when_the_last_hold_runs_out() -> None:
+def test_a_task_whose_workers_hang_is_dead_lettered_when_the_last_lease_runs_out() -> None:
     book = ledger(1)
     for number in range(5):
         assert not book.is_over
@@ -124,7 +124,7 @@ def test_a_task_that_gets_on_is_not_dead_lettered_however_often_its_worker_dies(
     book = ledger(1)
     for number in range(20):
         grant = given(book, f"w-{number}")
-        book.renew(f"w-{number}", [HeldTask(0, grant.attempt, number + 1)], 0.0)
+        book.renew(f"w-{number}", [LeasedTask(0, grant.attempt, number + 1)], 0.0)
         book.drop_worker(f"w-{number}", 0.0)
     assert not book.dead_letters
 
@@ -132,27 +132,27 @@ def test_a_task_that_gets_on_is_not_dead_lettered_however_often_its_worker_dies(
 def test_a_hold_that_ran_out_is_had_back_unless_another_worker_has_the_task() -> None:
     book = ledger(1)
     grant = given(book, "w-0")
-    held = HeldTask(0, grant.attempt, 0)
+    leased = LeasedTask(0, grant.attempt, 0)
     assert book.next_expiry() == 2.0
     assert book.expire(1.9) == []
     assert book.expire(2.0) == [0]
     assert book.counts.todo == 1
-    assert book.renew("w-0", [held], 2.5) == []
+    assert book.renew("w-0", [leased], 2.5) == []
     assert book.counts.doing == 1
     assert book.expire(4.5) == [0]
     assert given(book, "w-1", 4.6).task == 0
-    assert book.renew("w-0", [held], 4.7) == [held]
+    assert book.renew("w-0", [leased], 4.7) == [leased]
     assert book.complete("w-0", 0, grant.attempt, 4.8) is False
 
 
-def test_renewals_keep_a_hold() -> None:
+def test_renewals_keep_a_lease() -> None:
     book = ledger(1)
     grant = given(book, "w-0")
     renewals_s = [tenth / 10 for tenth in range(0, 100, 15)]
     assert len(renewals_s) == 7
     for now_s in renewals_s:
         assert book.expire(now_s) == []
-        assert book.renew("w-0", [HeldTask(0, grant.attempt, 0)], now_s) == []
+        assert book.renew("w-0", [LeasedTask(0, grant.attempt, 0)], now_s) == []
     # Without another one it lasts as long as the first did.
     assert book.expire(10.9) == []
     assert book.expire(11.0) == [0]
@@ -164,52 +164,55 @@ def test_a_slow_task_is_given_to_a_second_worker_and_the_first_to_finish_wins() 
     for number in range(1, 4):
         done = given(book, "w-1", number)
         assert book.complete("w-1", done.task, done.attempt, number + 1.0)
-    # Nothing is left to do, and others took 1 s: 3 s are slow. Nobody is the twin of itself.
+    # Nothing is left to do, and others took 1 s: 3 s are slow. Nobody is the speculative attempt of
+    # itself.
     assert book.assign("w-1", 2.9) is None
     assert book.assign("w-0", 4.0) is None
-    twin = given(book, "w-1", 4.0)
-    assert twin == Grant(0, slow.attempt + 4, 0, True)
+    speculative = given(book, "w-1", 4.0)
+    assert speculative == Grant(0, slow.attempt + 4, 0, True)
     assert book.assign("w-2", 9.0) is None
-    assert book.complete("w-1", 0, twin.attempt, 5.0)
-    assert book.renew("w-0", [HeldTask(0, slow.attempt, 1)], 5.0) == [HeldTask(0, slow.attempt, 1)]
+    assert book.complete("w-1", 0, speculative.attempt, 5.0)
+    assert book.renew("w-0", [LeasedTask(0, slow.attempt, 1)], 5.0) == [
+        LeasedTask(0, slow.attempt, 1)
+    ]
     assert not book.complete("w-0", 0, slow.attempt, 5.0)
     assert book.is_over
 
 
 def test_while_tasks_wait_only_what_is_very_slow_is_given_twice() -> None:
-    book = ledger(9, LedgerLimits(hold_ttl_s=100.0, straggler_min_s=30.0, straggler_factor=3.0))
+    book = ledger(9, LedgerLimits(lease_ttl_s=100.0, straggler_min_s=30.0, straggler_factor=3.0))
     given(book, "w-0")
     done = given(book, "w-1")
     book.complete("w-1", done.task, done.attempt, 12.0)
-    assert not given(book, "w-1", 35.9).twin
-    assert given(book, "w-1", 36.0).twin
+    assert not given(book, "w-1", 35.9).speculative
+    assert given(book, "w-1", 36.0).speculative
 
 
-def test_a_twin_that_is_left_alone_may_get_a_twin_again() -> None:
-    book = ledger(1, LedgerLimits(hold_ttl_s=100.0, straggler_min_s=10.0))
+def test_a_speculative_attempt_that_is_left_alone_may_get_a_twin_again() -> None:
+    book = ledger(1, LedgerLimits(lease_ttl_s=100.0, straggler_min_s=10.0))
     first = given(book, "w-0")
-    assert given(book, "w-1", 10.0).twin
+    assert given(book, "w-1", 10.0).speculative
     book.drop_worker("w-1", 11.0)
     assert book.counts.doing == 1
-    assert given(book, "w-2", 11.0).twin
+    assert given(book, "w-2", 11.0).speculative
     assert book.fail("w-0", 0, first.attempt, WRONG, 11.0) == "retry"
     assert book.counts.doing == 1
 
 
-def test_dead_lettering_a_task_ends_what_is_left_of_its_holds() -> None:
-    book = ledger(1, LedgerLimits(hold_ttl_s=5.0, straggler_min_s=1.0, max_retries=0))
+def test_dead_lettering_a_task_ends_what_is_left_of_its_leases() -> None:
+    book = ledger(1, LedgerLimits(lease_ttl_s=5.0, straggler_min_s=1.0, max_retries=0))
     first = given(book, "w-0")
-    twin = given(book, "w-1", 4.0)
+    speculative = given(book, "w-1", 4.0)
     assert book.expire(5.0) == []
     assert book.counts.doing == 1
-    assert book.fail("w-1", 0, twin.attempt, WRONG, 6.0) == "dead_lettered"
-    assert book.renew("w-0", [HeldTask(0, first.attempt, 0)], 6.0)
+    assert book.fail("w-1", 0, speculative.attempt, WRONG, 6.0) == "dead_lettered"
+    assert book.renew("w-0", [LeasedTask(0, first.attempt, 0)], 6.0)
     assert not book.complete("w-0", 0, first.attempt, 6.0)
     assert book.counts == (0, 0, 0, 1)
 
 
 def test_a_worker_gets_no_more_than_it_may_hold() -> None:
-    book = ledger(5, LedgerLimits(holds_per_worker_max=2))
+    book = ledger(5, LedgerLimits(leases_per_worker_max=2))
     given(book, "w-0")
     given(book, "w-0")
     assert book.assign("w-0", 0.0) is None
@@ -254,22 +257,22 @@ def test_streams_of_a_lost_worker_are_told_to_others_until_they_are_closed() -> 
 
 def test_a_round_cut_short_gives_nothing_out_and_has_its_streams_closed() -> None:
     book = ledger(4)
-    held, back, done = (given(book, f"w-{number}") for number in range(3))
+    leased, back, done = (given(book, f"w-{number}") for number in range(3))
     book.give_back("w-1", back.task, back.attempt, 1, 0.0)
     book.complete("w-2", done.task, done.attempt, 0.0)
     book.cut_short()
     assert book.is_over
     assert book.assign("w-0", 0.0) is None
-    assert book.renew("w-0", [HeldTask(held.task, held.attempt, 0)], 0.0)
-    assert not book.complete("w-0", held.task, held.attempt, 0.0)
-    assert book.streams_to_close("w-9") == [held.task, back.task]
+    assert book.renew("w-0", [LeasedTask(leased.task, leased.attempt, 0)], 0.0)
+    assert not book.complete("w-0", leased.task, leased.attempt, 0.0)
+    assert book.streams_to_close("w-9") == [leased.task, back.task]
     assert book.counts == (3, 0, 1, 0)
 
 
 def test_a_task_whose_stream_somebody_is_to_close_is_done_though_its_bit_was_not_written() -> None:
     # The record of w-0 went out in an earlier transaction than the bitmap; then the master died.
     book = ledger(2)
-    book.adopt_worker("w-1", WorkerRecord(held=(HeldTask(1, 8, 0),)), 0.0)
+    book.adopt_worker("w-1", WorkerRecord(leased=(LeasedTask(1, 8, 0),)), 0.0)
     book.adopt_worker("w-0", WorkerRecord(to_close=((1, 7),)), 0.0)
     assert book.counts == (1, 0, 1, 0)
     assert book.take_changes().done == {0: "02"}
@@ -284,7 +287,7 @@ def test_a_task_whose_stream_somebody_is_to_close_is_done_though_its_bit_was_not
 
 def test_a_new_master_knows_what_was_done_and_held() -> None:
     book = ledger(3)
-    done, held = given(book, "w-0"), given(book, "w-1")
+    done, leased = given(book, "w-0"), given(book, "w-1")
     book.complete("w-0", done.task, done.attempt, 0.0)
     changes = book.take_changes()
     assert changes.done == {0: "01"}
@@ -303,8 +306,8 @@ def test_a_new_master_knows_what_was_done_and_held() -> None:
         after.adopt_worker(worker, WorkerRecord.from_json(record.to_json()), 50.0)
     assert after.open_streams == 1
     assert given(after, "w-2", 50.0) == Grant(2, 2_000, 0, False)
-    assert after.renew("w-1", [HeldTask(held.task, held.attempt, 0)], 51.0) == []
-    assert after.complete("w-1", held.task, held.attempt, 52.0)
+    assert after.renew("w-1", [LeasedTask(leased.task, leased.attempt, 0)], 51.0) == []
+    assert after.complete("w-1", leased.task, leased.attempt, 52.0)
     # The answer to the first one's call had been lost.
     assert after.complete("w-0", done.task, done.attempt, 52.0)
 
@@ -315,7 +318,7 @@ def test_a_journal_of_other_data_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="dead-lettered task 3 of 3"):
         TaskLedger(ROUND, 3, None, LIMITS, dead_letters=[DeadLetter(3, 1, WRONG, 0)])
     with pytest.raises(InvalidRequest, match="task 9 of 3"):
-        ledger(3).adopt("w-0", HeldTask(9, 1, 0), 0.0)
+        ledger(3).adopt("w-0", LeasedTask(9, 1, 0), 0.0)
     with pytest.raises(InvalidRequest, match="stream of task 9 of 3"):
         ledger(3).adopt_worker("w-0", WorkerRecord((), ((9, 1),)), 0.0)
 
@@ -328,16 +331,16 @@ def test_what_is_long_is_cut() -> None:
 def test_records_come_back_from_their_texts() -> None:
     dead_letter = DeadLetter(3, 2, WRONG, 7)
     assert DeadLetter.from_json(dead_letter.to_json()) == dead_letter
-    record = WorkerRecord((HeldTask(1, 2, 3),), ((4, 5),))
+    record = WorkerRecord((LeasedTask(1, 2, 3),), ((4, 5),))
     assert WorkerRecord.from_json(record.to_json()) == record
     assert not WorkerRecord()
-    for text in ('{"held":[[1,2]],"to_close":[]}', '{"held":[],"to_close":[["a",1]]}', "[]"):
-        with pytest.raises(InvalidRequest, match="worker's holds"):
+    for text in ('{"leased":[[1,2]],"to_close":[]}', '{"leased":[],"to_close":[["a",1]]}', "[]"):
+        with pytest.raises(InvalidRequest, match="worker's leases"):
             WorkerRecord.from_json(text)
 
 
 @pytest.mark.parametrize(
-    "limits", [{"hold_ttl_s": 0}, {"straggler_factor": 0.5}, {"max_fruitless": 0}]
+    "limits", [{"lease_ttl_s": 0}, {"straggler_factor": 0.5}, {"max_without_progress": 0}]
 )
 def test_limits_are_checked(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(limits))):

@@ -24,8 +24,8 @@ def test_a_pass_that_waits_for_an_evaluation_is_gone_on_with(tmp_path: Path) -> 
         async with master_of(store, spec, 1) as (_, job):
             given = job.assign("w1")
             assert given is not None
-            task = given.hold.task
-            job.complete("w1", given.round.id, given.hold._replace(settled=2), 4)
+            task = given.lease.task
+            job.complete("w1", given.round.id, given.lease._replace(settled=2), 4)
             job.closed([(1, task)])
             job.advance()
             assert [str(one) for one in job.course.open_rounds] == ["evaluation-1", "training-1"]
@@ -41,9 +41,9 @@ def test_a_pass_that_waits_for_an_evaluation_is_gone_on_with(tmp_path: Path) -> 
                         job.evaluated(opened, {})
                     continue
                 if given.round.id.kind is RoundKind.TRAINING:
-                    trained.append(given.hold.task)
-                job.complete("w1", given.round.id, given.hold._replace(settled=2), 4)
-                job.closed([(given.round.id.number, given.hold.task)])
+                    trained.append(given.lease.task)
+                job.complete("w1", given.round.id, given.lease._replace(settled=2), 4)
+                job.closed([(given.round.id.number, given.lease.task)])
             assert sorted(trained) == sorted(set(range(TASKS)) - {task})
 
     run(scenario)

@@ -45,7 +45,7 @@ class LedTask:
     Attributes:
         round: The pass.
         number: Of the task.
-        attempt: Of the hold.
+        attempt: Of the lease.
     """
 
     round: int

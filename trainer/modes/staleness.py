@@ -3,7 +3,7 @@
 Each worker keeps its clock, the number of its steps, in a row of a table of the job; who is
 ahead waits until the others have caught up (Ho et al., "More Effective Distributed ML via a Stale
 Synchronous Parallel Parameter Server", section 3). Which workers count is the master's to say:
-those that hold a task of the pass. May import the client and numpy.
+those that lease a task of the pass. May import the client and numpy.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def main(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Work for a job until it is over. SIGTERM: give back what is held, and end."""
+    """Work for a job until it is over. SIGTERM: give back its tasks, and end."""
     lifeline.attach(grace_s=GRACE_S)
     set_up_logging(log_level, log_format, worker_id)
     explicit = {"first_contact_timeout_ms": first_contact_timeout_ms}

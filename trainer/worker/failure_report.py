@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from backstay.errors import BackstayError
 from backstay.trainer.model.model_definition import ModelDefinition, is_users, user_traceback
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import BadRecordsMet
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed
 
 __all__ = ["bad_records_of", "failure_report"]
@@ -18,7 +18,7 @@ PLACES_NAMED = 10
 
 
 def failure_report(
-    work: HeldWork, error: Exception, definition: ModelDefinition
+    work: LeasedWork, error: Exception, definition: ModelDefinition
 ) -> tuple[str, list[int]]:
     """Return the error in words, and positions within the task of the records concerned."""
     places = getattr(error, "backstay_places", ())

@@ -22,17 +22,17 @@ __all__ = [
     "BadRecordsMet",
     "Ended",
     "EvaluationOutputs",
-    "HeldTask",
     "JobTerms",
+    "LeaseHolder",
     "Task",
     "TaskKind",
     "Wait",
     "bad_record_messages",
     "clock_of_worker",
     "evaluation_of_message",
-    "hold_message",
     "key_of",
     "key_of_message",
+    "lease_message",
     "outputs_message",
 ]
 
@@ -59,21 +59,21 @@ class JobTerms:
 
 @dataclass(frozen=True)
 class Task:
-    """A task that this worker holds.
+    """A task that this worker has a lease of.
 
     Attributes:
         kind: What to do with the records.
         round: 1, 2, ... within the kind; of training: the pass.
         number: Of the task within the round.
-        attempt: Of this hold; grows each time the task is given.
+        attempt: Of this lease; grows each time the task is given.
         shard: Name of the file or table.
         start: First record.
         count: Number of records.
         first_batch: Begin with this batch; those before it are acknowledged everywhere.
         shuffle_seed: Of the order of the task's records; 0: as they are.
-        held_until: the moment of ``clock_s`` until which the hold is surely alive.
-        leader: Sync mode: the hold is that of the worker at this address, and this one takes part
-            in its steps. Empty: the hold is this worker's.
+        leased_until: the moment of ``clock_s`` until which the lease is surely alive.
+        leader: Sync mode: the lease is that of the worker at this address, and this one takes part
+            in its steps. Empty: the lease is this worker's.
         evaluation: The newest one of the job that is over; None: none is.
         training: Bounded mode: the clocks of the workers that have a training task.
     """
@@ -87,7 +87,7 @@ class Task:
     count: int
     first_batch: int
     shuffle_seed: int
-    held_until: float
+    leased_until: float
     leader: str = ""
     evaluation: Evaluation | None = None
     training: frozenset[int] = frozenset()
@@ -151,14 +151,14 @@ class BadRecordsMet(NamedTuple):
     first: tuple[tuple[str, int, str], ...] = ()
 
 
-class HeldTask(Protocol):
-    """What the link tells of a hold, from its own thread: a ``TaskStream``, for one."""
+class LeaseHolder(Protocol):
+    """What the link tells of a lease, from its own thread: a ``TaskStream``, for one."""
 
     def hold_until(self, moment_s: float) -> None:
-        """The hold is alive until then, on ``clock_s``."""
+        """The lease is alive until then, on ``clock_s``."""
 
     def revoke(self) -> None:
-        """The hold is another worker's, or the task is done."""
+        """The lease is another worker's, or the task is done."""
 
     @property
     def settled(self) -> int:
@@ -172,13 +172,13 @@ def clock_of_worker(worker_id: str) -> int:
 
 
 def key_of(task: Task) -> tuple[str, int, int]:
-    """Return what tells a hold from the others, also from one of the same task."""
+    """Return what tells a lease from the others, also from one of the same task."""
     return f"{task.kind}-{task.round}", task.number, task.attempt
 
 
-def key_of_message(hold: job_pb2.Hold) -> tuple[str, int, int]:
+def key_of_message(lease: job_pb2.TaskLease) -> tuple[str, int, int]:
     """Return the same for a message."""
-    return f"{TASK_KINDS[hold.kind - 1]}-{hold.round}", hold.number, hold.attempt
+    return f"{TASK_KINDS[lease.kind - 1]}-{lease.round}", lease.number, lease.attempt
 
 
 def evaluation_of_message(task: job_pb2.Task) -> Evaluation | None:
@@ -189,9 +189,9 @@ def evaluation_of_message(task: job_pb2.Task) -> Evaluation | None:
     return Evaluation(task.evaluation.round, dict(sorted(task.evaluation.metrics.items())))
 
 
-def hold_message(task: Task, settled: int) -> job_pb2.Hold:
-    """Return the message for a hold."""
-    return job_pb2.Hold(
+def lease_message(task: Task, settled: int) -> job_pb2.TaskLease:
+    """Return the message for a lease."""
+    return job_pb2.TaskLease(
         kind=TASK_KINDS.index(task.kind) + 1,  # type: ignore[arg-type]
         round=task.round,
         number=task.number,

@@ -1,7 +1,7 @@
 """A worker's link to its job's master: tasks in, progress out, through changes of the master.
 
 Blocking calls, each with retries and backoff while no master answers, up to a deadline; every
-call may be repeated, so a retry does no harm. A thread renews the holds. The master's address is
+call may be repeated, so a retry does no harm. A thread renews the leases. The master's address is
 read from the job's record through any pserver, and read anew when a call does not get through.
 Imports :mod:`backstay.trainer.worker.job_calls` and the generated messages; never moves rows.
 """
@@ -35,24 +35,24 @@ from backstay.trainer.worker.job_tasks import (
     BadRecordsMet,
     Ended,
     EvaluationOutputs,
-    HeldTask,
     JobTerms,
+    LeaseHolder,
     Task,
     Wait,
     bad_record_messages,
     evaluation_of_message,
-    hold_message,
     key_of,
     key_of_message,
+    lease_message,
     outputs_message,
 )
 from backstay.trainer.worker.peers import Peers
 
 __all__ = ["MasterLink"]
 
-# Signs of life in the time that a hold lasts.
+# Signs of life in the time that a lease lasts.
 SIGNS_PER_TTL = 4
-# Taken off the time of a hold, for clocks that run at slightly different speeds.
+# Taken off the time of a lease, for clocks that run at slightly different speeds.
 MARGIN_PART = 0.05
 ERROR_CHARACTERS_MAX = 4096
 LEAVE_DEADLINE_S = 3.0
@@ -62,10 +62,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Held:
+class _Leased:
     task: Task
-    held: HeldTask | None
-    # It is being told as done: what becomes of the hold does not matter any more.
+    leased: LeaseHolder | None
+    # It is being told as done: what becomes of the lease does not matter any more.
     ending: bool = False
 
 
@@ -102,11 +102,11 @@ class MasterLink:
         # One request for a task at a time: the master knows the last one only.
         self._asking = threading.Lock()
         self._requests = 0
-        self._holds: dict[tuple[str, int, int], _Held] = {}
+        self._leases: dict[tuple[str, int, int], _Leased] = {}
         self._closed_streams: list[tuple[int, int]] = []
         # With the rows that they were told for.
         self._to_close: list[tuple[tuple[int, int] | None, tuple[int, int]]] = []
-        self._figures = job_pb2.KeepHoldsRequest(worker=self._who)
+        self._figures = job_pb2.RenewLeasesRequest(worker=self._who)
         self._ttl_s = 0.0
         self._stop_reason: str | None = None
         self._job_steps = 0
@@ -132,10 +132,10 @@ class MasterLink:
         answer = self._calls.call(lambda stub, timeout: stub.Join(request, timeout=timeout))
         self._learn_nodes()
         with self._lock:
-            self._ttl_s = answer.hold_ttl_ms / 1000
+            self._ttl_s = answer.task_lease_ttl_ms / 1000
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(
-                    target=self._keep, name="backstay-holds", daemon=True
+                    target=self._keep, name="backstay-leases", daemon=True
                 )
                 self._thread.start()
         return JobTerms(
@@ -207,18 +207,18 @@ class MasterLink:
             return Ended(answer.ended.state, answer.ended.reason)
         if answer.WhichOneof("answer") != "task":
             return Wait(answer.wait_ms / 1000, answer.other_rows)
-        hold = answer.task.hold
+        lease = answer.task.lease
         return Task(
-            kind=TASK_KINDS[hold.kind - 1],
-            round=hold.round,
-            number=hold.number,
-            attempt=hold.attempt,
+            kind=TASK_KINDS[lease.kind - 1],
+            round=lease.round,
+            number=lease.number,
+            attempt=lease.attempt,
             shard=answer.task.shard,
             start=answer.task.start,
             count=answer.task.count,
             first_batch=answer.task.first_batch,
             shuffle_seed=answer.task.shuffle_seed,
-            held_until=self._until(sent_s),
+            leased_until=self._until(sent_s),
             leader=answer.task.leader,
             evaluation=evaluation_of_message(answer.task),
             training=frozenset(answer.task.training),
@@ -239,12 +239,12 @@ class MasterLink:
         with self._lock:
             self._closed_streams.append((pass_number, task))
 
-    def hold(self, task: Task, held: HeldTask | None = None) -> None:
-        """Have the hold renewed; ``held`` hears of it until the task ends in any way."""
+    def lease(self, task: Task, leased: LeaseHolder | None = None) -> None:
+        """Have the lease renewed; ``leased`` hears of it until the task ends in any way."""
         with self._lock:
-            self._holds[key_of(task)] = _Held(task, held)
-        if held is not None:
-            held.hold_until(task.held_until)
+            self._leases[key_of(task)] = _Leased(task, leased)
+        if leased is not None:
+            leased.hold_until(task.leased_until)
 
     def complete(
         self,
@@ -267,11 +267,11 @@ class MasterLink:
             bad_record_count: Damaged records that were skipped.
 
         Returns:
-            Whether this made the task done; false: its twin was first.
+            Whether this made the task done; false: another worker was first.
         """
         request = job_pb2.CompleteRequest(
             worker=self._who,
-            hold=hold_message(task, batches),
+            lease=lease_message(task, batches),
             batches=batches,
             examples=examples,
             loss=loss,
@@ -280,7 +280,7 @@ class MasterLink:
         if outputs is not None:
             request.outputs.CopyFrom(outputs_message(outputs))
         with self._lock:
-            kept = self._holds.get(key_of(task))
+            kept = self._leases.get(key_of(task))
             if kept is not None:
                 kept.ending = True
         try:
@@ -294,7 +294,7 @@ class MasterLink:
         self._let_go(task)
         request = job_pb2.GiveBackRequest(
             worker=self._who,
-            hold=hold_message(task, settled_batches),
+            lease=lease_message(task, settled_batches),
             reason=reason[:ERROR_CHARACTERS_MAX],
         )
         self._calls.call(lambda stub, timeout: stub.GiveBack(request, timeout=timeout))
@@ -320,7 +320,7 @@ class MasterLink:
         self._let_go(task)
         request = job_pb2.FailRequest(
             worker=self._who,
-            hold=hold_message(task, settled_batches),
+            lease=lease_message(task, settled_batches),
             error=error[-ERROR_CHARACTERS_MAX:],
             records=records,
             bad_records=bad_record_messages(bad_records.first),
@@ -353,7 +353,7 @@ class MasterLink:
         return self._who.instance
 
     def leave(self, reason: str = "") -> None:
-        """Say that this worker ends in good order; what it holds goes back.
+        """Say that this worker ends in good order; its tasks go back.
 
         A master that does not answer finds out by itself.
         """
@@ -388,7 +388,7 @@ class MasterLink:
 
     def _let_go(self, task: Task) -> None:
         with self._lock:
-            self._holds.pop(key_of(task), None)
+            self._leases.pop(key_of(task), None)
 
     def _keep(self) -> None:
         """Send signs of life until closed; the body of the thread."""
@@ -397,54 +397,54 @@ class MasterLink:
             try:
                 self._keep_once()
             except ServerUnavailable as error:
-                log.warning("the holds are not renewed: %s", error)
+                log.warning("the leases are not renewed: %s", error)
             except ClosedError:
                 return
             except (WorkerReplaced, JobRefused, UnknownJob) as error:
                 self._end_all(str(error))
                 return
             except BackstayError as error:
-                log.error("the holds cannot be renewed: %s", error)
+                log.error("the leases cannot be renewed: %s", error)
             period_s = self._ttl_s / SIGNS_PER_TTL
             self._wake.wait(max(0.0, period_s - (time.monotonic() - began_s)))
 
     def _keep_once(self) -> None:
-        request = job_pb2.KeepHoldsRequest()
+        request = job_pb2.RenewLeasesRequest()
         with self._lock:
             request.CopyFrom(self._figures)
-            held = dict(self._holds)
-        for one in held.values():
-            settled = one.task.first_batch if one.held is None else one.held.settled
-            request.holds.append(hold_message(one.task, settled))
+            leased = dict(self._leases)
+        for one in leased.values():
+            settled = one.task.first_batch if one.leased is None else one.leased.settled
+            request.leases.append(lease_message(one.task, settled))
         self.peers.tell(request)
         sent_s = asked_s = 0.0
 
-        def ask(stub: JobStub, timeout: float) -> job_pb2.KeepHoldsResponse:
+        def ask(stub: JobStub, timeout: float) -> job_pb2.RenewLeasesResponse:
             nonlocal sent_s, asked_s
             sent_s, asked_s = clock_s(), time.monotonic()
-            return stub.KeepHolds(request, timeout=timeout)
+            return stub.RenewLeases(request, timeout=timeout)
 
         # What is renewed late is not renewed: no use in waiting longer for one answer. But where so
         # many call that a master falls behind, each waits until it has caught up: whoever gives up
         # sooner only calls again, and all that was done for such calls was in vain.
         attempt_s = max(min(self._ttl_s, ATTEMPT_S), self._ttl_s / 2)
         answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
-        self._ttl_s = answer.hold_ttl_ms / 1000
+        self._ttl_s = answer.task_lease_ttl_ms / 1000
         self._job_steps = answer.job_steps
         self.peers.learn(answer, asked_s)
         revoked = {key_of_message(one) for one in answer.revoked}
-        for key, one in held.items():
-            if one.held is None or one.ending:
+        for key, one in leased.items():
+            if one.leased is None or one.ending:
                 continue
             if key in revoked:
-                one.held.revoke()
+                one.leased.revoke()
             else:
-                one.held.hold_until(self._until(sent_s))
+                one.leased.hold_until(self._until(sent_s))
         with self._lock:
             for key in revoked:
-                kept = self._holds.get(key)
-                if kept is not None and kept is held.get(key) and not kept.ending:
-                    del self._holds[key]
+                kept = self._leases.get(key)
+                if kept is not None and kept is leased.get(key) and not kept.ending:
+                    del self._leases[key]
         if answer.stop:
             self._stop_reason = answer.stop_reason or "the job is over"
 
@@ -452,7 +452,7 @@ class MasterLink:
         log.warning("%s", reason)
         self._stop_reason = reason
         with self._lock:
-            held, self._holds = list(self._holds.values()), {}
-        for one in held:
-            if one.held is not None:
-                one.held.revoke()
+            leased, self._leases = list(self._leases.values()), {}
+        for one in leased:
+            if one.leased is not None:
+                one.leased.revoke()

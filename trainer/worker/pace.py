@@ -16,8 +16,8 @@ from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.peers import Peers
 from backstay.trainer.worker.task_feed import Fed, TaskFeed
 
@@ -55,7 +55,7 @@ class Pace:
         """Return what the program takes for its client, on a new connection."""
         return client
 
-    def begin_task(self, work: HeldWork) -> None:
+    def begin_task(self, work: LeasedWork) -> None:
         """A training task begins."""
 
     def begin_batch(self) -> None:
@@ -115,7 +115,7 @@ class BoundedPace(Pace):
         self._peers = peers
         self._stop_reason = stop_reason
         self._gate: StalenessGate | None = None
-        self._work: HeldWork | None = None
+        self._work: LeasedWork | None = None
 
     def stand_before(self, client: Client) -> Any:
         """Keep the clocks by this connection."""
@@ -131,7 +131,7 @@ class BoundedPace(Pace):
         )
         return client
 
-    def begin_task(self, work: HeldWork) -> None:
+    def begin_task(self, work: LeasedWork) -> None:
         """Take part from where the slowest one is."""
         assert self._gate is not None
         self._work = work

@@ -42,7 +42,7 @@ class Peers:
 
     @property
     def training(self) -> frozenset[int]:
-        """In bounded mode: the clocks of the workers that hold a training task and get on."""
+        """In bounded mode: the clocks of the workers that have a training task and get on."""
         return self._training
 
     @contextmanager
@@ -59,7 +59,7 @@ class Peers:
             self._waiting = None
 
     def is_led(self, task: Task, since_s: float) -> bool:
-        """Return False if another hold than a task's is the one that leads, or none does.
+        """Return False if another lease than a task's is the one that leads, or none does.
 
         Args:
             task: As the master gave it, with its leader.
@@ -68,7 +68,7 @@ class Peers:
         led = self._led
         return led is None or led.asked_s < since_s or led.key == key_of(task)
 
-    def tell(self, request: job_pb2.KeepHoldsRequest) -> None:
+    def tell(self, request: job_pb2.RenewLeasesRequest) -> None:
         """Put into a sign of life whom this worker waits for."""
         waiting = self._waiting
         if waiting is not None:
@@ -76,7 +76,7 @@ class Peers:
             request.waiting_ms = max(1, int(1000 * passed_s))
             request.waits_for.extend(list(waiting.whom())[:NAMES_MAX])
 
-    def learn(self, answer: job_pb2.KeepHoldsResponse, asked_s: float) -> None:
+    def learn(self, answer: job_pb2.RenewLeasesResponse, asked_s: float) -> None:
         """Take in the answer to one that was sent at ``asked_s``."""
         self._training = frozenset(answer.training)
         self._led = _Led(asked_s, key_of_message(answer.led) if answer.HasField("led") else None)

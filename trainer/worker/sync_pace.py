@@ -32,8 +32,8 @@ from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, p
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.pieces import piece_of
 from backstay.trainer.modes.step_book import Patience
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task, clock_of_worker
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
 from backstay.trainer.worker.task_feed import Fed, TaskFeed
@@ -85,7 +85,7 @@ class SyncPace(Pace):
         self._gathering = GatheringClient(client)
         return self._gathering
 
-    def begin_task(self, work: HeldWork) -> None:
+    def begin_task(self, work: LeasedWork) -> None:
         """Lead."""
         task = work.task
         self._leader.begin_task(LedTask(task.round, task.number, task.attempt))

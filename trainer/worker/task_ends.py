@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from backstay.trainer.task_stream import TaskStream
-from backstay.trainer.worker.held_work import HeldWork
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.stream_closing import StreamCloser
 
 __all__ = ["ENDING_MAX", "TaskEnds"]
@@ -24,7 +24,7 @@ ENDING_MAX = 2
 
 @dataclass(frozen=True)
 class _Ending:
-    work: HeldWork
+    work: LeasedWork
     stream: TaskStream
     is_first: Future[bool]
 
@@ -42,14 +42,14 @@ class TaskEnds:
     """
 
     def __init__(
-        self, complete: Callable[[HeldWork, float | None], bool], closer: StreamCloser
+        self, complete: Callable[[LeasedWork, float | None], bool], closer: StreamCloser
     ) -> None:
         self._complete = complete
         self._closer = closer
         self._thread = ThreadPoolExecutor(1, "backstay-end")
         self._endings: deque[_Ending] = deque()
 
-    def begin(self, work: HeldWork, stream: TaskStream, loss: float | None) -> None:
+    def begin(self, work: LeasedWork, stream: TaskStream, loss: float | None) -> None:
         """All batches of a task are computed: have it settled and told."""
 
         def end() -> bool:
@@ -63,13 +63,13 @@ class TaskEnds:
         """Whether there is something to collect."""
         return bool(self._endings)
 
-    def collect(self, left: int = 0) -> list[tuple[HeldWork, Exception]]:
+    def collect(self, left: int = 0) -> list[tuple[LeasedWork, Exception]]:
         """Wait until at most so many tasks are ending, or none if one of them failed.
 
         Returns:
             Those that failed, with the reason; the oldest first.
         """
-        failed: list[tuple[HeldWork, Exception]] = []
+        failed: list[tuple[LeasedWork, Exception]] = []
         while len(self._endings) > (0 if failed else left):
             ending = self._endings.popleft()
             try:

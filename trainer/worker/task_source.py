@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Ended, Task, Wait
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import Pace
 from backstay.trainer.worker.task_feed import Fed, TaskFeeds
@@ -24,7 +24,7 @@ __all__ = ["Answer", "TaskSource"]
 AHEAD_MAX = 2
 
 # A task itself is one that another worker leads.
-Answer: TypeAlias = HeldWork | Task | Ended | Wait
+Answer: TypeAlias = LeasedWork | Task | Ended | Wait
 
 
 class TaskSource:
@@ -85,7 +85,7 @@ class TaskSource:
             return None
         return work.feed.first_ready()
 
-    def shutdown(self) -> list[HeldWork]:
+    def shutdown(self) -> list[LeasedWork]:
         """End the thread; return the tasks that were asked for ahead, to be given back."""
         self._thread.shutdown()
         works = [_work_of(asked) for asked in self._asked]
@@ -96,16 +96,16 @@ class TaskSource:
         answer = self._told(lambda: self._link.get_task(rows))
         if not isinstance(answer, Task) or answer.leader:
             return answer
-        work = HeldWork(answer, self._pace.batches_per_push, rows)
-        self._link.hold(answer, work)
+        work = LeasedWork(answer, self._pace.batches_per_push, rows)
+        self._link.lease(answer, work)
         if answer.kind != "train_end":
             work.feed = self._feeds.of(answer)
         return work
 
 
-def _work_of(asked: Future[Answer]) -> HeldWork | None:
+def _work_of(asked: Future[Answer]) -> LeasedWork | None:
     """Return the task of an answer that is there."""
     if not asked.done() or asked.exception() is not None:
         return None
     answer = asked.result()
-    return answer if isinstance(answer, HeldWork) else None
+    return answer if isinstance(answer, LeasedWork) else None

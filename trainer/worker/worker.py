@@ -1,6 +1,6 @@
 """A worker of a job: takes tasks from the master until there are no more, whatever happens.
 
-One thread trains; others read ahead, renew the holds (``master_link``) and close the streams of
+One thread trains; others read ahead, renew the leases (``master_link``) and close the streams of
 tasks that are done. May import the link, the readers and the adapters by name. Never decides which
 task comes next, and never counts a batch as done that is not acknowledged everywhere. The order
 of events is told in docs/internals/worker.md.
@@ -34,8 +34,8 @@ from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.engine import Engine, open_engine
 from backstay.trainer.worker.failure_report import bad_records_of, failure_report
 from backstay.trainer.worker.figures import Figures
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Ended, EvaluationOutputs, JobTerms, Task, Wait
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
@@ -103,7 +103,7 @@ class Worker:
         self._others: OtherTasks
 
     def stop(self, reason: str) -> None:
-        """Have ``run`` give back what is held after the batch under way, and return."""
+        """Have ``run`` give back its tasks after the batch under way, and return."""
         self._stop_reason = self._stop_reason or reason
         self._stop.set()
 
@@ -162,7 +162,7 @@ class Worker:
                 except Stopped:
                     return self._told_to_stop() or "stopped"
 
-    def _next(self) -> HeldWork | Task | Ended:
+    def _next(self) -> LeasedWork | Task | Ended:
         """Return the next task once there is one."""
         while True:
             reason = self._told_to_stop()
@@ -181,7 +181,7 @@ class Worker:
             else:
                 self._stop.wait(answer.wait_s)
 
-    def _ask_ahead(self, work: HeldWork) -> TaskSource:
+    def _ask_ahead(self, work: LeasedWork) -> TaskSource:
         """Ask for the next tasks once the last batches of this one are made."""
         assert self._source is not None
         if work.feed is not None and work.feed.all_made and not self._told_to_stop():
@@ -197,7 +197,7 @@ class Worker:
 
     # -- one task -------------------------------------------------------------------------
 
-    def _attempt(self, work: HeldWork) -> None:
+    def _attempt(self, work: LeasedWork) -> None:
         """Do a task and tell the master how it went.
 
         Raises:
@@ -234,7 +234,7 @@ class Worker:
             self._went_wrong(work, error)
         return not failed
 
-    def _went_wrong(self, work: HeldWork, error: Exception) -> None:
+    def _went_wrong(self, work: LeasedWork, error: Exception) -> None:
         """Do what an attempt's error asks for.
 
         Raises:
@@ -258,7 +258,7 @@ class Worker:
             self._abandon()
             self._fail(work, error)
 
-    def _train(self, work: HeldWork, engine: Engine) -> None:
+    def _train(self, work: LeasedWork, engine: Engine) -> None:
         task, feed = work.task, work.feed
         assert feed is not None
         self._callbacks.pass_is(task.round)
@@ -318,7 +318,7 @@ class Worker:
         finally:
             self._abandon()
 
-    def _do_other(self, work: HeldWork, engine: Engine) -> None:
+    def _do_other(self, work: LeasedWork, engine: Engine) -> None:
         """Evaluate, predict, or end the training."""
 
         def check() -> None:
@@ -340,7 +340,7 @@ class Worker:
 
     def _complete(
         self,
-        work: HeldWork,
+        work: LeasedWork,
         *,
         loss: float | None = None,
         outputs: EvaluationOutputs | None = None,
@@ -366,7 +366,7 @@ class Worker:
         return until_answered(call, self._stop, self._pause_s)
 
     def _train_batches(
-        self, work: HeldWork, engine: Engine, stream: TaskStream, feed: TaskFeed
+        self, work: LeasedWork, engine: Engine, stream: TaskStream, feed: TaskFeed
     ) -> float:
         """Train to the end, or until told to stop; return the sum of the losses.
 
@@ -396,7 +396,7 @@ class Worker:
         return losses
 
     def _train_batch(
-        self, work: HeldWork, engine: Engine, fed: Fed, following: Fed | None
+        self, work: LeasedWork, engine: Engine, fed: Fed, following: Fed | None
     ) -> float:
         self._pace.begin_batch()
         self._callbacks.batch_begins(self._figures.job_steps())
@@ -417,11 +417,11 @@ class Worker:
 
     # -- how a task ends ------------------------------------------------------------------
 
-    def _give_back(self, work: HeldWork, reason: str) -> None:
+    def _give_back(self, work: LeasedWork, reason: str) -> None:
         settled = work.settled
         self._told(lambda: self._link.give_back(work.task, settled_batches=settled, reason=reason))
 
-    def _fail(self, work: HeldWork, error: Exception) -> None:
+    def _fail(self, work: LeasedWork, error: Exception) -> None:
         text, places = failure_report(work, error, self._definition)
         _LOG.error("%s failed: %s", work, text)
         # What was settled before stays settled: the next attempt skips it on the servers.

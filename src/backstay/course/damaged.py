@@ -1,9 +1,9 @@
 """Damaged records of a job's data: how many each task has, known since it was read last.
 
 A damaged record belongs to the data, not to a pass: whoever reads a task, and as often as it is
-read, meets the same ones. Each therefore counts once, over passes, twins, tries and restores, and
-what is known of one of a job's data is what one pass over it meets. Imports ``backstay.errors``
-and ``json_fields``; does no I/O.
+read, meets the same ones. Each therefore counts once, over passes, speculative attempts, tries and
+restores, and what is known of one of a job's data is what one pass over it meets. Imports
+``backstay.errors`` and ``json_fields``; does no I/O.
 """
 
 from __future__ import annotations

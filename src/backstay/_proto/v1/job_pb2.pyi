@@ -88,7 +88,7 @@ class Worker(_message.Message):
 Global___Worker: _TypeAlias = Worker  # noqa: Y015
 
 @_typing.final
-class Hold(_message.Message):
+class TaskLease(_message.Message):
     """The right to work on a task."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -103,7 +103,7 @@ class Hold(_message.Message):
     """1, 2, ... within the kind; of training: the pass."""
     number: _builtins.int
     attempt: _builtins.int
-    """Grows from hold to hold of a task, also over restarts of the master."""
+    """Grows from lease to lease of a task, also over restarts of the master."""
     settled_batches: _builtins.int
     """Batches of the task, counted from its beginning, that are acknowledged everywhere."""
     def __init__(
@@ -121,13 +121,13 @@ class Hold(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Hold: _TypeAlias = Hold  # noqa: Y015
+Global___TaskLease: _TypeAlias = TaskLease  # noqa: Y015
 
 @_typing.final
 class Task(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    HOLD_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
@@ -145,23 +145,23 @@ class Task(_message.Message):
     shuffle_seed: _builtins.int
     """Of the order of the task's records; 0: as they are."""
     leader: _builtins.str
-    """Sync mode: the hold is that of the worker at this address; take part in its steps. Empty: the
-    hold is yours.
+    """Sync mode: the lease is that of the worker at this address; take part in its steps. Empty: the
+    lease is yours.
     """
     @_builtins.property
-    def hold(self) -> Global___Hold: ...
+    def lease(self) -> Global___TaskLease: ...
     @_builtins.property
     def evaluation(self) -> Global___EvaluationResult:
         """The newest evaluation that is over, for callbacks; not set: none is."""
 
     @_builtins.property
     def training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In bounded mode: the clocks of the workers that hold a training task, this one's among them."""
+        """In bounded mode: the clocks of the workers with a lease of a training task, this one's among them."""
 
     def __init__(
         self,
         *,
-        hold: Global___Hold | None = ...,
+        lease: Global___TaskLease | None = ...,
         shard: _builtins.str = ...,
         start: _builtins.int = ...,
         count: _builtins.int = ...,
@@ -171,9 +171,9 @@ class Task(_message.Message):
         evaluation: Global___EvaluationResult | None = ...,
         training: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "hold", b"hold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "hold", b"hold", "leader", b"leader", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "evaluation", b"evaluation", "first_batch", b"first_batch", "leader", b"leader", "lease", b"lease", "shard", b"shard", "shuffle_seed", b"shuffle_seed", "start", b"start", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -205,13 +205,13 @@ class JoinResponse(_message.Message):
 
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     STREAM_JOB_FIELD_NUMBER: _builtins.int
-    HOLD_TTL_MS_FIELD_NUMBER: _builtins.int
+    TASK_LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
     """The spec as backstay.job_spec reads it."""
     stream_job: _builtins.int
     """First part of the ids of the job's streams."""
-    hold_ttl_ms: _builtins.int
+    task_lease_ttl_ms: _builtins.int
     start: _builtins.int
     """Which start of the job it is; see CreateTableRequest."""
     def __init__(
@@ -219,12 +219,12 @@ class JoinResponse(_message.Message):
         *,
         spec_json: _builtins.str = ...,
         stream_job: _builtins.int = ...,
-        hold_ttl_ms: _builtins.int = ...,
+        task_lease_ttl_ms: _builtins.int = ...,
         start: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "spec_json", b"spec_json", "start", b"start", "stream_job", b"stream_job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["spec_json", b"spec_json", "start", b"start", "stream_job", b"stream_job", "task_lease_ttl_ms", b"task_lease_ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,11 +425,11 @@ class JobEnded(_message.Message):
 Global___JobEnded: _TypeAlias = JobEnded  # noqa: Y015
 
 @_typing.final
-class KeepHoldsRequest(_message.Message):
+class RenewLeasesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
-    HOLDS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     EXAMPLES_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
@@ -445,14 +445,14 @@ class KeepHoldsRequest(_message.Message):
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
-    def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hold]: ...
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskLease]: ...
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         worker: Global___Worker | None = ...,
-        holds: _abc.Iterable[Global___Hold] | None = ...,
+        leases: _abc.Iterable[Global___TaskLease] | None = ...,
         examples: _builtins.int = ...,
         steps: _builtins.int = ...,
         loss: _builtins.float | None = ...,
@@ -461,61 +461,61 @@ class KeepHoldsRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "holds", b"holds", "loss", b"loss", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "examples", b"examples", "leases", b"leases", "loss", b"loss", "steps", b"steps", "waiting_ms", b"waiting_ms", "waits_for", b"waits_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 
-Global___KeepHoldsRequest: _TypeAlias = KeepHoldsRequest  # noqa: Y015
+Global___RenewLeasesRequest: _TypeAlias = RenewLeasesRequest  # noqa: Y015
 
 @_typing.final
-class KeepHoldsResponse(_message.Message):
+class RenewLeasesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REVOKED_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
-    HOLD_TTL_MS_FIELD_NUMBER: _builtins.int
+    TASK_LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     JOB_STEPS_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
     LED_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """Leave: give everything back and end."""
     stop_reason: _builtins.str
-    hold_ttl_ms: _builtins.int
+    task_lease_ttl_ms: _builtins.int
     job_steps: _builtins.int
     """Steps of the job, all workers together."""
     @_builtins.property
-    def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hold]:
-        """No longer this worker's; the others are good for hold_ttl_ms from before the call."""
+    def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskLease]:
+        """No longer this worker's; the others are good for task_lease_ttl_ms from before the call."""
 
     @_builtins.property
     def training(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In bounded mode: clocks of the workers that hold a training task and get on with it."""
+        """In bounded mode: clocks of the workers with a lease of a training task that get on with it."""
 
     @_builtins.property
-    def led(self) -> Global___Hold:
-        """In sync mode: the hold of the worker that leads now; not set: nobody does."""
+    def led(self) -> Global___TaskLease:
+        """In sync mode: the lease of the worker that leads now; not set: nobody does."""
 
     def __init__(
         self,
         *,
-        revoked: _abc.Iterable[Global___Hold] | None = ...,
+        revoked: _abc.Iterable[Global___TaskLease] | None = ...,
         stop: _builtins.bool = ...,
         stop_reason: _builtins.str = ...,
-        hold_ttl_ms: _builtins.int = ...,
+        task_lease_ttl_ms: _builtins.int = ...,
         job_steps: _builtins.int = ...,
         training: _abc.Iterable[_builtins.int] | None = ...,
-        led: Global___Hold | None = ...,
+        led: Global___TaskLease | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["led", b"led"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_ttl_ms", b"hold_ttl_ms", "job_steps", b"job_steps", "led", b"led", "revoked", b"revoked", "stop", b"stop", "stop_reason", b"stop_reason", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_steps", b"job_steps", "led", b"led", "revoked", b"revoked", "stop", b"stop", "stop_reason", b"stop_reason", "task_lease_ttl_ms", b"task_lease_ttl_ms", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeepHoldsResponse: _TypeAlias = KeepHoldsResponse  # noqa: Y015
+Global___RenewLeasesResponse: _TypeAlias = RenewLeasesResponse  # noqa: Y015
 
 @_typing.final
 class BadRecord(_message.Message):
@@ -633,7 +633,7 @@ class CompleteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
-    HOLD_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     EXAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
@@ -649,23 +649,23 @@ class CompleteRequest(_message.Message):
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
-    def hold(self) -> Global___Hold: ...
+    def lease(self) -> Global___TaskLease: ...
     @_builtins.property
     def outputs(self) -> Global___EvaluationOutputs: ...
     def __init__(
         self,
         *,
         worker: Global___Worker | None = ...,
-        hold: Global___Hold | None = ...,
+        lease: Global___TaskLease | None = ...,
         batches: _builtins.int = ...,
         examples: _builtins.int = ...,
         loss: _builtins.float | None = ...,
         outputs: Global___EvaluationOutputs | None = ...,
         bad_record_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "hold", b"hold", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "lease", b"lease", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_record_count", b"bad_record_count", "batches", b"batches", "examples", b"examples", "hold", b"hold", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_record_count", b"bad_record_count", "batches", b"batches", "examples", b"examples", "lease", b"lease", "loss", b"loss", "outputs", b"outputs", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -679,7 +679,7 @@ class CompleteResponse(_message.Message):
 
     FIRST_FIELD_NUMBER: _builtins.int
     first: _builtins.bool
-    """Whether this call made the task done; false: it was done before, by this worker or its twin."""
+    """Whether this call made the task done; false: it was done before, by this worker or another."""
     def __init__(
         self,
         *,
@@ -698,23 +698,23 @@ class GiveBackRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
-    HOLD_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
-    def hold(self) -> Global___Hold: ...
+    def lease(self) -> Global___TaskLease: ...
     def __init__(
         self,
         *,
         worker: Global___Worker | None = ...,
-        hold: Global___Hold | None = ...,
+        lease: Global___TaskLease | None = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "reason", b"reason", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "reason", b"reason", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -740,7 +740,7 @@ class FailRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
-    HOLD_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     BAD_RECORDS_FIELD_NUMBER: _builtins.int
@@ -752,7 +752,7 @@ class FailRequest(_message.Message):
     @_builtins.property
     def worker(self) -> Global___Worker: ...
     @_builtins.property
-    def hold(self) -> Global___Hold: ...
+    def lease(self) -> Global___TaskLease: ...
     @_builtins.property
     def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Positions within the task of the records concerned, as far as known; the first 100 are kept."""
@@ -765,15 +765,15 @@ class FailRequest(_message.Message):
         self,
         *,
         worker: Global___Worker | None = ...,
-        hold: Global___Hold | None = ...,
+        lease: Global___TaskLease | None = ...,
         error: _builtins.str = ...,
         records: _abc.Iterable[_builtins.int] | None = ...,
         bad_records: _abc.Iterable[Global___BadRecord] | None = ...,
         bad_record_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_record_count", b"bad_record_count", "bad_records", b"bad_records", "error", b"error", "hold", b"hold", "records", b"records", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_record_count", b"bad_record_count", "bad_records", b"bad_records", "error", b"error", "lease", b"lease", "records", b"records", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -903,7 +903,7 @@ class WorkerStatus(_message.Message):
     host: _builtins.str
     pid: _builtins.int
     alive: _builtins.bool
-    """joined and heard of within the time of a hold; else it is lost."""
+    """joined and heard of within the time of a lease; else it is lost."""
     examples: _builtins.int
     examples_per_s: _builtins.float
     loss: _builtins.float
@@ -913,7 +913,7 @@ class WorkerStatus(_message.Message):
     """What people should know of it, such as whom it waits for; empty: nothing."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tasks that it holds, as kind-round-number."""
+        """Tasks that it has leases of, as kind-round-number."""
 
     def __init__(
         self,

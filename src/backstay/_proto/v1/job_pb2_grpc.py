@@ -49,10 +49,10 @@ class JobServiceStub:
                 request_serializer=backstay_dot_v1_dot_job__pb2.GetTaskRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_job__pb2.GetTaskResponse.FromString,
                 _registered_method=True)
-        self.KeepHolds = channel.unary_unary(
-                '/backstay.v1.JobService/KeepHolds',
-                request_serializer=backstay_dot_v1_dot_job__pb2.KeepHoldsRequest.SerializeToString,
-                response_deserializer=backstay_dot_v1_dot_job__pb2.KeepHoldsResponse.FromString,
+        self.RenewLeases = channel.unary_unary(
+                '/backstay.v1.JobService/RenewLeases',
+                request_serializer=backstay_dot_v1_dot_job__pb2.RenewLeasesRequest.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_job__pb2.RenewLeasesResponse.FromString,
                 _registered_method=True)
         self.Complete = channel.unary_unary(
                 '/backstay.v1.JobService/Complete',
@@ -131,8 +131,8 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def KeepHolds(self, request, context):
-        """Renews the worker's holds. Sent every quarter of hold_ttl_ms, also without holds: it is the
+    def RenewLeases(self, request, context):
+        """Renews the worker's leases. Sent every quarter of task_lease_ttl_ms, also without leases: it is the
         worker's sign of life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -162,7 +162,7 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """A worker ends in good order; what it holds goes back.
+        """A worker ends in good order; its tasks go back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,10 +227,10 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=backstay_dot_v1_dot_job__pb2.GetTaskRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_job__pb2.GetTaskResponse.SerializeToString,
             ),
-            'KeepHolds': grpc.unary_unary_rpc_method_handler(
-                    servicer.KeepHolds,
-                    request_deserializer=backstay_dot_v1_dot_job__pb2.KeepHoldsRequest.FromString,
-                    response_serializer=backstay_dot_v1_dot_job__pb2.KeepHoldsResponse.SerializeToString,
+            'RenewLeases': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewLeases,
+                    request_deserializer=backstay_dot_v1_dot_job__pb2.RenewLeasesRequest.FromString,
+                    response_serializer=backstay_dot_v1_dot_job__pb2.RenewLeasesResponse.SerializeToString,
             ),
             'Complete': grpc.unary_unary_rpc_method_handler(
                     servicer.Complete,
@@ -375,7 +375,7 @@ class JobService:
             _registered_method=True)
 
     @staticmethod
-    def KeepHolds(request,
+    def RenewLeases(request,
             target,
             options=(),
             channel_credentials=None,
@@ -388,9 +388,9 @@ class JobService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/backstay.v1.JobService/KeepHolds',
-            backstay_dot_v1_dot_job__pb2.KeepHoldsRequest.SerializeToString,
-            backstay_dot_v1_dot_job__pb2.KeepHoldsResponse.FromString,
+            '/backstay.v1.JobService/RenewLeases',
+            backstay_dot_v1_dot_job__pb2.RenewLeasesRequest.SerializeToString,
+            backstay_dot_v1_dot_job__pb2.RenewLeasesResponse.FromString,
             options,
             channel_credentials,
             insecure,

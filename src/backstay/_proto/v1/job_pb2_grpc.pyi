@@ -48,8 +48,8 @@ class JobServiceStub:
     """
     GetTask: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetTaskRequest, _job_pb2.GetTaskResponse]
     """A task, or how long to wait, or that there will be none."""
-    KeepHolds: _grpc.UnaryUnaryMultiCallable[_job_pb2.KeepHoldsRequest, _job_pb2.KeepHoldsResponse]
-    """Renews the worker's holds. Sent every quarter of hold_ttl_ms, also without holds: it is the
+    RenewLeases: _grpc.UnaryUnaryMultiCallable[_job_pb2.RenewLeasesRequest, _job_pb2.RenewLeasesResponse]
+    """Renews the worker's leases. Sent every quarter of task_lease_ttl_ms, also without leases: it is the
     worker's sign of life.
     """
     Complete: _grpc.UnaryUnaryMultiCallable[_job_pb2.CompleteRequest, _job_pb2.CompleteResponse]
@@ -61,7 +61,7 @@ class JobServiceStub:
     Fail: _grpc.UnaryUnaryMultiCallable[_job_pb2.FailRequest, _job_pb2.FailResponse]
     """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
     Leave: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]
-    """A worker ends in good order; what it holds goes back."""
+    """A worker ends in good order; its tasks go back."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]
     Scale: _grpc.UnaryUnaryMultiCallable[_job_pb2.ScaleRequest, _job_pb2.ScaleResponse]
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
@@ -86,8 +86,8 @@ class JobServiceAsyncStub(JobServiceStub):
     """
     GetTask: _aio.UnaryUnaryMultiCallable[_job_pb2.GetTaskRequest, _job_pb2.GetTaskResponse]  # type: ignore[assignment]
     """A task, or how long to wait, or that there will be none."""
-    KeepHolds: _aio.UnaryUnaryMultiCallable[_job_pb2.KeepHoldsRequest, _job_pb2.KeepHoldsResponse]  # type: ignore[assignment]
-    """Renews the worker's holds. Sent every quarter of hold_ttl_ms, also without holds: it is the
+    RenewLeases: _aio.UnaryUnaryMultiCallable[_job_pb2.RenewLeasesRequest, _job_pb2.RenewLeasesResponse]  # type: ignore[assignment]
+    """Renews the worker's leases. Sent every quarter of task_lease_ttl_ms, also without leases: it is the
     worker's sign of life.
     """
     Complete: _aio.UnaryUnaryMultiCallable[_job_pb2.CompleteRequest, _job_pb2.CompleteResponse]  # type: ignore[assignment]
@@ -99,7 +99,7 @@ class JobServiceAsyncStub(JobServiceStub):
     Fail: _aio.UnaryUnaryMultiCallable[_job_pb2.FailRequest, _job_pb2.FailResponse]  # type: ignore[assignment]
     """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
     Leave: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]  # type: ignore[assignment]
-    """A worker ends in good order; what it holds goes back."""
+    """A worker ends in good order; its tasks go back."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]  # type: ignore[assignment]
     Scale: _aio.UnaryUnaryMultiCallable[_job_pb2.ScaleRequest, _job_pb2.ScaleResponse]  # type: ignore[assignment]
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
@@ -141,12 +141,12 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """A task, or how long to wait, or that there will be none."""
 
     @_abc_1.abstractmethod
-    def KeepHolds(
+    def RenewLeases(
         self,
-        request: _job_pb2.KeepHoldsRequest,
+        request: _job_pb2.RenewLeasesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_job_pb2.KeepHoldsResponse, _abc.Awaitable[_job_pb2.KeepHoldsResponse]]:
-        """Renews the worker's holds. Sent every quarter of hold_ttl_ms, also without holds: it is the
+    ) -> _typing.Union[_job_pb2.RenewLeasesResponse, _abc.Awaitable[_job_pb2.RenewLeasesResponse]]:
+        """Renews the worker's leases. Sent every quarter of task_lease_ttl_ms, also without leases: it is the
         worker's sign of life.
         """
 
@@ -182,7 +182,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.LeaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.LeaveResponse, _abc.Awaitable[_job_pb2.LeaveResponse]]:
-        """A worker ends in good order; what it holds goes back."""
+        """A worker ends in good order; its tasks go back."""
 
     @_abc_1.abstractmethod
     def GetJob(

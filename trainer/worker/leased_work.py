@@ -1,4 +1,4 @@
-"""A task that this worker holds: the hold's state, and the batches that are being made of it.
+"""A task that this worker has a lease of: its state, and the batches that are being made of it.
 
 The link's thread tells of renewals and of revocation before and after there is a stream; what
 comes before is kept for it. May import the link's messages, the stream and the feed.
@@ -13,11 +13,11 @@ from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.job_tasks import Task
 from backstay.trainer.worker.task_feed import TaskFeed
 
-__all__ = ["HeldWork"]
+__all__ = ["LeasedWork"]
 
 
-class HeldWork:
-    """One attempt at a task; the link's ``HeldTask``.
+class LeasedWork:
+    """One attempt at a task; the link's ``LeaseHolder``.
 
     Attributes:
         task: What the master said.
@@ -38,7 +38,7 @@ class HeldWork:
         self.examples = 0
         self.batches = 0
         self._lock = threading.Lock()
-        self._alive_until = task.held_until
+        self._alive_until = task.leased_until
         self._revoked = False
         self._stream: TaskStream | None = None
 
@@ -47,7 +47,7 @@ class HeldWork:
         return f"{task.kind} task {task.round}-{task.number} (attempt {task.attempt})"
 
     def attach(self, stream: TaskStream) -> None:
-        """Have the stream hear of the hold from now on, and of what is known already."""
+        """Have the stream hear of the lease from now on, and of what is known already."""
         with self._lock:
             self._stream = stream
             stream.hold_until(self._alive_until)
@@ -55,7 +55,7 @@ class HeldWork:
                 stream.revoke()
 
     def hold_until(self, moment_s: float) -> None:
-        """The hold is alive until then; from the link's thread."""
+        """The lease is alive until then; from the link's thread."""
         with self._lock:
             self._alive_until = moment_s
             if self._stream is not None:
@@ -84,7 +84,7 @@ class HeldWork:
         return min(stream.settled * self.batches_per_push, batches)
 
     def check(self) -> None:
-        """Go on only with a hold.
+        """Go on only with a lease.
 
         Raises:
             HoldLost: The task is no longer this worker's.

@@ -1,12 +1,12 @@
-"""What the thread that renews holds may ask of the work at any time."""
+"""What the thread that renews leases may ask of the work at any time."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any, cast
 
-from backstay.trainer.worker.held_work import HeldWork
 from backstay.trainer.worker.job_tasks import Task
+from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.task_feed import TaskFeed
 
 
@@ -24,9 +24,9 @@ class Feed:
         self.known_batches: int | None = None
 
 
-def work_of(batches_per_push: int) -> tuple[HeldWork, Feed]:
+def work_of(batches_per_push: int) -> tuple[LeasedWork, Feed]:
     task = Task("training", 1, 0, 1, "shard", 0, 100, 2, 0, 0.0)
-    work = HeldWork(task, batches_per_push)
+    work = LeasedWork(task, batches_per_push)
     feed = Feed()
     work.feed = cast(TaskFeed, feed)
     return work, feed

@@ -1,4 +1,4 @@
-"""The values that a ledger takes and gives: limits, grants, holds, failures, changes.
+"""The values that a ledger takes and gives: limits, grants, leases, failures, changes.
 
 Imports ``backstay.errors`` and ``json_fields``; does no I/O.
 """
@@ -19,7 +19,7 @@ __all__ = [
     "DeadLetter",
     "Failure",
     "Grant",
-    "HeldTask",
+    "LeasedTask",
     "LedgerLimits",
     "WorkerRecord",
 ]
@@ -34,35 +34,36 @@ RECORDS_MAX = 100
 
 @dataclass(frozen=True)
 class LedgerLimits:
-    """How long a hold lasts, and how much a task may go wrong.
+    """How long a lease lasts, and how much a task may go wrong.
 
     Attributes:
-        hold_ttl_s: A hold that was not renewed for so long is over.
+        lease_ttl_s: A lease that was not renewed for so long is over.
         max_retries: How often a task that failed is tried again; the failure after that
             dead-letters it.
-        max_fruitless: How many attempts in a row may end without a failure and without one newly
-            settled batch (the worker died, or gave the task back) until the task is dead-lettered.
+        max_without_progress: How many attempts in a row may end without a failure and without one
+            newly settled batch (the worker died, or gave the task back) until the task is
+            dead-lettered.
         straggler_factor: A task that takes so many times the median of those that are done gets a
             second worker.
         straggler_min_s: Not before so long, while other tasks wait to be begun.
-        holds_per_worker_max: A worker that holds so many tasks gets no more.
+        leases_per_worker_max: A worker with so many leases gets no more tasks.
     """
 
-    hold_ttl_s: float = 2.0
+    lease_ttl_s: float = 2.0
     max_retries: int = 3
-    max_fruitless: int = 30
+    max_without_progress: int = 30
     straggler_factor: float = 3.0
     straggler_min_s: float = 30.0
-    holds_per_worker_max: int = 16
+    leases_per_worker_max: int = 16
 
     def __post_init__(self) -> None:
         for name, lowest in (
-            ("hold_ttl_s", 1e-3),
+            ("lease_ttl_s", 1e-3),
             ("max_retries", 0),
-            ("max_fruitless", 1),
+            ("max_without_progress", 1),
             ("straggler_factor", 1.0),
             ("straggler_min_s", 0.0),
-            ("holds_per_worker_max", 1),
+            ("leases_per_worker_max", 1),
         ):
             value = getattr(self, name)
             if not value >= lowest:
@@ -74,19 +75,19 @@ class Grant(NamedTuple):
 
     Attributes:
         task: Its number.
-        attempt: Number of this hold; later holds of the round have higher ones.
+        attempt: Number of this lease; later leases of the round have higher ones.
         first_batch: Batches that are settled already: begin with this one.
-        twin: Whether another worker holds the task too, and is slow.
+        speculative: Whether another worker has a lease of the task too, and is slow.
     """
 
     task: int
     attempt: int
     first_batch: int
-    twin: bool
+    speculative: bool
 
 
-class HeldTask(NamedTuple):
-    """A hold as a worker reports it and as the journal keeps it.
+class LeasedTask(NamedTuple):
+    """A lease as a worker reports it and as the journal keeps it.
 
     ``settled`` is the number of the task's batches that are acknowledged everywhere.
     """
@@ -176,20 +177,20 @@ class WorkerRecord:
     """What the journal keeps of a worker in one round; an empty one need not be kept.
 
     Attributes:
-        held: The tasks it may work on.
+        leased: The tasks it may work on.
         to_close: Tasks that it has done and whose streams it has not yet closed, and the attempts
             that did them.
     """
 
-    held: tuple[HeldTask, ...] = ()
+    leased: tuple[LeasedTask, ...] = ()
     to_close: tuple[tuple[int, int], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.held or self.to_close)
+        return bool(self.leased or self.to_close)
 
     def to_json(self) -> str:
         """Return the record as JSON."""
-        return dump({"held": self.held, "to_close": self.to_close})
+        return dump({"leased": self.leased, "to_close": self.to_close})
 
     @classmethod
     def from_json(cls, text: str) -> WorkerRecord:
@@ -198,14 +199,14 @@ class WorkerRecord:
         Raises:
             InvalidRequest: It is no such text.
         """
-        what = "worker's holds"
-        fields = parse_fields(what, text, {"held": list, "to_close": list})
-        for name, width in (("held", 3), ("to_close", 2)):
+        what = "worker's leases"
+        fields = parse_fields(what, text, {"leased": list, "to_close": list})
+        for name, width in (("leased", 3), ("to_close", 2)):
             for entry in fields[name]:
                 if len(whole_numbers_of(what, name, entry)) != width:
                     raise InvalidRequest(f"{what}: an entry of {name} has not {width} numbers")
         return cls(
-            tuple(HeldTask(*entry) for entry in fields["held"]),
+            tuple(LeasedTask(*entry) for entry in fields["leased"]),
             tuple((task, attempt) for task, attempt in fields["to_close"]),
         )
 
