@@ -455,11 +455,11 @@ class SimNode:
 
         Returns:
             Messages to send, in order: peer, whether it goes on the connection that this node
-            opened to the peer as its backup, message. The lanes with work. The nodes to keep a
-            connection to. The number of the report, which grows when the report changes.
+            opened to the peer as its backup, message. The apply queues with work. The nodes to keep
+            a connection to. The number of the report, which grows when the report changes.
         """
-    def work(self, now: int, lane: int) -> tuple[str, int, int, str] | None:
-        """Do the next piece of work of a lane, if there is one.
+    def work(self, now: int, queue: int) -> tuple[str, int, int, str] | None:
+        """Do the next piece of work of an apply queue, if there is one.
 
         Returns:
             Its kind (``commit``, ``answer`` or ``settled``); for an answer also the token, the

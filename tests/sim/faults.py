@@ -35,7 +35,7 @@ class Faults:
             self.kill_and_restart,
             self.pause,
             self.pause,
-            self.slow_lanes,
+            self.slow_apply_queues,
             self.partition,
             self.one_way,
             self.cut_from_store,
@@ -91,8 +91,8 @@ class Faults:
             one.pause()
             self._for_a_while(one.resume)
 
-    def slow_lanes(self) -> None:
-        """Its lanes of work are late, each on its own."""
+    def slow_apply_queues(self) -> None:
+        """Its apply queues are late, each on its own."""
         one = self._someone()
         if one is not None:
             one.work_delay = self._queue.random.choice((10 * MS, 100 * MS))

@@ -84,7 +84,7 @@ class Pserver:
         self.links: dict[int, Link] = {}
         self.heard: dict[int, Link] = {}
         self._dialling: set[int] = set()
-        self._busy_lanes: set[int] = set()
+        self._busy_queues: set[int] = set()
         self._inbox: list[Callable[[], None]] = []
         self.answers: dict[int, Callable[[int], None]] = {}
         self.report_number = 0
@@ -140,15 +140,15 @@ class Pserver:
 
     def _after(self) -> None:
         """Carry out what the replica wants after it was called."""
-        messages, lanes, links, number = self.native.take_outcome()
+        messages, queues, links, number = self.native.take_outcome()
         for peer, to_backup, message in messages:
             self._send(peer, to_backup, message)
-        for lane in lanes:
-            if lane not in self._busy_lanes:
-                self._busy_lanes.add(lane)
+        for queue in queues:
+            if queue not in self._busy_queues:
+                self._busy_queues.add(queue)
                 self.queue.after(
                     self.queue.between(5, self.work_delay),
-                    partial(self.handle, partial(self._work, lane)),
+                    partial(self.handle, partial(self._work, queue)),
                 )
         for peer in links:
             link = self.links.get(peer)
@@ -159,9 +159,9 @@ class Pserver:
             self.report_number = number
             self.agent.report_changed()
 
-    def _work(self, lane: int) -> None:
-        self._busy_lanes.discard(lane)
-        done = self.native.work(self.clock.now(), lane)
+    def _work(self, queue: int) -> None:
+        self._busy_queues.discard(queue)
+        done = self.native.work(self.clock.now(), queue)
         if done is not None and done[0] == "answer":
             _, token, code, reason = done
             self.queue.log(self.node_id, lambda: f"answers {token}: {code} {reason}")

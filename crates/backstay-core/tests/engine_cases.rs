@@ -66,7 +66,8 @@ fn a_rollback_takes_along_what_was_staged_behind_it() {
     assert_eq!(read(&engine, 5), 2.0);
 }
 
-/// A master's commit that is late in its lane names a place where another push stands by now.
+/// A master's commit that is late in its apply queue names a place where another push stands by
+/// now.
 #[test]
 fn a_late_commit_of_another_order_applies_nothing() {
     let mut engine = engine(&counter());

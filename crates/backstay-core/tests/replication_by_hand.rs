@@ -336,8 +336,8 @@ fn one_copy_at_a_time() -> World {
 }
 
 /// The next decision seems to be about the undone push, too, to a node that was not told. Its
-/// lane is late: a copy comes before, and then the push again, in the same place, which is not
-/// decided this time either. Another push takes its place.
+/// apply queue is late: a copy comes before, and then the push again, in the same place, which is
+/// not decided this time either. Another push takes its place.
 #[test]
 fn an_undone_push_is_not_applied_at_a_node_that_was_taken_out() {
     let mut world = one_copy_at_a_time();
@@ -354,7 +354,7 @@ fn an_undone_push_is_not_applied_at_a_node_that_was_taken_out() {
     repeat(&mut world, Step::Back(0, 2));
     then(&mut world, &[Step::Send(0, 0)]);
     repeat(&mut world, Step::There(0, 1));
-    // Only now what was put into its lane.
+    // Only now what was put into its apply queue.
     repeat(&mut world, Step::Do(1, 1));
     then(&mut world, &[Step::Break(0, 2)]);
     repeat(&mut world, Step::Do(0, 1));

@@ -140,7 +140,7 @@ fn a_crash_or_a_handover_at_any_moment() {
     explore("crash or handover", world.send_all());
 }
 
-/// The work of each lane is done as late as can be, reports are late.
+/// The work of each apply queue is done as late as can be, reports are late.
 #[test]
 fn a_handover_at_any_moment() {
     let budget = Budget {
@@ -297,9 +297,10 @@ fn a_graceful_stop_whose_tables_come_in_any_order() {
 }
 
 /// A node is taken out of two slots while it holds a push that is undone then, and is copied to,
-/// one slot after the other. Lanes are late: what is decided is applied after what came later.
+/// one slot after the other. Apply queues are late: what is decided is applied after what came
+/// later.
 #[test]
-fn copies_one_by_one_to_a_node_whose_lane_is_late() {
+fn copies_one_by_one_to_a_node_whose_apply_queue_is_late() {
     let budget = Budget {
         breaks: 2,
         changes: 2,
@@ -329,5 +330,5 @@ fn copies_one_by_one_to_a_node_whose_lane_is_late() {
     ] {
         world.apply(step);
     }
-    wander("late lane", &world, 3_000);
+    wander("late apply queue", &world, 3_000);
 }

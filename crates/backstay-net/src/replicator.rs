@@ -2,7 +2,7 @@
 //! work, carries its answers.
 //!
 //! The state is one value behind one lock, held for the short steps that put transactions in
-//! order; rows are changed outside of it, lane by lane. A node none of whose slots has a backup
+//! order; rows are changed outside of it, queue by queue. A node none of whose slots has a backup
 //! takes a shorter way: it applies pushes at once, side by side on different stripes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,7 @@ struct State {
     replica: Replica,
     waiters: BTreeMap<Token, Waiter>,
     next_token: Token,
-    /// Lanes that somebody works on.
+    /// Apply queues that somebody works on.
     busy: BTreeSet<NodeId>,
     /// The newest connection to each backup, and from each master, by the master's count: an
     /// older one may still have something to say, which must not be heard any more.
@@ -350,24 +350,24 @@ impl Replicator {
         true
     }
 
-    /// Do what is to be done in every lane that nobody works on.
+    /// Do what is to be done in every apply queue that nobody works on.
     pub fn work(&self) {
         let mut state = self.state.lock();
-        for lane in state.replica.lanes() {
-            if !state.busy.insert(lane) {
+        for queue in state.replica.apply_queues() {
+            if !state.busy.insert(queue) {
                 continue;
             }
-            while let Some(work) = state.replica.next_work(lane) {
-                parking_lot::MutexGuard::unlocked(&mut state, || self.commit(lane, &work));
+            while let Some(work) = state.replica.next_work(queue) {
+                parking_lot::MutexGuard::unlocked(&mut state, || self.commit(queue, &work));
                 self.finish(&mut state, work);
             }
-            state.busy.remove(&lane);
+            state.busy.remove(&queue);
         }
         self.publish(&state.replica);
     }
 
     /// The part of a piece of work that takes time.
-    fn commit(&self, lane: NodeId, work: &Work) {
+    fn commit(&self, queue: NodeId, work: &Work) {
         if let Work::Commit {
             transaction,
             places,
@@ -378,7 +378,7 @@ impl Replicator {
                 warn!(%refusal, "a decided push could not be applied");
             }
             self.hear(transaction.id.stream);
-            push_event!(transaction.id, "push applied", master = lane);
+            push_event!(transaction.id, "push applied", master = queue);
         }
     }
 
@@ -486,7 +486,7 @@ impl Replicator {
         let now = self.now();
         state.replica.tick(now, &*self.store);
         self.publish(&state.replica);
-        !state.replica.lanes().is_empty()
+        !state.replica.apply_queues().is_empty()
     }
 
     /// Wait until the report's number is above `known`, or for `timeout`, and return both.

@@ -218,7 +218,7 @@ impl SimNode {
 
     /// What is to be done after a step: messages to send, in order, each with its peer and
     /// whether it goes on the connection that this node opened to the peer as its backup; the
-    /// lanes with work; the nodes to keep a connection to; the number of the report.
+    /// apply queues with work; the nodes to keep a connection to; the number of the report.
     #[allow(clippy::type_complexity)] // Taken apart at once, in Python.
     fn take_outcome(&self) -> (Vec<(u64, bool, SimMessage)>, Vec<u64>, Vec<u64>, u64) {
         let replica = &mut self.node().replica;
@@ -230,19 +230,19 @@ impl SimNode {
             taken.extend(messages.map(|message| (peer, to_backup, SimMessage(message))));
         }
         let links = replica.wanted_links().into_iter().collect();
-        (taken, replica.lanes(), links, replica.report().0)
+        (taken, replica.apply_queues(), links, replica.report().0)
     }
 
-    /// Do the next piece of work of a lane, if there is one: (kind, token, code, reason), where
+    /// Do the next piece of work of an apply queue, if there is one: (kind, token, code, reason), where
     /// the last three are of an answer: code 0 is done.
     fn work(
         &self,
         py: Python<'_>,
         now: u64,
-        lane: u64,
+        queue: u64,
     ) -> PyResult<Option<(&'static str, u64, i32, String)>> {
         let node = &mut *self.node();
-        let Some(work) = node.replica.next_work(lane) else {
+        let Some(work) = node.replica.next_work(queue) else {
             return Ok(None);
         };
         match work {

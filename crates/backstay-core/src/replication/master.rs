@@ -193,13 +193,13 @@ impl Replica {
 
     /// Decide whatever waits for nobody any more, in order, and tell.
     pub(super) fn decide(&mut self) {
-        let lane = self.me;
+        let queue = self.me;
         while let Some(entry) = self.next_decided() {
             self.decided = entry.lsn;
             self.counters.committed += 1;
             let mut places = entry.parts.iter().flat_map(|(_, places)| places);
             let alone = places.any(|place| self.is_alone(place.run.slot));
-            let work = self.work.entry(lane).or_default();
+            let work = self.work.entry(queue).or_default();
             for (transaction, places) in entry.parts {
                 work.push_back(Work::Commit {
                     transaction,
@@ -560,7 +560,7 @@ impl Replica {
     }
 
     /// How far a slot's order is decided: further than it is applied, as long as the decided
-    /// rest waits in its lane.
+    /// rest waits in its apply queue.
     pub(super) fn decided_position(&self, rows: &impl Rows, slot: u32) -> u64 {
         let (position, _) = rows.position(slot);
         let staged = rows.staged(slot);

@@ -459,16 +459,16 @@ impl Replica {
         pairs.flatten()
     }
 
-    /// The next piece of work of a lane. Lanes are independent of each other; the work of one
-    /// lane is to be done in order, one piece at a time.
-    pub fn next_work(&mut self, lane: NodeId) -> Option<Work> {
-        self.work.get_mut(&lane)?.pop_front()
+    /// The next piece of work of an apply queue. The queues are independent of each other; the
+    /// work of one queue is to be done in order, one piece at a time.
+    pub fn next_work(&mut self, queue: NodeId) -> Option<Work> {
+        self.work.get_mut(&queue)?.pop_front()
     }
 
-    /// The lanes with work.
-    pub fn lanes(&self) -> Vec<NodeId> {
+    /// The apply queues with work.
+    pub fn apply_queues(&self) -> Vec<NodeId> {
         let busy = self.work.iter().filter(|(_, work)| !work.is_empty());
-        busy.map(|(&lane, _)| lane).collect()
+        busy.map(|(&queue, _)| queue).collect()
     }
 
     /// What this node wants of the controller, with a number that grows when it changes.

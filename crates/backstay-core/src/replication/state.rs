@@ -60,7 +60,7 @@ pub enum Way {
     ToMaster,
 }
 
-/// What is to be done outside: in order within a lane, at leisure.
+/// What is to be done outside: in order within an apply queue, at leisure.
 #[derive(Debug, Clone)]
 pub enum Work {
     /// Apply a transaction in its places.

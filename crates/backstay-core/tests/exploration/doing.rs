@@ -51,10 +51,10 @@ impl World {
         });
     }
 
-    pub(super) fn work(&mut self, at: usize, lane: NodeId) {
+    pub(super) fn work(&mut self, at: usize, queue: NodeId) {
         let (mut answer, eager) = (None, self.budget.eager);
         self.on(at, |node, now| loop {
-            match node.next_work(lane) {
+            match node.next_work(queue) {
                 Some(Work::Commit {
                     transaction,
                     places,

@@ -9,8 +9,8 @@ impl World {
         let alive = |node: usize| self.nodes[node].is_some();
         for (at, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
-            for lane in node.lanes() {
-                steps.push(Step::Do(at, lane));
+            for queue in node.apply_queues() {
+                steps.push(Step::Do(at, queue));
             }
             let wanted = node.replica.wanted_links();
             for (to, link) in self.links[at].iter().enumerate() {

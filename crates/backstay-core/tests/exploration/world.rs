@@ -84,7 +84,7 @@ pub enum Step {
     Beat(usize, usize),
     /// The next promise of a backup to its master.
     Promise(usize, usize),
-    /// The next piece of work of a lane.
+    /// The next piece of work of an apply queue.
     Do(usize, NodeId),
     /// A routing table comes to a node.
     Route(usize, u64),
@@ -218,15 +218,15 @@ fn table(version: u64, nodes: usize, sets: &[Set], gone: &[NodeId]) -> Arc<Routi
 impl Node {
     fn refresh(&mut self, slots: u32) {
         let engine = self.rows.0.borrow();
-        for lane in self.replica.lanes() {
-            while let Some(work) = self.replica.next_work(lane) {
-                self.work.entry(lane).or_default().push_back(work);
+        for queue in self.replica.apply_queues() {
+            while let Some(work) = self.replica.next_work(queue) {
+                self.work.entry(queue).or_default().push_back(work);
             }
         }
         let mut print = self.replica.fingerprint();
-        for (lane, work) in self.work.iter().filter(|(_, work)| !work.is_empty()) {
+        for (queue, work) in self.work.iter().filter(|(_, work)| !work.is_empty()) {
             let work: Vec<_> = work.iter().map(|one| (one, self.stands(one))).collect();
-            print = mix64(print ^ fingerprint(&(lane, work)));
+            print = mix64(print ^ fingerprint(&(queue, work)));
         }
         for slot in 0..slots {
             let staged: Vec<_> = engine
@@ -259,14 +259,14 @@ impl Node {
         places.iter().map(stands).collect()
     }
 
-    fn lanes(&self) -> impl Iterator<Item = NodeId> + '_ {
+    fn apply_queues(&self) -> impl Iterator<Item = NodeId> + '_ {
         let busy = self.work.iter().filter(|(_, work)| !work.is_empty());
-        busy.map(|(&lane, _)| lane)
+        busy.map(|(&queue, _)| queue)
     }
 
-    fn next_work(&mut self, lane: NodeId) -> Option<Work> {
-        let taken = self.work.get_mut(&lane).and_then(VecDeque::pop_front);
-        taken.or_else(|| self.replica.next_work(lane))
+    fn next_work(&mut self, queue: NodeId) -> Option<Work> {
+        let taken = self.work.get_mut(&queue).and_then(VecDeque::pop_front);
+        taken.or_else(|| self.replica.next_work(queue))
     }
 
     fn holds(&self, id: TransactionId, slot: u32) -> bool {
@@ -415,7 +415,7 @@ impl World {
         Ok(())
     }
 
-    /// Do all work of every lane.
+    /// Do all work of every apply queue.
     #[allow(dead_code)] // The search uses it.
     pub fn settle_work(&mut self) {
         let work = |step: &Step| matches!(step, Step::Do(..));
@@ -490,7 +490,7 @@ impl World {
                 let (_, message) = link.promises.pop_front().unwrap();
                 self.take(to, from, message);
             }
-            Step::Do(at, lane) => self.work(at, lane),
+            Step::Do(at, queue) => self.work(at, queue),
             Step::Route(at, version) => {
                 let table = Arc::clone(&self.tables[version as usize - 1].1);
                 self.on(at, |node, now| {
