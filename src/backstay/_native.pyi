@@ -462,7 +462,7 @@ class SimNode:
         """Do the next piece of work of an apply queue, if there is one.
 
         Returns:
-            Its kind (``commit``, ``answer`` or ``settled``); for an answer also the token, the
+            Its kind (``commit``, ``answer`` or ``recovered``); for an answer also the token, the
             refusal's code (0: done) and its text.
         """
     def push(

@@ -532,7 +532,7 @@ impl Engine {
         match self.slots[self.index(slot)].standing {
             Standing::Serving => Ok(()),
             Standing::Waiting => Err(Refusal::NotReady(format!(
-                "slot {slot} has changed hands, and its new master is settling in"
+                "slot {slot} has changed hands, and its new master recovers it"
             ))),
             Standing::Elsewhere => Err(Refusal::NotMaster {
                 slot,

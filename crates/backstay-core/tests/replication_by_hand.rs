@@ -256,7 +256,7 @@ fn nothing_is_staged_before_the_order_is_settled_on_a_connection() {
 /// Node 2 hears of both tables before the Settle by the first comes to it from node 1, and refuses
 /// it. Once node 1 has the second table, it tells node 2 anew, and serves.
 #[test]
-fn a_settling_entry_that_was_refused_is_sent_again() {
+fn a_recovery_entry_that_was_refused_is_sent_again() {
     let budget = Budget {
         groundless: false,
         ..ENOUGH
@@ -265,7 +265,7 @@ fn a_settling_entry_that_was_refused_is_sent_again() {
         let budget = budget.clone();
         let mut world = World::new(3, set(0, &[1, 2], &[]), [&[0], &[0]], budget);
         if staged {
-            // Node 1 keeps it, and node 2 is to get it with the settling entry.
+            // Node 1 keeps it, and node 2 is to get it with the recovery.
             then(&mut world, &[Step::Send(0, 0), Step::There(0, 1)]);
         }
         then(

@@ -91,7 +91,7 @@ pub struct Replicator {
     /// Counts the connections to backups.
     connections: AtomicU64,
     /// Since when slots that were gained wait to be served.
-    settling_since: Mutex<Option<Instant>>,
+    recovering_since: Mutex<Option<Instant>>,
     /// When something of clients' own streams was applied here last.
     heard: Mutex<BTreeMap<StreamId, Micros>>,
     /// What takes how long.
@@ -131,7 +131,7 @@ impl Replicator {
             reported: Condvar::new(),
             stopped: AtomicBool::new(false),
             connections: AtomicU64::new(0),
-            settling_since: Mutex::default(),
+            recovering_since: Mutex::default(),
             heard: Mutex::default(),
             times: ReplicationTimes::default(),
         })
@@ -385,9 +385,9 @@ impl Replicator {
     fn finish(&self, state: &mut State, work: Work) {
         match work {
             Work::Commit { .. } => {}
-            Work::Settled { lsn } => {
+            Work::Recovered { lsn } => {
                 let now = self.now();
-                state.replica.settled(now, &*self.store, lsn);
+                state.replica.recovered(now, &*self.store, lsn);
             }
             Work::Answer {
                 token,
@@ -437,13 +437,13 @@ impl Replicator {
             self.serving_until
                 .store(replica.serving_until(), Ordering::Release);
         }
-        let mut settling_since = self.settling_since.lock();
-        if replica.is_settling() {
-            settling_since.get_or_insert_with(Instant::now);
-        } else if let Some(since) = settling_since.take() {
+        let mut recovering_since = self.recovering_since.lock();
+        if replica.is_recovering() {
+            recovering_since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = recovering_since.take() {
             self.times.promotion.record(since.elapsed());
         }
-        drop(settling_since);
+        drop(recovering_since);
         let outgoing = self.outgoing.lock();
         for (node, way) in replica.with_messages() {
             if let Some(notify) = outgoing.get(&(node, way)) {

@@ -263,9 +263,9 @@ impl SimNode {
                 let (code, reason) = outcome_of(outcome.map(Some));
                 Ok(Some(("answer", token, code, reason)))
             }
-            Work::Settled { lsn } => {
-                node.replica.settled(now, &node.rows, lsn);
-                Ok(Some(("settled", 0, 0, String::new())))
+            Work::Recovered { lsn } => {
+                node.replica.recovered(now, &node.rows, lsn);
+                Ok(Some(("recovered", 0, 0, String::new())))
             }
         }
     }

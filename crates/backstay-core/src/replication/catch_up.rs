@@ -476,8 +476,8 @@ mod tests {
         master.set_lease(u64::MAX);
         master.set_routing(1, &rows, table(1, true));
         while let Some(work) = master.next_work(MASTER) {
-            if let Work::Settled { lsn } = work {
-                master.settled(1, &rows, lsn);
+            if let Work::Recovered { lsn } = work {
+                master.recovered(1, &rows, lsn);
             }
         }
         let ten = ((0..10).collect(), vec![1.0; 10], vec![]);
@@ -767,8 +767,8 @@ mod tests {
     /// Another node may have been master in tables that this one has not seen: its backups hear
     /// anew how far the order goes.
     #[test]
-    fn a_master_whose_term_rose_by_two_settles_anew() {
-        for (term, settles) in [(2, false), (3, true)] {
+    fn a_master_whose_term_rose_by_two_recovers_anew() {
+        for (term, recovers) in [(2, false), (3, true)] {
             let (mut master, rows) = (Replica::new(MASTER, 1, ReplicaOptions::default()), rows());
             master.set_lease(u64::MAX);
             master.set_routing(1, &rows, table_of(1, 1, "[1]", "[]"));
@@ -779,7 +779,7 @@ mod tests {
             let settled = sent
                 .iter()
                 .any(|one| matches!(one, Message::Settle { slots, .. } if slots[0].term == 3));
-            assert_eq!(settled, settles, "term {term}: {sent:?}");
+            assert_eq!(settled, recovers, "term {term}: {sent:?}");
         }
     }
 }

@@ -29,7 +29,7 @@ impl Replica {
     pub fn fingerprint(&self) -> u64 {
         fingerprint(&(
             (self.routing.version, &self.slots, &self.peers),
-            (&self.pending, &self.settling, &self.work),
+            (&self.pending, &self.recovering, &self.work),
             (self.last_lsn, self.decided, self.lease_until),
             (&self.required, self.solo, self.next_heartbeat),
             self.report().1,

@@ -65,7 +65,7 @@ impl Replica {
         self.recount();
         self.release_waiting();
         let waits = |entry: &&Entry| {
-            entry.settles.is_empty() && entry.waiting.iter().any(|(waited, _)| *waited == node)
+            entry.recovers.is_empty() && entry.waiting.iter().any(|(waited, _)| *waited == node)
         };
         if let Some(entry) = self.pending.iter().find(waits) {
             let reason = format!("the connection to backup {} broke", self.routing.name(node));

@@ -1,4 +1,4 @@
-//! The master's side: prepare, commit, rollback; settling what a predecessor left.
+//! The master's side: prepare, commit, rollback; recovery of what a predecessor left.
 //!
 //! A master has one order for all transactions of all its slots, numbered by lsn. They are
 //! decided in that order; a rollback takes along everything behind it.
@@ -9,7 +9,7 @@ use super::message::{Message, Refuse, SettledSlot};
 use super::peer::{Awaited, Part, Peer};
 use super::replica::Replica;
 use super::rows::Rows;
-use super::state::{Entry, Settling, Token, Work};
+use super::state::{Entry, Recovering, Token, Work};
 use super::{Micros, NodeId};
 use crate::engine::StageReport;
 use crate::error::Refusal;
@@ -58,7 +58,7 @@ impl Replica {
         self.pending.push_back(Entry {
             lsn,
             parts: vec![part],
-            settles: Vec::new(),
+            recovers: Vec::new(),
             waiting,
             token: Some(token),
             report,
@@ -206,8 +206,8 @@ impl Replica {
                     places,
                 });
             }
-            if !entry.settles.is_empty() {
-                work.push_back(Work::Settled { lsn: entry.lsn });
+            if !entry.recovers.is_empty() {
+                work.push_back(Work::Recovered { lsn: entry.lsn });
             }
             if let Some(token) = entry.token {
                 work.push_back(Work::Answer {
@@ -238,7 +238,7 @@ impl Replica {
     pub(super) fn roll_back(&mut self, rows: &impl Rows, lsn: u64, why: &Refusal) {
         let (kept, undone): (Vec<Entry>, Vec<Entry>) = std::mem::take(&mut self.pending)
             .into_iter()
-            .partition(|entry| entry.lsn < lsn || !entry.settles.is_empty());
+            .partition(|entry| entry.lsn < lsn || !entry.recovers.is_empty());
         self.pending = kept.into();
         let lsns: Vec<u64> = undone.iter().map(|entry| entry.lsn).collect();
         for entry in undone.into_iter().rev() {
@@ -299,7 +299,7 @@ impl Replica {
             return;
         };
         let waited = self.pending[at].waiting.iter().any(|(one, _)| *one == node);
-        let is_push = self.pending[at].settles.is_empty();
+        let is_push = self.pending[at].recovers.is_empty();
         if waited && !is_push && *reason == Refuse::OldTerm {
             // Its table is newer than the one by which this was sent.
             self.peers.entry(node).or_default().unsettle(lsn, version);
@@ -352,25 +352,26 @@ impl Replica {
         let is_lost = |slot: &u32| lost.binary_search(slot).is_ok();
         let touches = |entry: &&Entry| {
             let mut places = entry.parts.iter().flat_map(|(_, places)| places);
-            entry.settles.is_empty() && places.any(|place| is_lost(&place.run.slot))
+            entry.recovers.is_empty() && places.any(|place| is_lost(&place.run.slot))
         };
         if let Some(entry) = self.pending.iter().find(touches) {
             let why = Refusal::RolledBack("a slot of it was given to another master".into());
             self.roll_back(rows, entry.lsn, &why);
         }
         for entry in &mut self.pending {
-            entry.settles.retain(|slot| !is_lost(slot));
+            entry.recovers.retain(|slot| !is_lost(slot));
             for (_, places) in &mut entry.parts {
                 places.retain(|place| !is_lost(&place.run.slot));
             }
             entry.parts.retain(|(_, places)| !places.is_empty());
         }
         self.pending
-            .retain(|entry| !entry.parts.is_empty() || !entry.settles.is_empty());
-        for settling in &mut self.settling {
-            settling.slots.retain(|slot| !is_lost(slot));
+            .retain(|entry| !entry.parts.is_empty() || !entry.recovers.is_empty());
+        for recovering in &mut self.recovering {
+            recovering.slots.retain(|slot| !is_lost(slot));
         }
-        self.settling.retain(|settling| !settling.slots.is_empty());
+        self.recovering
+            .retain(|recovering| !recovering.slots.is_empty());
     }
 
     /// Nobody waits any more for those that the routing has taken out.
@@ -382,7 +383,7 @@ impl Replica {
             let places = entry.parts.iter().flat_map(|(_, places)| places);
             let touched: Vec<u32> = places.map(|place| place.run.slot).collect();
             entry.waiting.retain(|(node, _)| {
-                let mut all = touched.iter().chain(&entry.settles);
+                let mut all = touched.iter().chain(&entry.recovers);
                 all.any(|&slot| needs(*node, slot))
             });
         }
@@ -391,7 +392,7 @@ impl Replica {
 
     /// Gained slots: keep everything that is staged (it may have been acknowledged), bring the
     /// in-sync backups to the same order, then commit it (invariant I6).
-    pub(super) fn settle(&mut self, now: Micros, rows: &impl Rows, slots: Vec<u32>) {
+    pub(super) fn recover(&mut self, now: Micros, rows: &impl Rows, slots: Vec<u32>) {
         self.counters.promotions += 1;
         self.last_lsn += 1;
         let lsn = self.last_lsn;
@@ -427,11 +428,11 @@ impl Replica {
         for &slot in &slots {
             rows.retag(slot, lsn);
         }
-        self.settling.push(Settling {
+        self.recovering.push(Recovering {
             lsn,
             slots: slots.clone(),
             version: self.routing.version,
-            settled: false,
+            done: false,
         });
         let mut backups: Vec<NodeId> = Vec::new();
         for &slot in &slots {
@@ -442,7 +443,7 @@ impl Replica {
         self.pending.push_back(Entry {
             lsn,
             parts,
-            settles: slots,
+            recovers: slots,
             // Filled in when it is sent; until then it counts as missing.
             waiting: backups.iter().map(|&node| (node, 1)).collect(),
             token: None,
@@ -513,11 +514,11 @@ impl Replica {
         }
         let entry = &self.pending[at];
         let required = |slot: &&u32| self.slots[**slot as usize].required().contains(&node);
-        let settles: Vec<u32> = entry.settles.iter().filter(required).copied().collect();
+        let recovers: Vec<u32> = entry.recovers.iter().filter(required).copied().collect();
         let (lsn, parts) = (entry.lsn, entry.parts.clone());
         let mut missing = 0;
-        if !settles.is_empty() {
-            self.send_settle(rows, node, lsn, &settles);
+        if !recovers.is_empty() {
+            self.send_settle(rows, node, lsn, &recovers);
             missing += 1;
         }
         let mut waits = missing > 0;

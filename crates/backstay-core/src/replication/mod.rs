@@ -15,7 +15,7 @@
 //! - `peer`: what is known of another node, and what is under way to it.
 //! - `state`: the values a replica's state is made of.
 //! - [`replica`]: what happens when routing, time or connections change.
-//! - `master`: prepare, commit, rollback, settling after a promotion.
+//! - `master`: prepare, commit, rollback, recovery after a promotion.
 //! - `backup`: stage, apply, discard; the fence.
 //! - `catch_up`: copying slots to a replica that lacks them.
 //! - `credit`: how much of a copy may be on its way.

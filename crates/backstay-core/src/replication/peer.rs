@@ -167,7 +167,7 @@ impl Peer {
         !self.in_flight.is_empty() || self.credit.is_awaited()
     }
 
-    /// It refused something of an entry that settles slots, sent by this routing version: what
+    /// It refused something of an entry that recovers slots, sent by this routing version: what
     /// was sent of it counts no more.
     pub(super) fn unsettle(&mut self, lsn: u64, version: u64) {
         for (_, awaited) in &mut self.in_flight {

@@ -105,20 +105,20 @@ impl Replica {
         })
     }
 
-    /// What an entry settled is applied here.
-    pub fn settled(&mut self, now: Micros, rows: &impl Rows, lsn: u64) {
-        for settling in &mut self.settling {
-            settling.settled |= settling.lsn == lsn;
+    /// What an entry recovers is applied here.
+    pub fn recovered(&mut self, now: Micros, rows: &impl Rows, lsn: u64) {
+        for recovering in &mut self.recovering {
+            recovering.done |= recovering.lsn == lsn;
         }
-        self.serve_settled(now, rows);
+        self.serve_recovered(now, rows);
     }
 
     /// Serve the slots whose former masters can serve them no more.
-    pub(super) fn serve_settled(&mut self, now: Micros, rows: &impl Rows) {
-        let settling = std::mem::take(&mut self.settling);
-        for one in settling {
-            if !one.settled || self.is_promised_away(now, one.version) {
-                self.settling.push(one);
+    pub(super) fn serve_recovered(&mut self, now: Micros, rows: &impl Rows) {
+        let recovering = std::mem::take(&mut self.recovering);
+        for one in recovering {
+            if !one.done || self.is_promised_away(now, one.version) {
+                self.recovering.push(one);
                 continue;
             }
             for slot in one.slots {

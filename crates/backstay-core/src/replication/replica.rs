@@ -11,7 +11,7 @@ use super::promise::{counted, is_stuck};
 use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{
-    Entry, Load, Master, ReplicaCounters, ReplicaOptions, Report, Role, Settling, Slot, Way, Work,
+    Entry, Load, Master, Recovering, ReplicaCounters, ReplicaOptions, Report, Role, Slot, Way, Work,
 };
 use super::{Micros, NodeId};
 use crate::engine::Standing;
@@ -26,7 +26,7 @@ pub struct Replica {
     pub(super) slots: Vec<Slot>,
     pub(super) peers: BTreeMap<NodeId, Peer>,
     pub(super) pending: VecDeque<Entry>,
-    pub(super) settling: Vec<Settling>,
+    pub(super) recovering: Vec<Recovering>,
     pub(super) last_lsn: u64,
     /// Everything up to here is decided.
     pub(super) decided: u64,
@@ -65,7 +65,7 @@ impl Replica {
             slots: vec![Slot::default(); slots as usize],
             peers: BTreeMap::new(),
             pending: VecDeque::new(),
-            settling: Vec::new(),
+            recovering: Vec::new(),
             last_lsn: 0,
             decided: 0,
             lease_until: 0,
@@ -127,7 +127,7 @@ impl Replica {
         self.recount();
         self.release_waiting();
         if !gained.is_empty() {
-            self.settle(now, rows, gained);
+            self.recover(now, rows, gained);
         }
         self.settle_unsettled(now, rows);
         // Who was given a slot of this node's waits until it hears that this one knows.
@@ -136,7 +136,7 @@ impl Replica {
         }
         self.copy_next(now, rows);
         self.decide();
-        self.serve_settled(now, rows);
+        self.serve_recovered(now, rows);
         self.refresh_report(now);
     }
 
@@ -191,7 +191,7 @@ impl Replica {
     }
 
     /// The routing makes this node master of a slot, or leaves it master; whether the slot is to
-    /// be settled. `fresh`: the slot's content begins now.
+    /// be recovered. `fresh`: the slot's content begins now.
     fn lead(&mut self, rows: &impl Rows, number: u32, fresh: bool, was_master: bool) -> bool {
         let slot = &mut self.slots[number as usize];
         let load = slot.load();
@@ -283,7 +283,7 @@ impl Replica {
             peer.full_until = peer.full_until.filter(|&until| until > now);
         }
         self.decide();
-        self.serve_settled(now, rows);
+        self.serve_recovered(now, rows);
         self.copy_next(now, rows);
         self.refresh_report(now);
     }
@@ -319,7 +319,7 @@ impl Replica {
             for (node, _) in &entry.waiting {
                 if late(entry, node) {
                     silent.insert(*node);
-                    if entry.settles.is_empty() && stuck.is_none() {
+                    if entry.recovers.is_empty() && stuck.is_none() {
                         stuck = Some((entry.lsn, *node));
                     }
                 }
@@ -357,7 +357,7 @@ impl Replica {
         match message {
             Message::Heartbeat { sent_at, version } => {
                 self.promise(now, from, sent_at, version);
-                self.serve_settled(now, rows);
+                self.serve_recovered(now, rows);
             }
             Message::Prepare {
                 number,
@@ -531,8 +531,8 @@ impl Replica {
     }
 
     /// Whether slots were gained that are not served yet.
-    pub fn is_settling(&self) -> bool {
-        !self.settling.is_empty()
+    pub fn is_recovering(&self) -> bool {
+        !self.recovering.is_empty()
     }
 
     /// When the content began that this node holds of a slot; 0 if it holds none.

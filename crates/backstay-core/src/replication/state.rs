@@ -79,8 +79,8 @@ pub enum Work {
         /// A slot of it has no backup.
         alone: bool,
     },
-    /// Call [`Replica::settled`].
-    Settled {
+    /// Call [`Replica::recovered`].
+    Recovered {
         /// With this.
         lsn: u64,
     },
@@ -325,10 +325,10 @@ impl CopyIn {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) lsn: u64,
-    /// More than one only when settling.
+    /// More than one only in a recovery.
     pub(super) parts: Vec<Part>,
-    /// The slots that are settled by it; empty for a push.
-    pub(super) settles: Vec<u32>,
+    /// The slots that are recovered by it; empty for a push.
+    pub(super) recovers: Vec<u32>,
     /// Whose answers are missing, and how many.
     pub(super) waiting: Vec<(NodeId, u32)>,
     pub(super) token: Option<Token>,
@@ -338,11 +338,11 @@ pub(super) struct Entry {
 
 /// Slots that were gained and are not served yet.
 #[derive(Debug, Clone)]
-pub(super) struct Settling {
+pub(super) struct Recovering {
     pub(super) lsn: u64,
     pub(super) slots: Vec<u32>,
     /// The routing version that gave them to this node.
     pub(super) version: u64,
     /// Whether what was staged is applied, here and in the other replicas' orders.
-    pub(super) settled: bool,
+    pub(super) done: bool,
 }

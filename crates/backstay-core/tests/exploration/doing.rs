@@ -68,7 +68,7 @@ impl World {
                     answer = Some((token, outcome.is_ok()));
                     break;
                 }
-                Some(Work::Settled { lsn }) => node.replica.settled(now, &node.rows, lsn),
+                Some(Work::Recovered { lsn }) => node.replica.recovered(now, &node.rows, lsn),
                 None => break,
             }
             if !eager {
