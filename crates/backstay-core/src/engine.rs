@@ -25,9 +25,9 @@ use snapshot::Spans;
 pub use slot_copy::SlotMemory;
 pub use snapshot::{SlotSnapshot, TableSnapshot};
 
-/// What this node is to a slot.
+/// Whether this node answers requests for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Standing {
+pub enum ServingState {
     /// Not its master.
     #[default]
     Elsewhere,
@@ -51,7 +51,7 @@ pub struct Staged {
 /// What the engine keeps of one slot besides its rows.
 #[derive(Debug, Clone, Default)]
 struct Slot {
-    standing: Standing,
+    serving_state: ServingState,
     /// The routing version with which it began anew last; 1 or less: it never did.
     birth: u64,
     /// How many transactions have been applied.
@@ -121,9 +121,9 @@ impl Engine {
         self.routing_version = version;
     }
 
-    /// What this node is to a slot.
-    pub fn standing(&self, slot: u32) -> Standing {
-        self.slots[self.index(slot)].standing
+    /// Whether this node answers requests for a slot.
+    pub fn serving_state(&self, slot: u32) -> ServingState {
+        self.slots[self.index(slot)].serving_state
     }
 
     /// A slot begins anew with a routing version, unknown to clients that go by earlier ones.
@@ -133,9 +133,9 @@ impl Engine {
     }
 
     /// A slot becomes ready to serve, or not.
-    pub fn set_standing(&mut self, slot: u32, standing: Standing) {
+    pub fn set_serving_state(&mut self, slot: u32, state: ServingState) {
         let slot = self.index(slot);
-        self.slots[slot].standing = standing;
+        self.slots[slot].serving_state = state;
     }
 
     /// Create a table; the same settings again change nothing.
@@ -209,7 +209,7 @@ impl Engine {
     pub fn served_slots_with(&self, stream: StreamId) -> impl Iterator<Item = u32> + '_ {
         let known = self.streams.stream(stream);
         self.slots().filter(move |&slot| {
-            self.standing(slot) == Standing::Serving && known.is_open(self.index(slot))
+            self.serving_state(slot) == ServingState::Serving && known.is_open(self.index(slot))
         })
     }
 
@@ -529,12 +529,12 @@ impl Engine {
     }
 
     fn check_serving(&self, slot: u32) -> Result<(), Refusal> {
-        match self.slots[self.index(slot)].standing {
-            Standing::Serving => Ok(()),
-            Standing::Waiting => Err(Refusal::NotReady(format!(
+        match self.slots[self.index(slot)].serving_state {
+            ServingState::Serving => Ok(()),
+            ServingState::Waiting => Err(Refusal::NotReady(format!(
                 "slot {slot} has changed hands, and its new master recovers it"
             ))),
-            Standing::Elsewhere => Err(Refusal::NotMaster {
+            ServingState::Elsewhere => Err(Refusal::NotMaster {
                 slot,
                 version: self.routing_version,
             }),

@@ -7,7 +7,7 @@ mod engine_support;
 
 use std::sync::Arc;
 
-use backstay_core::engine::{Engine, Standing};
+use backstay_core::engine::{Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
@@ -233,7 +233,7 @@ fn a_copied_slot_goes_on_as_the_original() {
 fn a_slot_served_elsewhere_refuses_the_whole_part() {
     let mut engine = engine(&counter());
     engine.set_version(7);
-    engine.set_standing(2, Standing::Elsewhere);
+    engine.set_serving_state(2, ServingState::Elsewhere);
     let keys = by_slot((0..20).collect());
     let refused = apply(&mut engine, &push(1, 0, 0, &keys, -1.0));
     assert_eq!(
@@ -246,7 +246,7 @@ fn a_slot_served_elsewhere_refuses_the_whole_part() {
     assert_eq!(engine.tables().next().unwrap().rows(), 0);
     let mut out = vec![0.0; keys.len() * DIM];
     assert!(engine.read(table_id("t"), &keys, &mut out).is_err());
-    engine.set_standing(2, Standing::Waiting);
+    engine.set_serving_state(2, ServingState::Waiting);
     let refused = apply(&mut engine, &push(1, 0, 0, &keys, -1.0));
     assert!(matches!(refused, Err(Refusal::NotReady(_))));
     let read = engine.read(table_id("t"), &keys, &mut out);

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use backstay_core::engine::{Engine, SlotSnapshot, Standing};
+use backstay_core::engine::{Engine, ServingState, SlotSnapshot};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, Transaction};
@@ -26,7 +26,7 @@ fn engine(storage: &str) -> Engine {
         engine.create_table(&Arc::new(spec)).unwrap();
     }
     for slot in 0..SLOTS {
-        engine.set_standing(slot, Standing::Serving);
+        engine.set_serving_state(slot, ServingState::Serving);
     }
     engine
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backstay_core::engine::{StageReport, Standing};
+use backstay_core::engine::{ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::replication::{
     Message, Micros, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows, Token, Way, Work,
@@ -533,12 +533,12 @@ impl Replicator {
             let (_, source, copying) = self.slot_state(slot);
             let (position, end) = store.position(slot);
             counts.staged += end - position;
-            let counter = match store.standing(slot) {
-                Standing::Serving => &mut counts.serving,
-                Standing::Waiting => &mut counts.waiting,
-                Standing::Elsewhere if source == 0 => &mut counts.none,
-                Standing::Elsewhere if copying => &mut counts.copying,
-                Standing::Elsewhere => &mut counts.following,
+            let counter = match store.serving_state(slot) {
+                ServingState::Serving => &mut counts.serving,
+                ServingState::Waiting => &mut counts.waiting,
+                ServingState::Elsewhere if source == 0 => &mut counts.none,
+                ServingState::Elsewhere if copying => &mut counts.copying,
+                ServingState::Elsewhere => &mut counts.following,
             };
             *counter += 1;
         }

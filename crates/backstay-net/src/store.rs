@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use backstay_core::engine::{Engine, StageReport, Standing};
+use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::gradient;
 use backstay_core::hash::{table_id, SlotSpace};
@@ -102,12 +102,12 @@ impl Store {
             let mut engine = stripe.write();
             for slot in engine.slots() {
                 let owned = owned.get(slot as usize).is_some_and(|&owned| owned);
-                let standing = if owned {
-                    Standing::Serving
+                let state = if owned {
+                    ServingState::Serving
                 } else {
-                    Standing::Elsewhere
+                    ServingState::Elsewhere
                 };
-                engine.set_standing(slot, standing);
+                engine.set_serving_state(slot, state);
             }
         }
         Rows::set_version(self, version);
@@ -242,10 +242,10 @@ impl Store {
     pub fn close_of(&self, stream: StreamId) -> Result<Transaction, Refusal> {
         let mut slots = Vec::with_capacity(self.space.count() as usize);
         for slot in 0..self.space.count() {
-            match Rows::standing(self, slot) {
-                Standing::Serving => slots.push(slot),
-                Standing::Elsewhere => {}
-                Standing::Waiting => {
+            match Rows::serving_state(self, slot) {
+                ServingState::Serving => slots.push(slot),
+                ServingState::Elsewhere => {}
+                ServingState::Waiting => {
                     let reason = format!("slot {slot} is not served yet");
                     return Err(Refusal::NotReady(reason));
                 }
@@ -291,7 +291,7 @@ impl Store {
                 bytes += table.allocated_bytes() as u64;
                 master_rows += engine
                     .slots()
-                    .filter(|&slot| engine.standing(slot) != Standing::Elsewhere)
+                    .filter(|&slot| engine.serving_state(slot) != ServingState::Elsewhere)
                     .map(|slot| table.rows_in(slot) as u64)
                     .sum::<u64>();
             }

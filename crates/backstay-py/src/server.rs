@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use backstay_core::engine::Standing;
+use backstay_core::engine::ServingState;
 use backstay_core::replication::{ReplicaOptions, RoutingTable, Rows};
 use backstay_core::wire::Limits;
 use backstay_net::checkpoint;
@@ -212,12 +212,12 @@ impl DataServer {
         let state = |slot: u32| {
             let (term, source, copying) = self.server.replicator().slot_state(slot);
             let (position, end) = self.store.position(slot);
-            let standing = match self.store.standing(slot) {
-                Standing::Serving => "serving",
-                Standing::Waiting => "waiting",
-                Standing::Elsewhere if source == 0 => "none",
-                Standing::Elsewhere if copying => "copying",
-                Standing::Elsewhere => "following",
+            let standing = match self.store.serving_state(slot) {
+                ServingState::Serving => "serving",
+                ServingState::Waiting => "waiting",
+                ServingState::Elsewhere if source == 0 => "none",
+                ServingState::Elsewhere if copying => "copying",
+                ServingState::Elsewhere => "following",
             };
             serde_json::json!({"slot": slot, "term": term, "standing": standing,
                 "follows": source, "position": position, "staged": end - position})

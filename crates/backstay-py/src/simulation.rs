@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use backstay_core::engine::{Engine, SlotSnapshot, StageReport, Standing};
+use backstay_core::engine::{Engine, ServingState, SlotSnapshot, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::replication::{
     LocalRows, Message, NodeId, Replica, ReplicaOptions, RoutingTable, Way, Work,
@@ -325,7 +325,8 @@ impl SimNode {
             sequence: u64::MAX,
         };
         let node = &mut *self.node();
-        let serves = |&slot: &u32| node.rows.0.borrow().standing(slot) == Standing::Serving;
+        let serves =
+            |&slot: &u32| node.rows.0.borrow().serving_state(slot) == ServingState::Serving;
         let slots: Vec<u32> = (0..self.slots).filter(serves).collect();
         let mut transaction = Transaction::close(id, slots);
         transaction.known_version = known_version;
@@ -393,7 +394,7 @@ impl SimNode {
         self.check_slot(slot)?;
         let node = self.node();
         let mut engine = node.rows.0.borrow_mut();
-        let serves = engine.standing(slot) == Standing::Serving;
+        let serves = engine.serving_state(slot) == ServingState::Serving;
         if !serves || now >= node.replica.serving_until() {
             return Ok(None);
         }
@@ -462,10 +463,10 @@ impl SimNode {
     /// What this node is to a slot: "elsewhere", "waiting" or "serving".
     fn standing(&self, slot: u32) -> PyResult<&'static str> {
         self.check_slot(slot)?;
-        Ok(match self.node().rows.0.borrow().standing(slot) {
-            Standing::Elsewhere => "elsewhere",
-            Standing::Waiting => "waiting",
-            Standing::Serving => "serving",
+        Ok(match self.node().rows.0.borrow().serving_state(slot) {
+            ServingState::Elsewhere => "elsewhere",
+            ServingState::Waiting => "waiting",
+            ServingState::Serving => "serving",
         })
     }
 

@@ -11,7 +11,7 @@ use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{Role, Work};
 use super::NodeId;
-use crate::engine::Standing;
+use crate::engine::ServingState;
 use crate::transaction::{StagedRun, Transaction};
 
 impl Replica {
@@ -217,7 +217,7 @@ impl Replica {
     pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SettledSlot) {
         if self.slots[one.slot as usize].role.is_master() {
             // The routing that says so has not come here yet.
-            rows.set_standing(one.slot, Standing::Elsewhere);
+            rows.set_serving_state(one.slot, ServingState::Elsewhere);
             self.give_up(rows, &[one.slot]);
         }
         if !self.slots[one.slot as usize].role.follows(from) {

@@ -14,7 +14,7 @@ use super::replica::Replica;
 use super::rows::{Rows, SlotCopy};
 use super::state::{CopyIn, Role, Work};
 use super::{Micros, NodeId};
-use crate::engine::{SlotMemory, Standing};
+use crate::engine::{ServingState, SlotMemory};
 use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
@@ -154,7 +154,7 @@ impl Replica {
     }
 
     fn copy(&mut self, now: Micros, rows: &impl Rows, node: NodeId, number: u32) {
-        if rows.standing(number) != Standing::Serving {
+        if rows.serving_state(number) != ServingState::Serving {
             return;
         }
         let copy = rows.copy_slot(number);

@@ -12,7 +12,7 @@ use super::replica::Replica;
 use super::rows::Rows;
 use super::state::ReplicaOptions;
 use super::{Micros, NodeId};
-use crate::engine::Standing;
+use crate::engine::ServingState;
 
 /// A promise counts for this much less than it was given for: clocks drift.
 const MARGIN_DIVISOR: Micros = 10;
@@ -123,7 +123,7 @@ impl Replica {
             }
             for slot in one.slots {
                 if self.slots[slot as usize].role.is_master() {
-                    rows.set_standing(slot, Standing::Serving);
+                    rows.set_serving_state(slot, ServingState::Serving);
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::state::{
     Entry, Load, Master, Recovering, ReplicaCounters, ReplicaOptions, Report, Role, Slot, Way, Work,
 };
 use super::{Micros, NodeId};
-use crate::engine::Standing;
+use crate::engine::ServingState;
 use crate::error::Refusal;
 
 /// See the module's documentation.
@@ -108,7 +108,7 @@ impl Replica {
         };
         let lost: Vec<u32> = (0..table.slots()).filter(lost).collect();
         for &slot in &lost {
-            rows.set_standing(slot, Standing::Elsewhere);
+            rows.set_serving_state(slot, ServingState::Elsewhere);
         }
         self.give_up(rows, &lost);
         let skipped = table.version > self.routing.version + 1;
@@ -204,13 +204,13 @@ impl Replica {
                 load,
                 ..Master::default()
             });
-            rows.set_standing(number, Standing::Waiting);
+            rows.set_serving_state(number, ServingState::Waiting);
             return false;
         }
         if was_master && !fresh && load == Load::NotAsked {
             return false;
         }
-        rows.set_standing(number, Standing::Waiting);
+        rows.set_serving_state(number, ServingState::Waiting);
         let lacks_rows = matches!(slot.role, Role::Outside | Role::Unfit | Role::Copied { .. });
         if load == Load::Awaited || !fresh && lacks_rows {
             // The controller must never do this: what is here may lack acknowledged pushes. Rows

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::engine::{Engine, SlotMemory, StageReport, Staged, Standing};
+use crate::engine::{Engine, ServingState, SlotMemory, StageReport, Staged};
 use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
@@ -53,9 +53,9 @@ pub trait Rows {
     /// The routing version that refusals name.
     fn set_version(&self, version: u64);
     /// What this node is to a slot.
-    fn standing(&self, slot: u32) -> Standing;
+    fn serving_state(&self, slot: u32) -> ServingState;
     /// Change it.
-    fn set_standing(&self, slot: u32, standing: Standing);
+    fn set_serving_state(&self, slot: u32, state: ServingState);
     /// See [`crate::engine::Engine::set_birth`].
     fn set_birth(&self, slot: u32, birth: u64);
     /// Copy a slot.
@@ -131,12 +131,12 @@ impl Rows for LocalRows {
         self.0.borrow_mut().set_version(version);
     }
 
-    fn standing(&self, slot: u32) -> Standing {
-        self.0.borrow().standing(slot)
+    fn serving_state(&self, slot: u32) -> ServingState {
+        self.0.borrow().serving_state(slot)
     }
 
-    fn set_standing(&self, slot: u32, standing: Standing) {
-        self.0.borrow_mut().set_standing(slot, standing);
+    fn set_serving_state(&self, slot: u32, state: ServingState) {
+        self.0.borrow_mut().set_serving_state(slot, state);
     }
 
     fn set_birth(&self, slot: u32, birth: u64) {

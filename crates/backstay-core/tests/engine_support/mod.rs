@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use backstay_core::engine::{Engine, StageReport, Standing};
+use backstay_core::engine::{Engine, ServingState, StageReport};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::spec::TableSpec;
@@ -36,7 +36,7 @@ pub fn engine(spec: &Arc<TableSpec>) -> Engine {
     let mut engine = Engine::new(space(), 0..SLOTS);
     engine.set_version(1);
     for slot in 0..SLOTS {
-        engine.set_standing(slot, Standing::Serving);
+        engine.set_serving_state(slot, ServingState::Serving);
     }
     engine.create_table(spec).unwrap();
     engine

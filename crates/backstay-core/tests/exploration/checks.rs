@@ -122,7 +122,7 @@ impl World {
         }
         let engine = node.rows.0.borrow();
         for slot in 0..self.slots {
-            if engine.standing(slot) != Standing::Serving {
+            if engine.serving_state(slot) != ServingState::Serving {
                 continue;
             }
             for (push, one) in self.pushes.iter().enumerate() {

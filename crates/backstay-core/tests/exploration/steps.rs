@@ -92,7 +92,7 @@ impl World {
         let open = |slot: &&u32| {
             let known = self.nodes[to]
                 .as_ref()
-                .is_some_and(|node| node.rows.standing(**slot) != Standing::Elsewhere);
+                .is_some_and(|node| node.rows.serving_state(**slot) != ServingState::Elsewhere);
             !self.pushes[push].acknowledged.contains(*slot) && !busy.contains(slot) && known
         };
         self.touches[push].iter().filter(open).copied().collect()

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use backstay_core::engine::{Engine, Standing};
+use backstay_core::engine::{Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{mix64, table_id, SlotSpace};
 use backstay_core::replication::{
@@ -233,7 +233,7 @@ impl Node {
                 .staged(slot)
                 .map(|one| (one.tag, one.transaction.id, one.transaction.optimizer))
                 .collect();
-            let all = (engine.memory(slot), engine.standing(slot), staged);
+            let all = (engine.memory(slot), engine.serving_state(slot), staged);
             print = mix64(print ^ fingerprint(&all)) ^ engine.digest(slot);
         }
         self.print = print;
@@ -348,7 +348,8 @@ impl World {
     #[allow(dead_code)] // Histories by hand use it.
     pub fn answers_reads(&self, at: usize, slot: u32) -> bool {
         let node = self.nodes[at].as_ref().unwrap();
-        node.rows.standing(slot) == Standing::Serving && self.now < node.replica.serving_until()
+        node.rows.serving_state(slot) == ServingState::Serving
+            && self.now < node.replica.serving_until()
     }
 
     /// Deliver and do everything that is under way.

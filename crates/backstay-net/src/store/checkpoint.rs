@@ -1,6 +1,6 @@
 //! The store as checkpoints reach it.
 
-use backstay_core::engine::{Engine, SlotSnapshot, Standing};
+use backstay_core::engine::{Engine, ServingState, SlotSnapshot};
 use backstay_core::error::Refusal;
 use backstay_core::table::SlotRows;
 
@@ -25,7 +25,7 @@ impl Store {
     pub fn snapshot(&self, slot: u32, base: Option<u64>) -> Option<SlotSnapshot> {
         self.stripe_of(slot).ok()?;
         let engine = &self.stripes[self.stripe(slot)];
-        let serves = |engine: &Engine| engine.standing(slot) == Standing::Serving;
+        let serves = |engine: &Engine| engine.serving_state(slot) == ServingState::Serving;
         let mut snapshot = self.write(self.stripe(slot), None, |engine| {
             serves(engine).then(|| engine.begin_snapshot(slot, base))
         })?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use backstay_core::engine::{SlotMemory, StageReport, Staged, Standing};
+use backstay_core::engine::{ServingState, SlotMemory, StageReport, Staged};
 use backstay_core::error::Refusal;
 use backstay_core::replication::{Rows, SlotCopy};
 use backstay_core::table::PlainRows;
@@ -98,14 +98,14 @@ impl Rows for Store {
         self.routing_version.store(version, Ordering::Release);
     }
 
-    fn standing(&self, slot: u32) -> Standing {
-        self.stripes[self.stripe(slot)].read().standing(slot)
+    fn serving_state(&self, slot: u32) -> ServingState {
+        self.stripes[self.stripe(slot)].read().serving_state(slot)
     }
 
-    fn set_standing(&self, slot: u32, standing: Standing) {
+    fn set_serving_state(&self, slot: u32, state: ServingState) {
         self.stripes[self.stripe(slot)]
             .write()
-            .set_standing(slot, standing);
+            .set_serving_state(slot, state);
     }
 
     fn set_birth(&self, slot: u32, birth: u64) {
