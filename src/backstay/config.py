@@ -238,10 +238,10 @@ class ServerConfig(StoreConfig, SecurityConfig):
         minimum=1000,
         maximum=600_000,
     )
-    promise_ms: int = setting(
+    read_lease_ms: int = setting(
         400,
-        "Time for which a backup promises its master not to be promoted. At most a third of "
-        "lease_ttl_ms.",
+        "Time that a backup's read lease lasts; the backup will not become master meanwhile. At "
+        "most a third of lease_ttl_ms.",
         minimum=50,
         maximum=60_000,
     )
@@ -379,9 +379,9 @@ class ServerConfig(StoreConfig, SecurityConfig):
             raise ConfigError(
                 f"initial_nodes: {self.initial_nodes} nodes, but only {self.slot_count} slots"
             )
-        if 3 * self.promise_ms > self.lease_ttl_ms:
+        if 3 * self.read_lease_ms > self.lease_ttl_ms:
             raise ConfigError(
-                f"promise_ms: {self.promise_ms} is more than a third of lease_ttl_ms, "
+                f"read_lease_ms: {self.read_lease_ms} is more than a third of lease_ttl_ms, "
                 f"{self.lease_ttl_ms}"
             )
         alone = self.keeps_store_alone(self.node_id) and self.initial_nodes_wanted == 1

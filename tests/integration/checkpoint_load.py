@@ -58,7 +58,7 @@ POLL_S = 0.01
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
     """Return the settings of a cluster that notices losses soon."""
     own = {"slot_count": SLOTS, "checkpoint_url": str(folder), "lease_ttl_ms": 1000}
-    return {**own, "promise_ms": 300, **more}
+    return {**own, "read_lease_ms": 300, **more}
 
 
 def fill(client: Client) -> None:

@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_touched(tmp_path: Path) ->
 def test_slots_that_lose_their_only_copy_come_back_from_the_newest_checkpoint(
     tmp_path: Path,
 ) -> None:
-    more = {"replicas": 1, "lease_ttl_ms": 1000, "promise_ms": 300}
+    more = {"replicas": 1, "lease_ttl_ms": 1000, "read_lease_ms": 300}
     with LocalCluster(2, settings=settings(tmp_path, **more)) as cluster:
         with Client(cluster.endpoints) as client:
             fill(client)

@@ -39,7 +39,7 @@ ETCD = {"store": "etcd", "store_endpoints": ("h:2379",)}
         ({"host": "a b"}, "host: 'a b:0'"),
         ({"replicas": 4}, "replicas: 4 is out of range; allowed is 1 to 3"),
         ({"initial_nodes": 3, "slot_count": 2}, "initial_nodes: 3 nodes, but only 2 slots"),
-        ({"promise_ms": 1001}, "promise_ms: 1001 is more than a third of lease_ttl_ms, 3000"),
+        ({"read_lease_ms": 1001}, "read_lease_ms: 1001 is more than a third of lease_ttl_ms, 3000"),
         ({"store": "zookeeper"}, "store: 'zookeeper' is not one of embedded, etcd"),
         ({"store": "etcd"}, "store_endpoints: must name etcd's addresses"),
         ({"store_endpoints": ("h",)}, "store_endpoints: 'h' is not of the form host:port"),
