@@ -33,6 +33,7 @@ from backstay.addresses import split_address
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
 from backstay.consensus.keys import JOBS, Keys
+from backstay.consensus.open_store import OpenedStore, open_store
 from backstay.control_server import ControlServer
 from backstay.errors import ListenError, StoreError, StoreUnavailable
 from backstay.logs import fields
@@ -41,7 +42,6 @@ from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.leadership.event_log import read_events
 from backstay.pserver.membership.cluster_config import join_or_create
 from backstay.pserver.membership.handover import slots_to_hand_over
-from backstay.pserver.membership.stores import OpenedStore, open_for_node
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
 from backstay.pserver.metrics.families import NodeCollector, NodeSources
 from backstay.pserver.metrics.figures import ControlFigures
@@ -148,7 +148,7 @@ class Node:
         async with AsyncExitStack() as stack:
             if self._metrics is not None:
                 stack.enter_context(self._metrics)
-            opened = await open_for_node(self._config)
+            opened = await open_store(self._config)
             stack.push_async_callback(opened.store.close)
             stack.push_async_callback(self._control.stop, CONTROL_GRACE_S)
             await self._start_control(opened)

@@ -120,6 +120,8 @@ class StoreConfig:
             raise ConfigError(
                 "store_tls_cert_file: needs store_tls_key_file, and the other way round"
             )
+        if self.store_tls_cert_file is not None and self.store_tls_ca_file is None:
+            raise ConfigError("store_tls_cert_file: needs store_tls_ca_file, which turns TLS on")
         if (self.store_username is None) != (self.store_password is None):
             raise ConfigError("store_username: needs store_password, and vice versa")
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from backstay.config import ServerConfig
 from backstay.consensus.embedded_store import EmbeddedStore
 from backstay.consensus.etcd_store import EtcdStore, EtcdTls
-from backstay.consensus.open_store import StoreConfig, open_store
+from backstay.consensus.open_store import open_store
 from backstay.consensus.remote_store import RemoteStore
 from backstay.consensus.store import CoordinationStore, Put, Txn, Watch
 from backstay.errors import (
@@ -27,6 +28,7 @@ from backstay.errors import (
     WatchLost,
 )
 from backstay.pserver.free_ports import free_ports
+from backstay.store_config import StoreMember
 from tests.etcd import EtcdCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,9 +204,13 @@ def test_etcd_over_tls(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(ca)
 
     async def scenario(etcd: EtcdCluster) -> None:
-        store = await open_store(
-            StoreConfig("etcd", "c", endpoints=etcd.endpoints, tls_ca_file=str(ca))
+        config = ServerConfig(
+            cluster="c",
+            store="etcd",
+            store_endpoints=tuple(etcd.endpoints),
+            store_tls_ca_file=str(ca),
         )
+        store = (await open_store(config)).store
         await put_until_done(store, "k", "v")
         await store.close()
         stranger = EtcdTls(trustme.CA().cert_pem.bytes())
@@ -374,40 +380,32 @@ def test_an_embedded_store_that_cannot_work_is_refused() -> None:
         store = EmbeddedStore(own, [own])
         await store.start()
         with pytest.raises(ListenError, match=own):
-            await open_store(StoreConfig("embedded", "c", listen=own, members=(own,)))
+            await open_store(ServerConfig(store_members=(StoreMember("ps-0", own),)))
         await store.close()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("own", "members", "secret", "message"),
     [
-        ({"kind": "zookeeper"}, "not one of memory, etcd"),
-        ({"kind": "etcd"}, "store_endpoints: none given"),
-        ({"kind": "etcd", "endpoints": ("nowhere",)}, "host:port"),
-        ({"kind": "etcd", "endpoints": ("h:1",), "username": "u"}, "both or neither"),
-        ({"kind": "etcd", "endpoints": ("h:1",), "secret": "s" * 8}, "is for embedded"),
-        ({"kind": "embedded"}, "store_listen: not set"),
-        ({"kind": "embedded", "listen": "127.0.0.1:1", "members": ("127.0.0.1:2",)}, "not one of"),
-        (
-            {"kind": "embedded", "listen": "10.0.0.1:1", "members": ("10.0.0.1:1",)},
-            "set store_secret, use 127.0.0.1, or use etcd",
-        ),
-        (
-            {"kind": "embedded", "listen": "h:1", "members": ("h:1", "h:2")},
-            "1, 3 or 5 different ones",
-        ),
-        ({"kind": "memory", "cluster": "a/b"}, "without a slash"),
+        ("127.0.0.1:1", ["127.0.0.1:2"], None, "not one of"),
+        ("10.0.0.1:1", ["10.0.0.1:1"], None, "set store_secret, use 127.0.0.1, or use etcd"),
+        ("h:1", ["h:1", "h:2"], None, "1, 3 or 5 different ones"),
+        ("h:1", ["h:1"], "short", "8 to 1024 visible ASCII characters"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, object], message: str) -> None:
+def test_a_group_that_cannot_work_is_refused(
+    own: str, members: list[str], secret: str | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        StoreConfig(**({"cluster": "c"} | settings))  # type: ignore[arg-type]
+        EmbeddedStore(own, members, secret=secret)
 
 
 def test_a_secret_shows_in_no_message() -> None:
-    config = StoreConfig("etcd", "c", endpoints=("h:1",), username="u", password="hidden")
+    config = ServerConfig(
+        store="etcd", store_endpoints=("h:1",), store_username="u", store_password="hidden"
+    )
     assert "hidden" not in repr(config)
 
 

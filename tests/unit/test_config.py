@@ -48,6 +48,10 @@ ETCD = {"store": "etcd", "store_endpoints": ("h:2379",)}
         (ETCD | {"store_data_dir": "d"}, "store_data_dir: is for the embedded store"),
         (ETCD | {"store_username": "u"}, "store_username: needs store_password"),
         (ETCD | {"store_tls_cert_file": "c.pem"}, "store_tls_cert_file: needs store_tls_key_file"),
+        (
+            ETCD | {"store_tls_cert_file": "c.pem", "store_tls_key_file": "k.pem"},
+            "store_tls_cert_file: needs store_tls_ca_file, which turns TLS on",
+        ),
         ({"store_tls_ca_file": "c.pem"}, "store_tls_ca_file: is for etcd, but store is embedded"),
         (
             {"store_members": parse_members(THREE), "node_id": "ps-9"},
