@@ -172,7 +172,7 @@ class JobStateRecord:
             and the last checkpoint could not be written.
         reason: Why, if it does not run.
         starts: How often a master took the job over.
-        course: Which rounds it is at, as ``backstay.course`` writes it; empty: not begun.
+        schedule: Which rounds it is at, as ``backstay.schedule`` writes it; empty: not begun.
         workers: Which workers are wanted, as ``master.core.worker_set`` writes it.
         tables: Names of the job's tables, in order; empty: not declared yet.
         data: Digest of the tasks of ``training``, ``validation``, ...: task numbers mean nothing
@@ -195,7 +195,7 @@ class JobStateRecord:
     state: RunState
     reason: str = ""
     starts: int = 0
-    course: str = ""
+    schedule: str = ""
     workers: str = ""
     tables: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class JobStateRecord:
                 "state": self.state,
                 "reason": self.reason,
                 "starts": self.starts,
-                "course": self.course,
+                "schedule": self.schedule,
                 "workers": self.workers,
                 "tables": list(self.tables),
                 "data": dict(self.data),
@@ -257,7 +257,7 @@ _STATE_FIELDS: Mapping[str, type] = {
     "state": str,
     "reason": str,
     "starts": int,
-    "course": str,
+    "schedule": str,
     "workers": str,
     "tables": list,
     "data": dict,

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterator
 from types import ModuleType
 
-from backstay.course.task_table import TaskTable, cut_data, no_records, shown_places
 from backstay.errors import DataChanged
 from backstay.job_spec import DataSpec, JobSpec
+from backstay.schedule.task_table import TaskTable, cut_data, no_records, shown_places
 from backstay.trainer.readers import BadRecords, Reader, open_reader
 from backstay.trainer.readers.opening import files_of
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backstay.course.task_table import cut_data
 from backstay.job_spec import JobSpec
 from backstay.master.job_check import check_data, check_folders, load_definition
 from backstay.master.trial import Trial
+from backstay.schedule.task_table import cut_data
 from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.readers import open_reader
 

@@ -1,9 +1,9 @@
-"""The master of one job as a process: takes the office, opens the job, serves it to its end.
+"""The master of one job as a process: takes the leadership, opens the job, serves it to its end.
 
-Life: listen (calls are answered "not the master yet"), wait for the office, open the job from its
-records, serve. If the key is lost while nobody else took it, it is created anew and nothing else
-changes; if another process has it, this one ends with ``NotJobMaster``. At the end workers are
-told, then the office is given back. The shell: decisions are made by the modules it assembles.
+Life: listen (calls are answered "not the master yet"), wait for the leadership, open the job from
+its records, serve. If the key is lost while nobody else took it, it is created anew and nothing
+else changes; if another process has it, this one ends with ``NotJobMaster``. At the end workers are
+told, then the leadership is given back. The shell: decisions are made by the modules it assembles.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from backstay.master.config import MasterConfig
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.launch_desk import LaunchDesk
+from backstay.master.leadership import Leadership
 from backstay.master.lease_time import keep_lease_time, lengthen_leases
-from backstay.master.office import Office
 from backstay.master.opening import open_job
 from backstay.master.saving import Saving, restored_job, rows_of
 from backstay.master.service import JobService
@@ -90,7 +90,9 @@ class MasterHost:
         )
         self._directory = Directory(config.endpoints, config.client)
         self._journal = Journal(self._store, self._keys, self._own.instance)
-        self._office = Office(self._store, self._keys, self._own, lease_ttl_ms=config.lease_ttl_ms)
+        self._leadership = Leadership(
+            self._store, self._keys, self._own, lease_ttl_ms=config.lease_ttl_ms
+        )
         self._service = JobService(self._own)
         self._service.on_stop = self._forget_at_end
         self._forget = False
@@ -138,9 +140,9 @@ class MasterHost:
         self._forget = not keep_state
 
     async def _live(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
-        token = await _until_answered(lambda: self._office.take(self._config.replaces))
+        token = await _until_answered(lambda: self._leadership.take(self._config.replaces))
         await self._open_journal(token)
-        keeping = asyncio.create_task(self._keep_office(), name="the office")
+        keeping = asyncio.create_task(self._keep_leadership(), name="the leadership")
         try:
             serving = asyncio.create_task(self._serve(on_ready), name="the job")
             try:
@@ -157,22 +159,22 @@ class MasterHost:
     async def _open_journal(self, token: FencingToken) -> None:
         await _until_answered(lambda: self._journal.open(token))
 
-    async def _keep_office(self) -> None:
-        """Write the journal and renew the lease; take the office anew if it was lost to nobody."""
+    async def _keep_leadership(self) -> None:
+        """Write the journal and renew the lease; lead again if nobody else took over."""
         try:
             while True:
                 writing = asyncio.create_task(self._journal.run())
-                renewing = asyncio.create_task(self._office.keep())
+                renewing = asyncio.create_task(self._leadership.keep())
                 try:
                     await asyncio.wait({writing, renewing}, return_when=asyncio.FIRST_COMPLETED)
                     for task in (writing, renewing):
                         if task.done():
                             task.result()
                 except LeaseLost as error:
-                    log.warning("the office was lost: %s; taking it again", error)
+                    log.warning("the leadership was lost: %s; taking it again", error)
                 finally:
                     await end_tasks(writing, renewing)
-                await self._open_journal(await _until_answered(self._office.take_again))
+                await self._open_journal(await _until_answered(self._leadership.take_again))
         except Exception as error:
             self._journal.fail(error)
             raise
@@ -212,13 +214,13 @@ class MasterHost:
         )
         on_ready(self._own)
         background = [
-            asyncio.create_task(self._advance(job), name="the course"),
+            asyncio.create_task(self._advance(job), name="the schedule"),
             asyncio.create_task(self._expire(job), name="the leases"),
             asyncio.create_task(keep_lease_time(job), name="the time of leases"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
             asyncio.create_task(saving.look_on(), name="restores"),
         ]
-        ending = asyncio.create_task(saving.end_course(), name="the end of the course")
+        ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         over = asyncio.create_task(self._over(job, saving))
         try:
             watched = {over, ending, *background}
@@ -231,7 +233,7 @@ class MasterHost:
             await end_tasks(over, ending, *background)
 
     async def _advance(self, job: Job) -> None:
-        """Open and end rounds as the course says; never returns."""
+        """Open and end rounds as the schedule says; never returns."""
         while True:
             changed = job.changed
             for opened in job.advance():
@@ -278,17 +280,17 @@ class MasterHost:
                 self._journal.stage_removal(item.key)
         self._journal.stage_removal(self._keys.name)
         await self._journal.durable(LAST_WRITE_S)
-        assert self._office.token is not None
+        assert self._leadership.token is not None
         await self._store.transaction(
-            Txn((self._office.token.still_mine(),), (Delete(self._keys.journal),))
+            Txn((self._leadership.token.still_mine(),), (Delete(self._keys.journal),))
         )
 
     async def _leave(self) -> None:
-        """Stop serving, write what is left, give the office back."""
+        """Stop serving, write what is left, give the leadership back."""
         await self._control.set_not_serving()
         await self._control.stop(CONTROL_GRACE_S)
         try:
-            await asyncio.wait_for(self._office.leave(), FAREWELL_S)
+            await asyncio.wait_for(self._leadership.leave(), FAREWELL_S)
         except (StoreUnavailable, asyncio.TimeoutError) as error:
             log.warning("left without a word, the lease ends by itself: %s", error)
         await self._store.close()

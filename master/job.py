@@ -1,8 +1,8 @@
 """A job in its master's memory: rounds, workers, figures, and what becomes of each event.
 
 The state of the job between the calls of the service and the journal: each method takes an event,
-changes ledgers, course and worker set, and stages what must be written; who answers a caller waits
-for the journal first. Time is read from the clock that is given. Does no I/O of its own.
+changes ledgers, schedule and worker set, and stages what must be written; who answers a caller
+waits for the journal first. Time is read from the clock that is given. Does no I/O of its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from dataclasses import replace
 
 from backstay.consensus.job_records import RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
-from backstay.course.course import Course
-from backstay.course.damaged import DamagedRecords
-from backstay.course.evaluation import TaskOutputs
-from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
@@ -34,6 +30,10 @@ from backstay.master.open_round import Given, OpenRound, worker_policy
 from backstay.master.opened_job import OpenedJob
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.stalls import Stalls
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.evaluation import TaskOutputs
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
+from backstay.schedule.schedule import Schedule
 from backstay.trainer.metrics import METRICS
 
 __all__ = ["Job"]
@@ -62,7 +62,7 @@ class Job:
         self.identity = opened.identity
         self.stream_job = stream_job_of(opened.identity.uid)
         self.tables = opened.tables
-        self.course = opened.course
+        self.schedule = opened.schedule
         self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, journal)
         self.damaged = opened.damaged
         self.known = KnownWorkers()
@@ -83,7 +83,7 @@ class Job:
         self.tasks_since_checkpoint = 0
         self.checkpoint_due = False
         self.trouble: dict[str, str] = {}
-        # Whether the job ends with its course; else whoever looks after its checkpoints ends it.
+        # Whether the job ends with its schedule; else whoever looks after its checkpoints ends it.
         self.ends_itself = True
         # Whether it saves before it stops.
         self.saves_when_stopped = False
@@ -126,33 +126,33 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the course is at its end and the job is not over: it is to be saved and ended."""
-        return self.course.outcome is not None and not self.is_over
+        """Whether the schedule is at its end and the job is not over: it is to be saved."""
+        return self.schedule.outcome is not None and not self.is_over
 
     @property
     def has_unsaved_steps(self) -> bool:
         """Whether steps were made since the newest checkpoint of a job that saves its model."""
         saves = self.spec.training is not None and self.spec.checkpoint.is_wanted
-        return saves and self.course.steps != self.figures["saved_steps"]
+        return saves and self.schedule.steps != self.figures["saved_steps"]
 
     def finish(self) -> None:
-        """End a job whose course is at its end."""
-        outcome = self.course.outcome
+        """End a job whose schedule is at its end."""
+        outcome = self.schedule.outcome
         if outcome is None or self.is_over:
             return
         self.unsaved = ""
         if outcome == "finished_with_dead_letters":
             self.end("failed", self._dead_letters_text())
         else:
-            self.end("done", self.course.reason)
+            self.end("done", self.schedule.reason)
 
     def end_unsaved(self, why: str) -> None:
         """End a job that is all done without its last checkpoint."""
-        dead_letters = f"; {self._dead_letters_text()}" if self.course.dead_letters else ""
+        dead_letters = f"; {self._dead_letters_text()}" if self.schedule.dead_letters else ""
         self.end("unsaved", f"the last checkpoint was not written: {why}{dead_letters}")
 
     def _dead_letters_text(self) -> str:
-        failed = f"{sum(self.course.dead_letters.values())} tasks failed for good"
+        failed = f"{sum(self.schedule.dead_letters.values())} tasks failed for good"
         how = "`backstay jobs show` tells why, and the same command tries them again"
         return f"{failed}; {how}"
 
@@ -192,7 +192,7 @@ class Job:
         """Give a worker a task, from the rounds that come first; None: there is none now."""
         if self.is_over:
             return None
-        for round_id in self.course.open_rounds:
+        for round_id in self.schedule.open_rounds:
             opened = self.rounds.get(round_id)
             if opened is not None and self.spec.mode.kind == "sync" and is_led(opened):
                 return led_by_other(opened, self.known, worker)
@@ -355,14 +355,14 @@ class Job:
     # Rounds.
 
     def advance(self) -> list[OpenRound]:
-        """Bring the rounds in line with the course; returns evaluations whose end is due.
+        """Bring the rounds in line with the schedule; returns evaluations whose end is due.
 
         Call :meth:`evaluated` for each of those.
         """
         due: list[OpenRound] = []
         while not self.is_over:
-            wanted = self.course.open_rounds
-            self.rounds.cut_others(self.course.kept_rounds, self.course.reason)
+            wanted = self.schedule.open_rounds
+            self.rounds.cut_others(self.schedule.kept_rounds, self.schedule.reason)
             ended = [self._bring(round_id) for round_id in wanted]
             due = [one for one in ended if one is not None and one.is_evaluation]
             over = [one for one in ended if one is not None and not one.is_evaluation]
@@ -373,15 +373,15 @@ class Job:
                     opened.id,
                     f", {dead_letters} tasks dead-lettered" if dead_letters else "",
                 )
-                self.course.round_over(opened.id, dead_letters=dead_letters)
+                self.schedule.round_over(opened.id, dead_letters=dead_letters)
                 if opened.id.kind is RoundKind.TRAINING and self.spec.checkpoint.every == "pass":
                     self.checkpoint_due = True
             if not over:
                 break
             self.stage_state()
             self.notify()
-        self._end_with_course()
-        self.rounds.drop_settled(self.course.kept_rounds)
+        self._end_with_schedule()
+        self.rounds.drop_settled(self.schedule.kept_rounds)
         return due
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
@@ -404,7 +404,7 @@ class Job:
         log.info("%s after %d steps: %s", opened.id, opened.steps, shown or "no metrics")
         kept = (*self.state.evaluations, result)[-EVALUATIONS_MAX:]
         self.state = replace(self.state, evaluations=kept)
-        self.course.round_over(
+        self.schedule.round_over(
             opened.id, dead_letters=opened.ledger.counts.dead_letters, metrics=dict(metrics)
         )
         self.rounds.forget(opened.id)
@@ -419,7 +419,7 @@ class Job:
         for opened in self.rounds.values():
             back = opened.ledger.retry_dead_letters(numbers or None)
             if back:
-                self.course.reopen(opened.id)
+                self.schedule.reopen(opened.id)
                 self._came_back(opened)
             count += len(back)
         return count
@@ -448,7 +448,7 @@ class Job:
         of the restore with :meth:`note_rows`. A job that had ended goes on, unless the progress
         says that it had ended then, too.
         """
-        course = Course.of(self.spec, "" if progress is None else progress.course)
+        schedule = Schedule.of(self.spec, "" if progress is None else progress.schedule)
         kept = {} if progress is None else progress.rounds
         self.figures = Counter({} if progress is None else progress.figures)
         if progress is not None:
@@ -457,18 +457,18 @@ class Job:
                 self.journal.stage_text(self.keys.damaged(data, number), text)
         self.figures["bad_records"] = self.damaged.total
         inexact = "" if progress is None else progress.inexact
-        begun = course.passes_begun(0 if progress is None else progress.passes_begun)
-        self.rounds.erase_all(range(course.passes_over + 1, self.state.passes_begun + 1))
+        begun = schedule.passes_begun(0 if progress is None else progress.passes_begun)
+        self.rounds.erase_all(range(schedule.passes_over + 1, self.state.passes_begun + 1))
         starts = self.state.starts + 1
         self.state = replace(self.state, starts=starts, inexact=inexact, passes_begun=begun)
-        self.course = course
+        self.schedule = schedule
         for round_id, one in kept.items():
-            self._open(round_id, *reconcile(course, round_id, one.done_bits(), one.dead_letters))
+            self._open(round_id, *reconcile(schedule, round_id, one.done_bits(), one.dead_letters))
         self.rounds.stage_all()
         self._count_all_steps()
         # Before any attempt of this start is recorded: no master gives their numbers again.
         self.stage_state()
-        if course.outcome is None and self.is_over:
+        if schedule.outcome is None and self.is_over:
             self.state = replace(self.state, state="running", reason="")
             self.workers.begin_anew(worker_policy(self.spec))
         for known in self.known:
@@ -495,9 +495,9 @@ class Job:
     def _state_text(self) -> str:
         return replace(
             self.state,
-            course=self.course.to_json(),
+            schedule=self.schedule.to_json(),
             workers=self.workers.to_json(),
-            figures={**self.figures, "steps": self.course.steps},
+            figures={**self.figures, "steps": self.schedule.steps},
         ).to_json()
 
     def _open(
@@ -510,7 +510,7 @@ class Job:
             round_id,
             first_attempt=self.state.starts * ATTEMPTS_PER_MASTER,
             task_lease_ttl_ms=self.task_lease_ttl_ms,
-            steps=self.course.steps,
+            steps=self.schedule.steps,
             done=done,
             dead_letters=dead_letters,
         )
@@ -527,14 +527,14 @@ class Job:
             self.notify()
         return opened if opened.ledger.is_over else None
 
-    def _end_with_course(self) -> None:
+    def _end_with_schedule(self) -> None:
         if self.ends_itself:
             self.finish()
 
     def _count_steps(self, opened: OpenRound) -> None:
-        before = self.course.open_rounds
-        self.course.count_steps(opened.id, opened.ledger.batches)
-        if self.course.open_rounds != before:
+        before = self.schedule.open_rounds
+        self.schedule.count_steps(opened.id, opened.ledger.batches)
+        if self.schedule.open_rounds != before:
             self.stage_state()
             self.notify()
 

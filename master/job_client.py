@@ -16,11 +16,11 @@ from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, Master
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
-from backstay.course.course import Course
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.recorded_dead_letters import recorded_dead_letters
 from backstay.master.status import recorded_status
+from backstay.schedule.schedule import Schedule
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 
@@ -136,7 +136,7 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
     record = JobSpecRecord.from_json(spec_text)
     state = JobStateRecord.from_json(state_text) if state_text is not None else None
     spec = JobSpec.from_json(record.spec)
-    course = Course.of(spec, state.course) if state is not None and state.course else None
+    schedule = Schedule.of(spec, state.schedule) if state is not None and state.schedule else None
     return JobEntry(
         job=job,
         uid=record.uid,
@@ -145,20 +145,20 @@ def _entry(directory: Directory, job: str) -> JobEntry | None:
         spec_json=record.spec,
         created_ms=record.created_ms,
         master_address=MasterRecord.from_json(master_text).address if master_text else "",
-        progress=_progress(spec, course),
-        is_finished=course is not None
-        and course.outcome in ("finished", "finished_with_dead_letters"),
+        progress=_progress(spec, schedule),
+        is_finished=schedule is not None
+        and schedule.outcome in ("finished", "finished_with_dead_letters"),
     )
 
 
-def _progress(spec: JobSpec, course: Course | None) -> str:
-    if course is None:
+def _progress(spec: JobSpec, schedule: Schedule | None) -> str:
+    if schedule is None:
         return "not begun"
-    if course.open_rounds:
-        first = course.open_rounds[0]
+    if schedule.open_rounds:
+        first = schedule.open_rounds[0]
         of = f" of {spec.epochs}" if first.kind.value == "training" else ""
         return f"{first.kind.value.replace('_', ' ')} {first.number}{of}"
-    return f"{course.passes_over} passes, {course.steps} steps"
+    return f"{schedule.passes_over} passes, {schedule.steps} steps"
 
 
 def _patient(config: ClientConfig | None) -> ClientConfig:

@@ -1,7 +1,7 @@
 """The rounds of a job that its master keeps in memory, and what the journal has of them.
 
-They are brought in line with the course: opened, cut short, and forgotten when nothing of them is
-left to do. Decides nothing about the job's course. Does no I/O of its own.
+They are brought in line with the schedule: opened, cut short, and forgotten when nothing of them is
+left to do. Decides nothing about the job's schedule. Does no I/O of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backstay.consensus.keys import JobKeys
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.values import DeadLetter
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.task_table import TaskTable, round_table
 
 __all__ = ["JobRounds"]
 
@@ -144,7 +144,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             self.stage(opened)
         return streams
 
-    # The course.
+    # The schedule.
 
     def cut_others(self, wanted: Sequence[RoundId], reason: str) -> None:
         """End all rounds but those that are wanted, whatever is left of them to do."""

@@ -6,10 +6,10 @@ Values only.
 
 from __future__ import annotations
 
-from backstay.course.rounds import RoundKind
 from backstay.master.core.values import LeasedTask
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import Given, OpenRound
+from backstay.schedule.rounds import RoundKind
 
 __all__ = ["is_led", "led_by_other"]
 

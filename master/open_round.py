@@ -1,6 +1,6 @@
 """A round under way: its tasks, its ledger, and what an evaluation brought so far.
 
-Puts the values of ``backstay.course``, of ``master.core`` and the job's settings together. Does
+Puts the values of ``backstay.schedule``, of ``master.core`` and the job's settings together. Does
 no I/O.
 """
 
@@ -12,16 +12,16 @@ from functools import partial
 from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
-from backstay.course.evaluation import RoundOutputs
-from backstay.course.orders import record_order_seed, task_order_seed
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.task_table import TaskTable, round_table
 from backstay.job_spec import JobSpec
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.values import DeadLetter, LeasedTask, LedgerLimits
 from backstay.master.core.worker_set import WorkerPolicy
 from backstay.master.journal import Journal
+from backstay.schedule.evaluation import RoundOutputs
+from backstay.schedule.orders import record_order_seed, task_order_seed
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.task_table import TaskTable, round_table
 from backstay.trainer.metrics import METRICS
 
 __all__ = [

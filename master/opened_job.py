@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
-from backstay.course.course import Course
-from backstay.course.damaged import DamagedRecords
-from backstay.course.rounds import RoundId
-from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.open_round import OpenRound
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.rounds import RoundId
+from backstay.schedule.schedule import Schedule
+from backstay.schedule.task_table import TaskTable
 
 __all__ = ["OpenedJob"]
 
@@ -28,7 +28,7 @@ class OpenedJob(NamedTuple):
         identity: Its spec record.
         state: Where it stands.
         tables: The tasks of training, validation and prediction data.
-        course: Which rounds are open, and which come next.
+        schedule: Which rounds are open, and which come next.
         workers: How many worker processes there are to be, and which.
         rounds: Those that the journal knows.
         damaged: Damaged records of the data, as far as known.
@@ -38,7 +38,7 @@ class OpenedJob(NamedTuple):
     identity: JobSpecRecord
     state: JobStateRecord
     tables: Mapping[str, TaskTable]
-    course: Course
+    schedule: Schedule
     workers: WorkerSet
     rounds: Mapping[RoundId, OpenRound]
     damaged: DamagedRecords

@@ -1,8 +1,8 @@
 """Opening a job: making it, or reading its records so that it goes on where it was.
 
-Called by a process that holds the office, so nobody else writes. What is written goes through the
-journal and is durable before the next step needs it; a master that dies in between leaves what the
-next one does again. Imports ``backstay.consensus``, ``backstay.course`` and ``master.core``.
+Called by a process that holds the leadership, so nobody else writes. What is written goes through
+the journal and is durable before the next step needs it; a master that dies in between leaves what
+the next one does again. Imports ``backstay.consensus``, ``backstay.schedule`` and ``master.core``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from dataclasses import replace
 from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
-from backstay.course.course import Course
-from backstay.course.damaged import DamagedRecords
-from backstay.course.rounds import RoundId, RoundKind, data_of
-from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.core.ledger import NOBODY
@@ -32,6 +28,10 @@ from backstay.master.open_round import OpenRound, open_round, worker_policy
 from backstay.master.opened_job import OpenedJob
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import KeptJob
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
+from backstay.schedule.schedule import Schedule
+from backstay.schedule.task_table import TaskTable, round_table
 
 __all__ = ["open_job"]
 
@@ -121,18 +121,18 @@ async def open_job(
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
     state = await _state(found, keys, rows, kept)
-    course, workers = Course.of(spec, state.course), _workers(spec, state)
-    rounds = _rounds(found, keys, journal, spec, tables, course, state, clock())
-    is_over = state.state == "done" and course.outcome is not None
+    schedule, workers = Schedule.of(spec, state.schedule), _workers(spec, state)
+    rounds = _rounds(found, keys, journal, spec, tables, schedule, state, clock())
+    is_over = state.state == "done" and schedule.outcome is not None
     state = replace(state, starts=state.starts + 1)
     if not is_over:
         state = replace(state, state="running", reason="")
-        _retry_dead_letters(course, rounds, journal, keys)
+        _retry_dead_letters(schedule, rounds, journal, keys)
     journal.stage_text(keys.name, JobNameRecord(identity.uid).to_json())
     journal.stage_text(keys.spec, identity.to_json())
     damaged = DamagedRecords()
     damaged.learn(found.below(keys.all_damaged))
-    return OpenedJob(spec, identity, state, tables, course, workers, rounds, damaged)
+    return OpenedJob(spec, identity, state, tables, schedule, workers, rounds, damaged)
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
@@ -205,20 +205,20 @@ def _rounds(
     journal: Journal,
     spec: JobSpec,
     tables: Mapping[str, TaskTable],
-    course: Course,
+    schedule: Schedule,
     state: JobStateRecord,
     now_s: float,
 ) -> dict[RoundId, OpenRound]:
     """Return the rounds that there are records of, with the leases of their workers."""
     rounds: dict[RoundId, OpenRound] = {}
-    for round_id in sorted(found.rounds() | set(course.dead_letters), key=str):
+    for round_id in sorted(found.rounds() | set(schedule.dead_letters), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
         name = str(round_id)
         size = len(round_table(tables, round_id))
         chunks = found.below(f"{keys.all_done}{name}/")
         recorded = found.below(f"{keys.all_dead_letters}{name}/")
-        if is_over(course, round_id) and round_id not in course.dead_letters:
+        if is_over(schedule, round_id) and round_id not in schedule.dead_letters:
             # A master died before it had erased them. A worker's record may have streams to close.
             for prefix in (keys.all_done, keys.all_dead_letters):
                 for key in found.below(f"{prefix}{name}/"):
@@ -229,7 +229,7 @@ def _rounds(
         if any(number * CHUNK_TASKS >= size for number in chunk_texts):
             raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
         done, dead_letters = reconcile(
-            course,
+            schedule,
             round_id,
             TaskBits.from_chunks(size, chunk_texts),
             [DeadLetter.from_json(text) for text in recorded.values()],
@@ -243,7 +243,7 @@ def _rounds(
             first_attempt=(state.starts + 1) * ATTEMPTS_PER_MASTER,
             # A worker counts on the time that it was told by an earlier master.
             task_lease_ttl_ms=max(spec.task_lease_ttl_ms, state.task_lease_ttl_ms),
-            steps=course.steps,
+            steps=schedule.steps,
             done=done,
             dead_letters=dead_letters,
         )
@@ -255,13 +255,13 @@ def _rounds(
 
 
 def _retry_dead_letters(
-    course: Course, rounds: Mapping[RoundId, OpenRound], journal: Journal, keys: JobKeys
+    schedule: Schedule, rounds: Mapping[RoundId, OpenRound], journal: Journal, keys: JobKeys
 ) -> None:
     """Give the dead-lettered tasks of a job that ended with them their tries again: it goes on."""
-    if course.outcome != "finished_with_dead_letters":
+    if schedule.outcome != "finished_with_dead_letters":
         return
     for round_id, opened in rounds.items():
-        if opened.ledger.dead_letters and course.reopen(round_id):
+        if opened.ledger.dead_letters and schedule.reopen(round_id):
             back = opened.ledger.retry_dead_letters()
             log.info("%s: %d dead-lettered tasks are tried again", round_id, len(back))
             opened.stage(journal, keys)

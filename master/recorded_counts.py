@@ -14,14 +14,14 @@ import numpy as np
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.keys import JobKeys
-from backstay.course.course import Course
-from backstay.course.damaged import DamagedRecords
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.task_table import TaskTable
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
 from backstay.master.core.task_bits import TaskBits
 from backstay.master.rows_change import RowsIdentity
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.schedule import Schedule
+from backstay.schedule.task_table import TaskTable
 from backstay.trainer.worker.audit import TaskCount
 
 __all__ = ["RecordedCounts", "recorded_counts"]
@@ -64,11 +64,11 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
     if not spec.audit or spec.training is None:
         raise JobRefused(f"job {keys.job!r} has counted no records: it needs `audit: true`")
     table = TaskTable.from_chunks(_below(records, f"{keys.all_shards}training/").values())
-    course = Course.of(spec, state.course)
+    schedule = Schedule.of(spec, state.schedule)
     damaged = DamagedRecords()
     damaged.learn(_below(records, keys.all_damaged))
-    in_part = _passes_in_part(course, state.passes_begun)
-    whole = sum(1 for number in range(1, course.passes_over + 1) if number not in in_part)
+    in_part = _passes_in_part(schedule, state.passes_begun)
+    whole = sum(1 for number in range(1, schedule.passes_over + 1) if number not in in_part)
     least = np.full(len(table), whole, np.int64)
     for number in in_part:
         chunks = _below(records, f"{keys.all_done}{RoundId(RoundKind.TRAINING, number)}/")
@@ -85,18 +85,18 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
     )
     return RecordedCounts(
         stream_job_of(identity.uid),
-        course.passes_over,
+        schedule.passes_over,
         tasks,
         state.inexact,
         RowsIdentity(state.restore_version, state.generation),
     )
 
 
-def _passes_in_part(course: Course, begun: int) -> set[int]:
+def _passes_in_part(schedule: Schedule, begun: int) -> set[int]:
     """Return the passes of which not every task is done."""
-    rounds = {*course.dead_letters, *course.open_rounds}
+    rounds = {*schedule.dead_letters, *schedule.open_rounds}
     passes = {one.number for one in rounds if one.kind is RoundKind.TRAINING}
-    if begun > course.passes_over:
+    if begun > schedule.passes_over:
         passes.add(begun)
     return {number for number in passes if number <= begun}
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.keys import JobKeys
-from backstay.course.rounds import RoundId, data_of
-from backstay.course.task_table import TaskTable
 from backstay.master.core.values import DeadLetter
 from backstay.master.status import dead_letter_message
+from backstay.schedule.rounds import RoundId, data_of
+from backstay.schedule.task_table import TaskTable
 
 __all__ = ["recorded_dead_letters"]
 

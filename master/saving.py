@@ -17,8 +17,6 @@ from typing import NamedTuple
 from backstay.checkpoint.remote import RestoreState
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.json_fields import fields_of
-from backstay.course.rounds import RoundId
-from backstay.course.task_table import TaskTable, round_table
 from backstay.errors import (
     BackstayError,
     CheckpointNotFound,
@@ -30,6 +28,8 @@ from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.values import DeadLetter
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.schedule.rounds import RoundId
+from backstay.schedule.task_table import TaskTable, round_table
 from backstay.tasks import end_tasks
 from backstay.trainer.checkpoints import Checkpoints
 
@@ -79,7 +79,7 @@ class Saving:
     def __init__(
         self, job: Job, name: str, checkpoints: Checkpoints, *, servers_end: bool = False
     ) -> None:
-        """Prepare; from now on the job does not end with its course, but in ``end_course``.
+        """Prepare; from now on the job does not end with its schedule, but in ``end_schedule``.
 
         Args:
             job: The job.
@@ -108,8 +108,8 @@ class Saving:
                 continue
             await self._save()
 
-    async def end_course(self) -> None:
-        """End the job when its course is at its end and what it has made is safe; returns then.
+    async def end_schedule(self) -> None:
+        """End the job when its schedule is at its end and what it has made is safe; returns then.
 
         Its rows are looked at once more before: what was lost in its last second is not done. One
         whose last checkpoint cannot be written waits, and is ``unsaved`` in the end.
@@ -254,7 +254,7 @@ class Saving:
         job = self._job
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         log.error("records may count never or twice from now on: %s", why)
-        job.note_inexact(f"since {now}, pass {job.course.passes_over + 1}: {why}")
+        job.note_inexact(f"since {now}, pass {job.schedule.passes_over + 1}: {why}")
 
     async def _save(self) -> str:
         """Save once; returns why not, empty if it is written, or if the cluster keeps none."""
@@ -263,11 +263,11 @@ class Saving:
 
     async def _save_once(self) -> str:
         job = self._job
-        steps = job.course.steps
+        steps = job.schedule.steps
         tags: dict[str, str | int | float] = {
             "job": self._name,
             "steps": steps,
-            "passes": job.course.passes_over,
+            "passes": job.schedule.passes_over,
         }
         try:
             now = await asyncio.to_thread(self._checkpoints.restore_state)
@@ -389,7 +389,7 @@ class KeptJob(NamedTuple):
         state = self.state
         return JobProgress(
             self.identity.uid,
-            state.course,
+            state.schedule,
             rounds,
             state.figures,
             state.inexact,

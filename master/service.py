@@ -16,8 +16,6 @@ from grpc import aio
 
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.job_records import MasterRecord
-from backstay.course.evaluation import TaskOutputs
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
 from backstay.master.core.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
 from backstay.master.job import Job
@@ -31,6 +29,8 @@ from backstay.master.status import (
     job_status,
     newest_evaluation,
 )
+from backstay.schedule.evaluation import TaskOutputs
+from backstay.schedule.rounds import RoundId, RoundKind
 
 __all__ = ["JobService"]
 
@@ -156,7 +156,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             stop=job.is_over,
             stop_reason=job.state.reason or job.state.state if job.is_over else "",
             task_lease_ttl_ms=job.task_lease_ttl_ms,
-            job_steps=job.course.steps,
+            job_steps=job.schedule.steps,
             training=job.stalls.clocks(),
             led=None
             if led is None

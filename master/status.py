@@ -11,11 +11,11 @@ from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.task_table import TaskTable
 from backstay.job_spec import JobSpec
 from backstay.master.core.values import DeadLetter
 from backstay.master.job import Job
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.task_table import TaskTable
 
 __all__ = [
     "KIND_OF_MESSAGE",
@@ -54,7 +54,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         else job.state.reason,
         passes=job.spec.epochs if job.spec.training is not None else 0,
         examples=job.figures["examples"],
-        steps=job.course.steps,
+        steps=job.schedule.steps,
         workers_desired=job.workers.desired,
         workers_min=job.spec.workers.min,
         workers_max=job.spec.workers.max,
@@ -108,12 +108,12 @@ def complete_with_spec(status: job_pb2.JobStatus, spec: JobSpec) -> None:
 
 def _recorded_dead_letter_count(record: JobStateRecord) -> int:
     """Return how many tasks are dead-lettered in the rounds that are over."""
-    return sum(json.loads(record.course)["dead_letters"].values()) if record.course else 0
+    return sum(json.loads(record.schedule)["dead_letters"].values()) if record.schedule else 0
 
 
 def newest_evaluation(job: Job) -> job_pb2.EvaluationResult | None:
     """Return the last evaluation that is over; one that a restore has undone does not count."""
-    number = job.course.evaluated
+    number = job.schedule.evaluated
     results = (one for one in reversed(job.state.evaluations) if one["round"] == number)
     return next((_evaluation_message(one) for one in results), None)
 
@@ -163,7 +163,7 @@ def dead_letter_message(
 
 def _add_round(status: job_pb2.JobStatus, job: Job) -> None:
     """Tell of the round that is shown: training goes before an evaluation beside it."""
-    open_rounds = job.course.open_rounds
+    open_rounds = job.schedule.open_rounds
     shown: RoundId | None = next(
         (one for one in open_rounds if one.kind is RoundKind.TRAINING),
         open_rounds[0] if open_rounds else None,

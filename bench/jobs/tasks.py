@@ -23,9 +23,9 @@ import zlib
 from collections.abc import Iterable
 from typing import Protocol
 
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.core.ledger import TaskLedger
 from backstay.master.core.values import Changes, Grant, LeasedTask, LedgerLimits
+from backstay.schedule.rounds import RoundId, RoundKind
 from bench.jobs.local import print_result
 
 LEASE_TTL_S = 2.0

@@ -12,7 +12,7 @@ end, and keeps what is needed to find tasks and leases quickly. Its invariants:
 
 Time is seconds on one monotonic clock of the caller's and never goes back. A call costs O(log n)
 or less, averaged over all calls, whatever the number of tasks and workers. Imports ``master.core``,
-``backstay.course`` and ``backstay.errors``; does no I/O and is not thread-safe.
+``backstay.schedule`` and ``backstay.errors``; does no I/O and is not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Literal
 
-from backstay.course.orders import task_order
-from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
 from backstay.master.core.lease_queue import LeaseQueue, Median
 from backstay.master.core.task import Event, Lease, State, Task
@@ -39,6 +37,8 @@ from backstay.master.core.values import (
     LedgerLimits,
     WorkerRecord,
 )
+from backstay.schedule.orders import task_order
+from backstay.schedule.rounds import RoundId
 
 __all__ = ["NOBODY", "TaskLedger"]
 

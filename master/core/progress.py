@@ -1,4 +1,4 @@
-"""A job's progress as a checkpoint keeps it: the course, and the tasks done of its open rounds.
+"""A job's progress as a checkpoint keeps it: the schedule, and the tasks done of its open rounds.
 
 It is taken before the checkpoint begins. What is done by then is in the model that is saved; what
 is done while it is written is in some slots, and is done again after a restore: slots skip what
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backstay.consensus.json_fields import dump, fields_of, parse_fields, strings_of
-from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest
 from backstay.master.core.task_bits import TaskBits
 from backstay.master.core.values import DeadLetter
+from backstay.schedule.rounds import RoundId
 
 __all__ = ["JobProgress", "RoundProgress"]
 
@@ -46,7 +46,7 @@ class JobProgress:
 
     Attributes:
         job_uid: Which job.
-        course: ``Course.to_json()``.
+        schedule: ``Schedule.to_json()``.
         rounds: Those that are open or have dead-lettered tasks. Evaluations are left out: they are
             begun again.
         figures: Sums over the job's life, such as of examples.
@@ -56,7 +56,7 @@ class JobProgress:
     """
 
     job_uid: str
-    course: str
+    schedule: str
     rounds: Mapping[RoundId, RoundProgress]
     figures: Mapping[str, int] = field(default_factory=dict)
     inexact: str = ""
@@ -68,7 +68,7 @@ class JobProgress:
         return dump(
             {
                 "job_uid": self.job_uid,
-                "course": self.course,
+                "schedule": self.schedule,
                 "figures": dict(self.figures),
                 "inexact": self.inexact,
                 "damaged": dict(self.damaged),
@@ -98,7 +98,7 @@ class JobProgress:
             text,
             {
                 "job_uid": str,
-                "course": str,
+                "schedule": str,
                 "figures": dict,
                 "inexact": str,
                 "damaged": dict,
@@ -129,7 +129,7 @@ class JobProgress:
         strings_of(what, "damaged", list(damaged.values()))
         return cls(
             fields["job_uid"],
-            fields["course"],
+            fields["schedule"],
             rounds,
             figures,
             fields["inexact"],

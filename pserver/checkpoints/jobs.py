@@ -15,8 +15,8 @@ from typing import Any
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
-from backstay.course.course import is_cut_short
 from backstay.errors import CheckpointRefused
+from backstay.schedule.schedule import is_cut_short
 
 __all__ = [
     "JOBS_PROGRESS",
@@ -131,13 +131,13 @@ def jobs_cut_short(kept: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _was_cut(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> bool:
-    if is_cut_short(JobStateRecord.from_json(before["state"]).course):
+    if is_cut_short(JobStateRecord.from_json(before["state"]).schedule):
         return False
     uids = [JobSpecRecord.from_json(one["spec"]).uid for one in (before, after) if one]
     if after is None or uids[0] != uids[1]:
         # It was cut short before it was removed or begun anew, for all that anybody knows.
         return True
-    return is_cut_short(JobStateRecord.from_json(after["state"]).course)
+    return is_cut_short(JobStateRecord.from_json(after["state"]).schedule)
 
 
 def with_cut_short(kept: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

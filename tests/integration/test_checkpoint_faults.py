@@ -29,12 +29,12 @@ from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStat
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.remote_store import RemoteStore
 from backstay.consensus.store import Put, Txn
-from backstay.course.course import Course, CoursePlan, is_cut_short
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import BackstayError, CheckpointUnavailable
 from backstay.master.saving import PROGRESS, kept_job
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.schedule import Schedule, SchedulePlan, is_cut_short
 from backstay.trainer import Client
 from tests.integration.checkpoint_load import (
     KEYS,
@@ -365,7 +365,7 @@ def test_a_checkpoint_is_written_anew_when_a_pass_is_cut_short_meanwhile(tmp_pat
         manifest = CheckpointStorage(tmp_path).read_manifest(saved.id)
         kept = kept_job(manifest.progress[PROGRESS], keys.job)
         assert kept is not None
-        assert is_cut_short(kept.state.course)
+        assert is_cut_short(kept.state.schedule)
         assert kept.state.inexact == ""
         assert ended_ids(tmp_path) == [saved.id]
         check_all(tmp_path)
@@ -374,12 +374,12 @@ def test_a_checkpoint_is_written_anew_when_a_pass_is_cut_short_meanwhile(tmp_pat
 
 def write_job(endpoint: str, keys: JobKeys, *, steps: int) -> None:
     """Write the records of a job that ends its training after 8 steps."""
-    course = Course(CoursePlan(passes=2, max_steps=8))
-    course.count_steps(RoundId(RoundKind.TRAINING, 1), steps)
+    schedule = Schedule(SchedulePlan(passes=2, max_steps=8))
+    schedule.count_steps(RoundId(RoundKind.TRAINING, 1), steps)
     records = {
         keys.name: JobNameRecord("ab12").to_json(),
         keys.spec: JobSpecRecord("ab12", 1, "{}").to_json(),
-        keys.state: JobStateRecord("running", course=course.to_json()).to_json(),
+        keys.state: JobStateRecord("running", schedule=schedule.to_json()).to_json(),
     }
 
     async def write() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backstay.course.orders import task_order, task_order_seed
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, NonFiniteLoss, TooManyBadRecords
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
+from backstay.schedule.orders import task_order, task_order_seed
+from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.model.model_definition import load
 from backstay.trainer.worker.local_run import LocalProgress, LocalRun

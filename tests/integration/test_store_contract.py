@@ -314,7 +314,7 @@ def test_one_is_elected_and_an_ousted_one_can_do_nothing(run: RunScenario) -> No
         one, two = open_client(), open_client()
         first, second = await one.lease_grant(60_000), await two.lease_grant(60_000)
         token = await Election(one, "controller").campaign("one", first.id)
-        # As after an answer that got lost: the same lease asks again and gets the same office.
+        # As after an answer that got lost: the same lease asks again and gets the same leadership.
         assert await Election(one, "controller").campaign("one", first.id) == token
         waiting = asyncio.ensure_future(Election(two, "controller").campaign("two", second.id))
         write = Txn((token.still_mine(),), (Put("routing", "by one"),))

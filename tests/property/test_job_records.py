@@ -29,10 +29,10 @@ from backstay.consensus.job_records import (
     JournalRecord,
     MasterRecord,
 )
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.task_bits import TaskBits
 from backstay.master.core.values import DeadLetter, Failure, LeasedTask, WorkerRecord
+from backstay.schedule.rounds import RoundId, RoundKind
 
 TEXTS = st.text(max_size=12)
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -71,7 +71,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
     JournalRecord: {"instance": NUMBERS, "number": NUMBERS},
     JobStateRecord: {
         "state": st.sampled_from(RUN_STATES),
-        **dict.fromkeys(("reason", "course", "workers", "inexact"), TEXTS),
+        **dict.fromkeys(("reason", "schedule", "workers", "inexact"), TEXTS),
         **dict.fromkeys(("checkpoint", "checkpoint_url"), TEXTS),
         **dict.fromkeys(("starts", "restore_version", "generation"), NUMBERS),
         **dict.fromkeys(("passes_begun", "task_lease_ttl_ms"), NUMBERS),
@@ -100,7 +100,7 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
     },
     JobProgress: {
         "job_uid": TEXTS,
-        "course": TEXTS,
+        "schedule": TEXTS,
         "rounds": st.dictionaries(ROUND_IDS, ROUND_PROGRESS, max_size=3),
         "figures": FIGURES,
         "inexact": TEXTS,

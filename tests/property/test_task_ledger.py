@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task import State
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
@@ -34,6 +33,7 @@ from backstay.master.core.values import (
     LedgerLimits,
     WorkerRecord,
 )
+from backstay.schedule.rounds import RoundId, RoundKind
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
 LIMITS = LedgerLimits(

@@ -1,7 +1,7 @@
-"""The real controller's decisions on whichever process holds the office, with the shell modelled.
+"""The real controller's decisions on whichever process leads, with the shell modelled.
 
 Between reading the records and writing a decision there is time for everything to change; the
-write holds only if the office and the records that were relied on are as they were read.
+write holds only if the leadership and the records that were relied on are as they were read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Candidate"]
 
 # What is for many slots only, in clusters of few.
 FEW_SLOTS = StepSizes(early_handovers_min=1, spared_max=2)
-OFFICE = "controller"
+LEADERSHIP = "controller"
 ROUTING = "routing"
 STATUS = "pserver_cluster_status"
 
@@ -60,7 +60,7 @@ class _Read:
         reports = state.range("reports/").items
         routing = state.get(ROUTING)
         status = state.get(STATUS)
-        office = state.get(OFFICE)
+        leadership = state.get(LEADERSHIP)
         self.members = {member.node_id: member for member in members}
         self.reports = {
             report.instance: report
@@ -76,7 +76,7 @@ class _Read:
         self.plan = ResizePlan.from_json(plan.value) if plan else None
         self.plan_revision = plan.mod_revision if plan else 0
         self.status = status.value if status else ""
-        self.office = office
+        self.leadership = leadership
         restore, newest = state.get(RESTORE), state.get(NEWEST)
         self.restore = RestorePlan.from_json(restore.value) if restore else None
         self.restore_revision = restore.mod_revision if restore else 0
@@ -86,7 +86,7 @@ class _Read:
 
 
 class Candidate:
-    """One process's candidacy and office."""
+    """One process's candidacy and leadership."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -102,15 +102,15 @@ class Candidate:
         self.look()
 
     def lease_lost(self) -> None:
-        """Lose the office, at the store at least."""
+        """Lose the leadership, at the store at least."""
         self._token = 0
 
     def look(self) -> None:
         """Read the records and do what follows; one such step at a time."""
         if not self._agent.lease:
             return
-        office = self._agent.store.state.get(OFFICE)
-        if office is not None and office.lease != self._agent.lease:
+        leadership = self._agent.store.state.get(LEADERSHIP)
+        if leadership is not None and leadership.lease != self._agent.lease:
             return  # Another one rules; that it does no more will be heard of.
         if self._busy:
             self._again = True
@@ -135,9 +135,9 @@ class Candidate:
         self._agent.store.request(self._process, self._read_all, self._decide)
 
     def _read_all(self, state: StoreState) -> _Read | None:
-        office = state.get(OFFICE)
-        mine = office is not None and office.lease == self._agent.lease
-        return _Read(state) if mine or office is None else None
+        leadership = state.get(LEADERSHIP)
+        mine = leadership is not None and leadership.lease == self._agent.lease
+        return _Read(state) if mine or leadership is None else None
 
     def _decide(self, read: _Read | None, known: bool) -> None:
         if not known:
@@ -147,12 +147,12 @@ class Candidate:
             self._token = 0
             self._done()
             return
-        if read.office is None:
+        if read.leadership is None:
             self._campaign()
             return
-        if read.office.create_revision != self._token:
+        if read.leadership.create_revision != self._token:
             # Its own campaign, whose answer got lost.
-            self._elected(read.office.create_revision)
+            self._elected(read.leadership.create_revision)
         self._act(read)
 
     def _elected(self, token: int) -> None:
@@ -163,7 +163,7 @@ class Candidate:
 
     def _campaign(self) -> None:
         lease = self._agent.lease
-        put = Put(OFFICE, self._process.node_id, lease)
+        put = Put(LEADERSHIP, self._process.node_id, lease)
 
         def elected(result: TxnResult | None, known: bool) -> None:
             if known and result is not None and result.succeeded:
@@ -178,7 +178,7 @@ class Candidate:
         if not lease:
             self._done()
             return
-        self._agent.store.transact(self._process, Txn((absent(OFFICE),), (put,)), elected)
+        self._agent.store.transact(self._process, Txn((absent(LEADERSHIP),), (put,)), elected)
 
     def _act(self, read: _Read) -> None:
         decision = self._decision(read)
@@ -186,7 +186,7 @@ class Candidate:
             self._done()
             return
         operations: list[Operation] = []
-        conditions: list[Compare] = [create_revision_is(OFFICE, self._token)]
+        conditions: list[Compare] = [create_revision_is(LEADERSHIP, self._token)]
         if decision.routing is not None:
             operations.append(Put(ROUTING, decision.routing.to_json()))
             conditions.append(mod_revision_is(ROUTING, read.routing_revision))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Faults", "depose"]
 
 BEGIN = 150 * MS
-OFFICE = "controller"
+LEADERSHIP = "controller"
 
 
 class Faults:
@@ -57,7 +57,7 @@ class Faults:
 
     def _someone(self) -> Pserver | None:
         alive = [one for one in self._cluster.processes.values() if one.is_alive]
-        controller = self._cluster.store.state.get(OFFICE)
+        controller = self._cluster.store.state.get(LEADERSHIP)
         if controller is not None and self._queue.random.random() < 0.3:
             ruling = [one for one in alive if one.node_id == controller.value]
             alive = ruling or alive
@@ -174,17 +174,17 @@ class Faults:
 
 
 def depose(cluster: Cluster) -> None:
-    """Take the office from the controller, wherever it is and whatever it hears.
+    """Take the leadership from the controller, wherever it is and whatever it hears.
 
     Its lease is revoked, too, where slots have more copies than one: what their backups promise
     keeps I3. With one copy the lease alone does, and nothing revokes that of a process that lives.
     """
     store = cluster.store
-    office = store.state.get(OFFICE)
-    if office is None or not store.is_up:
+    leadership = store.state.get(LEADERSHIP)
+    if leadership is None or not store.is_up:
         return
     if cluster.options.replicas == 1:
-        store.state.transact(Txn((), (Delete(OFFICE),)))
+        store.state.transact(Txn((), (Delete(LEADERSHIP),)))
     else:
-        store.state.revoke(office.lease)
+        store.state.revoke(leadership.lease)
     store.changed()

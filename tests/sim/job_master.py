@@ -2,7 +2,7 @@
 
 ``master.job.Job`` decides, ``master.opening`` reads the records, ``master.journal`` groups what
 is written; here calls come late or twice, transactions are lost or of unknown outcome, masters die
-between any two of them, stand still, and wake up when another one has their office.
+between any two of them, stand still, and wake up when another one has their leadership.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class SimMaster:
         for what in inbox:
             self.handle(what)
 
-    # Taking the office
+    # Taking the leadership
 
     def _elect(self) -> None:
         record = MasterRecord(self.place, self.instance, "", 0)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import WorkerReplaced
 from backstay.master.core.values import ATTEMPTS_PER_MASTER, LeasedTask
 from backstay.master.job import Job
 from backstay.master.open_round import Given
 from backstay.master.rows_change import RowsIdentity
+from backstay.schedule.rounds import RoundId, RoundKind
 from tests.sim.events import MS, Clock, Micros
 from tests.sim.job_master import LEASE_TTL_MS, NOT_MASTER, SimMaster
 from tests.sim.jobs import BATCHES, TABLES, JobBook

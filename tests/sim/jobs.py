@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.store import Put, Txn
-from backstay.course.course import Course, is_cut_short
-from backstay.course.task_table import TaskTable
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.core.task_bits import TaskBits
 from backstay.master.job import Job
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, jobs_cut_short
+from backstay.schedule.schedule import Schedule, is_cut_short
+from backstay.schedule.task_table import TaskTable
 from backstay.trainer.readers import Shard
 from tests.sim.checkpoints import NEWEST, RESTORE, SAVE_EVERY, URL, Checkpoints, SavedSlot
 from tests.sim.events import MS, Micros
@@ -264,8 +264,8 @@ class JobBook:
 
     def is_cut(self, number: int, task: int) -> bool:
         """Whether a task is not done and never will be: its pass was cut short."""
-        record = self._recorded().course
-        if not is_cut_short(record) or number <= Course.of(self.spec, record).passes_over:
+        record = self._recorded().schedule
+        if not is_cut_short(record) or number <= Schedule.of(self.spec, record).passes_over:
             return False
         found = self.cluster.store.state.get(KEYS.done(f"training-{number}", 0))
         chunks = {} if found is None else {0: found.value}

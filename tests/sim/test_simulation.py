@@ -193,8 +193,8 @@ def _victim(cluster: Cluster, which: str, routing: RoutingTable) -> str:
     if which == "source":
         return "ps-3"
     if which == "controller":
-        office = cluster.store.state.get("controller")
-        return office.value if office is not None else ""
+        leadership = cluster.store.state.get("controller")
+        return leadership.value if leadership is not None else ""
     for held in routing.sets:
         if which == "target" and held.catching_up:
             return routing.nodes[held.catching_up[0]].node_id
@@ -237,10 +237,10 @@ def test_a_controller_cut_off_and_deposed_keeps_its_only_copies_while_its_lease_
         if cluster.options.replicas != 1:
             continue
         cluster.queue.run_until(1 * S)
-        office = cluster.store.state.get("controller")
-        assert office is not None
-        cluster.network.block(office.value, STORE)
-        cluster.network.block(STORE, office.value)
+        leadership = cluster.store.state.get("controller")
+        assert leadership is not None
+        cluster.network.block(leadership.value, STORE)
+        cluster.network.block(STORE, leadership.value)
         depose(cluster)
         # I3 is looked at all the time, also while others take its slots from a checkpoint.
         cluster.queue.run_until(3 * S)

@@ -16,7 +16,7 @@ from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job
 from backstay.master.journal import CHANGES_MAX, Journal
-from backstay.master.office import Office
+from backstay.master.leadership import Leadership
 from backstay.master.opening import open_job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import KeptJob, kept_job
@@ -57,7 +57,7 @@ class Master:
     ) -> None:
         self._store, self._spec = store, spec
         own = MasterRecord("127.0.0.1:1", instance, "here", 1)
-        self.office = Office(store, KEYS, own, lease_ttl_ms=1000)
+        self.leadership = Leadership(store, KEYS, own, lease_ttl_ms=1000)
         self.journal = Journal(store, KEYS, instance, changes_max=changes_max)
         self.writing: asyncio.Task[None] | None = None
         self.now_s = 100.0
@@ -65,7 +65,7 @@ class Master:
         self.restored: KeptJob | None = None
 
     async def open(self, *, replaces: int = 0, fresh: bool = False) -> Job:
-        await self.journal.open(await self.office.take(replaces))
+        await self.journal.open(await self.leadership.take(replaces))
         self.writing = asyncio.create_task(self.journal.run())
         opened = await open_job(
             self._store,

@@ -10,14 +10,14 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.damaged import PART_TASKS, DamagedRecords
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import InvalidRequest
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.job import Job
 from backstay.master.saving import kept_job
 from backstay.master.service import JobService
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
+from backstay.schedule.damaged import PART_TASKS, DamagedRecords
+from backstay.schedule.rounds import RoundId, RoundKind
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -60,7 +60,7 @@ def test_passes_and_validation_data_do_not_add_up(tmp_path: Path) -> None:
         # One pass over the training data meets as many as are allowed, and so does an evaluation.
         async with master_of(MemoryStore(backend), spec_of(tmp_path, 4), 1) as (_, job):
             await work(job)
-            assert (job.state.state, job.course.passes_over) == ("done", 3)
+            assert (job.state.state, job.schedule.passes_over) == ("done", 3)
             assert job.damaged.of_data("training") == job.damaged.of_data("validation") == 4
             assert job.figures["bad_records"] == 8
 

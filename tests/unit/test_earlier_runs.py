@@ -67,7 +67,7 @@ def test_a_former_master_has_its_time_after_an_outage(monkeypatch: pytest.Monkey
 
     def waits_long(_: float) -> bool:
         nonlocal now_s
-        now_s += earlier_runs.OFFICE_LIMIT_S - 1
+        now_s += earlier_runs.LEADERSHIP_LIMIT_S - 1
         return False
 
     monkeypatch.setattr(earlier_runs, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -86,7 +86,7 @@ def test_servers_of_another_release_are_not_waited_for(monkeypatch: pytest.Monke
 
 
 def test_a_job_that_another_process_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_runs, "OFFICE_LIMIT_S", 0.0)
+    monkeypatch.setattr(earlier_runs, "LEADERSHIP_LIMIT_S", 0.0)
     monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(LED))
     with pytest.raises(JobRefused, match=r"its master is at elsewhere:1.*--name"):
         goes_on(SERVERS, "tiny", never)

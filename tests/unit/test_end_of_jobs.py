@@ -69,7 +69,7 @@ class End:
     def __init__(self, job: Job, rows: Rows, *, servers_end: bool) -> None:
         self.job, self.rows = job, rows
         self.saving = Saving(job, job.spec.name, cast(Checkpoints, rows), servers_end=servers_end)
-        self.task = asyncio.create_task(self.saving.end_course())
+        self.task = asyncio.create_task(self.saving.end_schedule())
 
     async def do_all(self) -> None:
         while not self.job.is_finished:
@@ -125,7 +125,7 @@ def test_a_job_is_done_when_its_last_checkpoint_is_written(tmp_path: Path) -> No
 def test_a_job_that_is_cut_short_is_saved_at_its_end(tmp_path: Path) -> None:
     async def play(end: End) -> None:
         await end.do_all()
-        assert end.job.course.reason.startswith("max_steps")
+        assert end.job.schedule.reason.startswith("max_steps")
         assert await end.ended() == "done"
         assert end.rows.saved == 1
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backstay.course.evaluation import RoundOutputs, TaskOutputs
-from backstay.course.rounds import RoundId
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.master.core.progress import JobProgress, RoundProgress
 from backstay.master.core.values import DeadLetter, Failure
+from backstay.schedule.evaluation import RoundOutputs, TaskOutputs
+from backstay.schedule.rounds import RoundId
 
 
 def outputs(*labels: float, **values: float) -> TaskOutputs:

@@ -10,8 +10,6 @@ import pytest
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.course import Course, CoursePlan
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import (
     ENDED_MAX,
@@ -22,10 +20,12 @@ from backstay.pserver.checkpoints.jobs import (
     with_cut_short,
     with_forgotten,
 )
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.schedule import Schedule, SchedulePlan
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
-STREAM_RS = Path(__file__).parents[2] / "crates" / "backstay-core" / "src" / "stream.rs"
+STREAM_RS = Path(__file__).parents[2] / "crates" / "backstay-core" / "src" / "stream_memory.rs"
 
 
 def progress(**tasks: int) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def test_all_jobs_share_what_slots_remember() -> None:
     assert "b" not in kept[JOBS_PROGRESS]["jobs"]
 
 
-def course(*, steps: int) -> str:
-    one = Course(CoursePlan(passes=2, max_steps=8))
+def schedule(*, steps: int) -> str:
+    one = Schedule(SchedulePlan(passes=2, max_steps=8))
     one.count_steps(RoundId(RoundKind.TRAINING, 1), steps)
     return one.to_json()
 
@@ -87,7 +87,7 @@ def at(record: str, *, uid: str = "ab12") -> dict[str, Any]:
     one = progress(a=3)
     one[JOBS_PROGRESS]["jobs"]["a"] |= {
         "spec": JobSpecRecord(uid, 1, "{}").to_json(),
-        "state": JobStateRecord("running", course=record).to_json(),
+        "state": JobStateRecord("running", schedule=record).to_json(),
     }
     return one
 
@@ -95,16 +95,16 @@ def at(record: str, *, uid: str = "ab12") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("before", "after", "cut"),
     [
-        (at(course(steps=7)), at(course(steps=8)), ["a"]),
-        (at(""), at(course(steps=8)), ["a"]),
+        (at(schedule(steps=7)), at(schedule(steps=8)), ["a"]),
+        (at(""), at(schedule(steps=8)), ["a"]),
         # It may have been cut short before somebody removed it, or began it anew.
-        (at(course(steps=7)), {}, ["a"]),
-        (at(course(steps=7)), at(course(steps=1), uid="cd34"), ["a"]),
-        (at(course(steps=7)), at(course(steps=7)), []),
+        (at(schedule(steps=7)), {}, ["a"]),
+        (at(schedule(steps=7)), at(schedule(steps=1), uid="cd34"), ["a"]),
+        (at(schedule(steps=7)), at(schedule(steps=7)), []),
         # What is closed then was closed before, or is of tasks that are done.
-        (at(course(steps=8)), at(course(steps=8)), []),
-        (at(course(steps=8)), {}, []),
-        ({}, at(course(steps=8)), []),
+        (at(schedule(steps=8)), at(schedule(steps=8)), []),
+        (at(schedule(steps=8)), {}, []),
+        ({}, at(schedule(steps=8)), []),
     ],
 )
 def test_a_job_that_is_cut_short_while_a_checkpoint_is_written(

@@ -26,7 +26,7 @@ FOLDERS = ("consensus", "master", "pserver", "trainer")
 ROOMS = (
     "src/backstay/_proto/__init__.py",
     "src/backstay/rpc.py",
-    "src/backstay/course/__init__.py",
+    "src/backstay/schedule/__init__.py",
     "master/core/__init__.py",
     "master/job.py",
     *(f"trainer/worker/{module}.py" for module in ("job_calls", "local_run", "master_link")),
@@ -120,7 +120,7 @@ def test_ruff_refuses_clocks_and_randomness_in_consensus_only(
 
 
 def test_ruff_refuses_clocks_wherever_something_is_decided(tmp_path: Path) -> None:
-    folders = ("pserver/controller", "master/core", "src/backstay/course")
+    folders = ("pserver/controller", "master/core", "src/backstay/schedule")
     text = '"""Module."""\n\nimport time\n\nNOW = time.time()\n'
     impure = {f"{folder}/impure.py": text for folder in folders}
     status, output = ruff(plant(tmp_path, CLEAN_PYTHON | impure))
@@ -192,8 +192,8 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("master/core/fault.py", "backstay.master.job", "core.fault -> backstay.master.job"),
         ("master/core/fault.py", "grpc", "core.fault -> grpc"),
         ("master/core/fault.py", "threading", "core.fault -> threading"),
-        ("src/backstay/course/fault.py", "time", "course.fault -> time"),
-        ("src/backstay/course/fault.py", "backstay.master", "course.fault -> backstay.master"),
+        ("src/backstay/schedule/fault.py", "time", "schedule.fault -> time"),
+        ("src/backstay/schedule/fault.py", "backstay.master", "schedule.fault -> backstay.master"),
     ],
 )
 def test_import_linter_holds_the_layers(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.rounds import RoundId
 from backstay.master.core.values import ATTEMPTS_PER_MASTER, LeasedTask, WorkerRecord
+from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import (
     DURABLE_S,
     KEYS,
@@ -31,7 +31,7 @@ def test_going_back_forgets_what_was_done_of_a_pass_that_was_cut_short(tmp_path:
                 await do_one(job, 4)
             job.advance()
             await job.journal.durable(DURABLE_S)
-            assert "max_steps" in job.course.reason
+            assert "max_steps" in job.schedule.reason
             assert RoundId.parse("training-1") not in job.rounds
         assert await store.get(KEYS.done("training-1", 0)) is not None, "an audit asks for it"
         async with master_of(store, spec, 2, replaces=1) as (_, job):
@@ -58,9 +58,9 @@ def test_going_back_tells_which_passes_the_rows_may_have_some_of(
             await job.journal.durable(DURABLE_S)
             progress = await saved_progress(store, job)
             ended = {"training_over": bool(early_stop), "reason": early_stop}
-            course = json.loads(progress.course) | ended
-            job.go_back(replace(progress, course=json.dumps(course), passes_begun=1))
-            assert job.course.passes_over == 1
+            schedule = json.loads(progress.schedule) | ended
+            job.go_back(replace(progress, schedule=json.dumps(schedule), passes_begun=1))
+            assert job.schedule.passes_over == 1
             # While training goes on, the next pass may have begun as the rows were saved.
             assert job.state.passes_begun == begun
 

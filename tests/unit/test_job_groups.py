@@ -1,4 +1,4 @@
-"""A job's master dies between two groups of what it writes: the course is never behind."""
+"""A job's master dies between two groups of what it writes: the schedule is never behind."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
-from backstay.course.rounds import RoundId
 from backstay.errors import StoreUnavailable
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.core.values import Failure
 from backstay.master.job import Job
+from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -187,7 +187,7 @@ def test_dead_lettered_tasks_that_are_put_back_are_tried_again_whenever_the_mast
         async def scenario(backend: MemoryBackend, lifetime: int = lifetime) -> None:
             worker = Worker({("training-1", 2)})
             async with master_of(MemoryStore(backend), spec, 1) as (_, job):
-                while job.course.passes_over == 0:
+                while job.schedule.passes_over == 0:
                     given = job.assign("w1")
                     assert given is not None
                     which = str(given.round.id), given.lease.task

@@ -13,8 +13,6 @@ import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.task_table import TaskTable
 from backstay.errors import (
     ConfigError,
     InvalidRequest,
@@ -28,6 +26,8 @@ from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.task_table import TaskTable
 from tests.unit.job_records_of import (
     KEYS,
     Master,
@@ -143,7 +143,7 @@ def test_a_job_without_deaths_does_each_task_once(tmp_path: Path) -> None:
     assert job.state.state == "done"
     assert worker.told == dict.fromkeys(every_task(), 1)
     assert job.figures["examples"] == PASSES * TASKS * 4
-    assert job.course.steps == PASSES * TASKS * 2
+    assert job.schedule.steps == PASSES * TASKS * 2
     # An assignment and a completion, and a little: each call is one transaction at most.
     assert transactions < 3 * PASSES * TASKS
 
@@ -158,7 +158,7 @@ def test_a_master_that_dies_at_any_transaction_loses_nothing(tmp_path: Path, lif
     # A task whose completion was told is not given out again.
     again = {task for task, count in worker.worked.items() if count > 1}
     assert len(again) <= 1
-    assert job.course.steps == PASSES * TASKS * 2
+    assert job.schedule.steps == PASSES * TASKS * 2
 
 
 def test_masters_that_die_one_after_the_other_get_there_as_well(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_job_with_other_settings_is_refused_by_name_and_begun_anew_on_request(
             await refused.open(replaces=1)
         await refused.kill()
         async with master_of(store, other, 3, replaces=2, fresh=True) as (_, job):
-            assert job.course.passes_over == 0
+            assert job.schedule.passes_over == 0
             assert len(job.tables["training"]) == TASKS / 2
 
     run(scenario)

@@ -33,7 +33,7 @@ RECORDS: list[Record] = [
         "failed",
         "too many damaged records",
         starts=3,
-        course="{}",
+        schedule="{}",
         workers="{}",
         tables=("wide", "deep"),
         data={"training": "0" * 32},

@@ -13,13 +13,13 @@ from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
-from backstay.course.rounds import RoundId
 from backstay.errors import NotJobMaster, StoreUnavailable
 from backstay.master import service as service_module
 from backstay.master.core.values import ATTEMPTS_PER_MASTER
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.service import JobService
+from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 

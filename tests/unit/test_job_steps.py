@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.rounds import RoundId
 from backstay.job_spec import JobSpec
 from backstay.master.core.values import LeasedTask
 from backstay.master.job import Job
 from backstay.master.open_round import Given
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
+from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -54,20 +54,20 @@ def test_what_is_under_way_when_a_master_dies_is_not_counted_again(tmp_path: Pat
             settled(job, "slow", slow, 3)
             # The state is written with these three in it, the lease without them.
             await finish(job, "fast", fast)
-            assert job.course.steps == 3 + BATCHES
+            assert job.schedule.steps == 3 + BATCHES
         for instance in (2, 3):
             async with master_of(store, spec, instance, replaces=instance - 1) as (_, job):
                 settled(job, "slow", slow, 3)
-                assert job.course.steps == 3 + BATCHES
-                assert job.course.open_rounds == (PASS,), "training ended before its most steps"
+                assert job.schedule.steps == 3 + BATCHES
+                assert job.schedule.open_rounds == (PASS,), "training ended before its most steps"
         async with master_of(store, spec, 4, replaces=3) as (_, job):
             settled(job, "slow", slow, 3)
             last = await take(job, "fast")
             settled(job, "fast", last, 1)
-            assert job.course.open_rounds == (PASS,)
+            assert job.schedule.open_rounds == (PASS,)
             settled(job, "fast", last, 2)
-            assert "max_steps: 9" in job.course.reason
-            assert job.course.steps == 9
+            assert "max_steps: 9" in job.schedule.reason
+            assert job.schedule.steps == 9
 
     run(scenario)
 
@@ -80,14 +80,14 @@ def test_batches_that_were_given_back_stay_counted(tmp_path: Path) -> None:
             job.give_back("w1", PASS, lease._replace(settled=3), "it is told to end")
             await job.journal.durable(DURABLE_S)
         async with master_of(store, spec, 2, replaces=1) as (_, job):
-            assert job.course.steps == 3
+            assert job.schedule.steps == 3
             again = await take(job, "w2")
             assert (again.task, again.settled) == (lease.task, 3)
             settled(job, "w2", again, 3)
-            assert job.course.steps == 3
+            assert job.schedule.steps == 3
         async with master_of(store, spec, 3, replaces=2) as (_, job):
             await finish(job, "w2", again)
-            assert job.course.steps == BATCHES
+            assert job.schedule.steps == BATCHES
 
     run(scenario)
 
@@ -106,10 +106,10 @@ def test_a_speculative_attempt_counts_nothing_of_its_own(tmp_path: Path) -> None
             assert (speculative.task, speculative.settled) == (first.task, 5)
             settled(job, "w2", speculative, 7)
             settled(job, "w1", first, 6)
-            assert job.course.steps == 7
+            assert job.schedule.steps == 7
             await finish(job, "w1", first, 40)
             assert job.renew("w2", [(PASS, speculative._replace(settled=9))]) != []
-            assert job.course.steps == 40
+            assert job.schedule.steps == 40
 
     run(scenario)
 
@@ -121,7 +121,7 @@ def test_damaged_records_are_no_steps(tmp_path: Path) -> None:
             await finish(job, "w1", await take(job, "w1"), BATCHES - 3)
             await finish(job, "w1", await take(job, "w1"))
         async with master_of(store, spec, 2, replaces=1) as (_, job):
-            assert job.course.steps == 2 * BATCHES - 3
+            assert job.schedule.steps == 2 * BATCHES - 3
 
     run(scenario)
 
@@ -143,24 +143,24 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             assert leased.round.id == current
             job.renew("w1", [(current, leased.lease._replace(settled=11))])
             await job.journal.durable(DURABLE_S)
-            assert job.course.steps == 40 * passes_before + 11
+            assert job.schedule.steps == 40 * passes_before + 11
             kept = json.loads(json.dumps(await progress_of_jobs(store, 0, 0)))
             records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             progress = records.progress(job.tables)
             job.complete("w1", current, leased.lease._replace(settled=20), 20)
-            assert job.course.steps == 40 * passes_before + 20
+            assert job.schedule.steps == 40 * passes_before + 20
             job.go_back(progress)
             job.advance()
             # What was under way is done again, and counts when it is told.
-            assert job.course.steps == 40 * passes_before
+            assert job.schedule.steps == 40 * passes_before
             again = job.assign("w2")
             assert again is not None
             await job.journal.durable(DURABLE_S)
             job.renew("w2", [(current, again.lease._replace(settled=11))])
-            assert job.course.steps == 40 * passes_before + 11
+            assert job.schedule.steps == 40 * passes_before + 11
         async with master_of(store, spec, 2, replaces=1) as (_, job):
-            assert job.course.steps == 40 * passes_before
+            assert job.schedule.steps == 40 * passes_before
 
     run(scenario)
 
@@ -174,13 +174,13 @@ def test_an_evaluation_that_was_due_is_not_due_again_after_a_death(tmp_path: Pat
             slow, fast = await take(job, "slow"), await take(job, "fast")
             settled(job, "slow", slow, 2)
             await finish(job, "fast", fast)
-            assert str(job.course.open_rounds[0]) == "evaluation-1"
-            job.course.round_over(job.course.open_rounds[0])
+            assert str(job.schedule.open_rounds[0]) == "evaluation-1"
+            job.schedule.round_over(job.schedule.open_rounds[0])
             job.stage_state()
             await job.journal.durable(DURABLE_S)
         async with master_of(store, spec, 2, replaces=1) as (_, job):
             settled(job, "slow", slow, 2)
-            assert job.course.steps == 6
-            assert job.course.open_rounds == (PASS,)
+            assert job.schedule.steps == 6
+            assert job.schedule.open_rounds == (PASS,)
 
     run(scenario)

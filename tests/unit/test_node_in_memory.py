@@ -45,7 +45,7 @@ from tests.unit.memory_nodes import (
 )
 
 
-class Office:
+class Leadership:
     """A candidate for controller, on its own connection to the store."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Office:
         self._task: asyncio.Task[None] | None = None
         self.lease = 0
 
-    async def __aenter__(self) -> Office:
+    async def __aenter__(self) -> Leadership:
         host = ControllerHost(
             self.store,
             KEYS,
@@ -99,7 +99,7 @@ async def routing_version(store: CoordinationStore) -> int:
 def test_the_controller_writes_routing_status_view_and_events() -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = await new_cluster(backend)
-        async with Office(backend, "ps-0"):
+        async with Leadership(backend, "ps-0"):
             await store.put(KEYS.member("ps-0"), member(0).to_json())
 
             async def waits() -> bool:
@@ -137,7 +137,7 @@ def test_nothing_is_decided_while_a_record_cannot_be_read() -> None:
         store = await new_cluster(backend)
         for index in (0, 1):
             await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
-        async with Office(backend, "ps-0") as office:
+        async with Leadership(backend, "ps-0") as leadership:
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
@@ -145,7 +145,7 @@ def test_nothing_is_decided_while_a_record_cannot_be_read() -> None:
             await until(is_made)
             # A node of a later version: to this one it would look as if it were gone.
             await store.put(KEYS.member("ps-1"), '{"format":9}')
-            await until(lambda: has_unreadable(office.mirror))
+            await until(lambda: has_unreadable(leadership.mirror))
             await asyncio.sleep(0.2)
             assert await routing_version(store) == 1
             await store.put(KEYS.member("ps-1"), member(1, instance=77).to_json())
@@ -167,13 +167,13 @@ def test_an_ousted_controller_writes_nothing() -> None:
         store = await new_cluster(backend)
         for index in (0, 1):
             await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
-        async with Office(backend, "ps-0"):
+        async with Leadership(backend, "ps-0"):
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
 
             await until(is_made)
-            # Another one holds the office, before the first one hears of it.
+            # Another one holds the leadership, before the first one hears of it.
             await store.delete(KEYS.controller)
             await store.put(KEYS.controller, ControllerRecord("ps-9", 9).to_json())
             await store.delete(KEYS.member("ps-1"))
@@ -195,7 +195,7 @@ def test_a_decision_survives_an_outage_of_the_store() -> None:
         store = await new_cluster(backend)
         for index in (0, 1):
             await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
-        async with Office(backend, "ps-0"):
+        async with Leadership(backend, "ps-0"):
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
@@ -224,7 +224,7 @@ def test_a_report_that_changes_while_it_is_decided_on_is_not_relied_on() -> None
 
         async def withdraw() -> None:
             revision = await store.put(KEYS.report(11), NodeReport(11, 1, (12,)).to_json())
-            while office.mirror.revision_of(KEYS.report(11)) < revision:  # noqa: ASYNC110
+            while leadership.mirror.revision_of(KEYS.report(11)) < revision:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
         def slow(records: ClusterRecords) -> Decision:
@@ -238,8 +238,8 @@ def test_a_report_that_changes_while_it_is_decided_on_is_not_relied_on() -> None
                 return replace(decision, routing=routing, relies_on=(11,))
             return Decision(None, decision.health)
 
-        office = Office(backend, "ps-0", decide=slow)
-        async with office:
+        leadership = Leadership(backend, "ps-0", decide=slow)
+        async with leadership:
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
@@ -274,7 +274,7 @@ def test_slots_come_back_from_no_checkpoint_that_may_be_removed() -> None:
         async def note_newer() -> None:
             newer = CheckpointRecord("/root", "new", "now").to_json()
             revision = await store.put(KEYS.checkpoint, newer)
-            while office.mirror.revision_of(KEYS.checkpoint) < revision:  # noqa: ASYNC110
+            while leadership.mirror.revision_of(KEYS.checkpoint) < revision:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
         def slow(records: ClusterRecords) -> Decision:
@@ -286,8 +286,8 @@ def test_slots_come_back_from_no_checkpoint_that_may_be_removed() -> None:
                     asyncio.run_coroutine_threadsafe(note_newer(), loop).result(LIMIT_S)
             return decision
 
-        office = Office(backend, "ps-0", decide=slow)
-        async with office:
+        leadership = Leadership(backend, "ps-0", decide=slow)
+        async with leadership:
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
@@ -326,7 +326,7 @@ def test_a_wait_that_ends_during_a_decision_ends() -> None:
                 time.sleep(1.5 * grace_s)
             return decide(records)
 
-        async with Office(backend, "ps-0", decide=slow, return_grace_ms=int(grace_s * 1000)):
+        async with Leadership(backend, "ps-0", decide=slow, return_grace_ms=int(grace_s * 1000)):
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1

@@ -9,12 +9,12 @@ import pytest
 
 from backstay.consensus.job_records import stream_job_of
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.rounds import RoundKind
 from backstay.errors import JobRefused
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.master.core.values import Failure
 from backstay.master.job import Job
 from backstay.master.recorded_counts import RecordedCounts, recorded_counts
+from backstay.schedule.rounds import RoundKind
 from backstay.trainer.worker.audit import records_table
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
@@ -128,7 +128,7 @@ def test_an_early_stop_between_or_within_passes(tmp_path: Path, every: int) -> N
         spec = job_of(tmp_path, validation=data, early_stop=stop, evaluation_every_steps=every)
         async with master_of(MemoryStore(backend), spec, 1) as (_, job):
             await worker.work(job)
-            assert job.course.reason.startswith("early_stop")
+            assert job.schedule.reason.startswith("early_stop")
         recorded = await counts_of(backend)
         # Between two passes, nothing is in part: the next one was never begun.
         assert check(recorded, worker) == recorded.passes + (1 if every else 0)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task_bits import TaskBits
@@ -14,6 +13,7 @@ from backstay.master.core.values import (
     LedgerLimits,
     WorkerRecord,
 )
+from backstay.schedule.rounds import RoundId, RoundKind
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
 LIMITS = LedgerLimits(lease_ttl_s=2.0, max_retries=1, max_without_progress=4, straggler_min_s=30.0)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.seeds import order_seed, permutation, shuffle_seed
-from backstay.course.task_table import TASKS_MAX, TaskRecords, TaskTable
 from backstay.errors import InvalidRequest, LimitExceeded
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.seeds import order_seed, permutation, shuffle_seed
+from backstay.schedule.task_table import TASKS_MAX, TaskRecords, TaskTable
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.rounds import RoundKind
 from backstay.job_spec import DataSpec
+from backstay.schedule.rounds import RoundKind
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -28,7 +28,7 @@ def test_a_pass_that_waits_for_an_evaluation_is_gone_on_with(tmp_path: Path) -> 
             job.complete("w1", given.round.id, given.lease._replace(settled=2), 4)
             job.closed([(1, task)])
             job.advance()
-            assert [str(one) for one in job.course.open_rounds] == ["evaluation-1", "training-1"]
+            assert [str(one) for one in job.schedule.open_rounds] == ["evaluation-1", "training-1"]
             await job.journal.durable(DURABLE_S)
         # From now on an evaluation comes between the passes, and one is under way.
         spec = replace(spec, evaluation_every_steps=0)

@@ -1,9 +1,9 @@
 """``backstay train --local``: a job's model file in this process, with no master and no workers.
 
-The same course, feed, batches, callbacks and metrics as on a cluster with one worker; the optimizer
-is the framework's own. A model with layers of backstay opens a session by the factory that is
-given, and only then. May import the readers, the adapters by name, and the program; starts no
-process itself.
+The same schedule, feed, batches, callbacks and metrics as on a cluster with one worker; the
+optimizer is the framework's own. A model with layers of backstay opens a session by the factory
+that is given, and only then. May import the readers, the adapters by name, and the program; starts
+no process itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from backstay.course.damaged import DamagedRecords
-from backstay.course.evaluation import RoundOutputs, TaskOutputs
-from backstay.course.rounds import RoundId, RoundKind, data_of
-from backstay.course.task_table import cut_data, round_table
-from backstay.course.walk import RoundOver, Walk, WalkTask
 from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
 from backstay.job_spec import JobSpec
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.evaluation import RoundOutputs, TaskOutputs
+from backstay.schedule.local import LocalSchedule, LocalTask, RoundOver
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
+from backstay.schedule.task_table import cut_data, round_table
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.trainer.metrics import METRICS
@@ -157,7 +157,7 @@ class LocalRun:
         self._losses: list[float] = []
         self._evaluations: list[dict[str, float]] = []
         self._begin_s = self._reported_s = 0.0
-        self._walk: Walk
+        self._local: LocalSchedule
         self._program: Program
         self._callbacks: Callbacks
 
@@ -190,24 +190,24 @@ class LocalRun:
             session = opened_session()
             if session is not None and self._factory is not None:
                 session.close()
-        course = self._walk.course
+        schedule = self._local.schedule
         return LocalResult(
             self._examples,
-            course.steps,
-            course.passes_over,
+            schedule.steps,
+            schedule.passes_over,
             tuple(self._evaluations),
             self._predictions,
             self._damaged.total,
-            course.outcome == "stopped",
-            course.reason,
+            schedule.outcome == "stopped",
+            schedule.reason,
             time.monotonic() - self._begin_s,
         )
 
     def _run(self) -> None:
         spec = self._spec
         tables = {name: cut_data(name, self._reader(name).shards(), spec) for name in spec.data}
-        self._walk = walk = Walk(spec, tables)
-        while (turn := walk.next()) is not None:
+        self._local = local = LocalSchedule(spec, tables)
+        while (turn := local.next()) is not None:
             if turn.round not in self._rounds:
                 records = round_table(tables, turn.round).records
                 self._rounds[turn.round] = _Here(turn.round, records)
@@ -215,15 +215,15 @@ class LocalRun:
             if isinstance(turn, RoundOver):
                 # With it go the outputs of an evaluation.
                 del self._rounds[turn.round]
-                walk.course.round_over(turn.round, metrics=self._metrics_of(here))
+                local.schedule.round_over(turn.round, metrics=self._metrics_of(here))
             else:
                 self._do(here, turn)
             if self._stop.is_set():
-                walk.course.stop("it was told to stop")
-        if walk.course.outcome == "stopped":
+                local.schedule.stop("it was told to stop")
+        if local.schedule.outcome == "stopped":
             self._others.save_model(self._program)
 
-    def _do(self, here: _Here, task: WalkTask) -> None:
+    def _do(self, here: _Here, task: LocalTask) -> None:
         kind = task.round.kind
         if kind is RoundKind.TRAIN_END:
             self._others.end_training(self._program, self._callbacks)
@@ -240,24 +240,24 @@ class LocalRun:
                 )
         self._tell(here, task.records.count)
 
-    def _train(self, here: _Here, task: WalkTask, feed: TaskFeed) -> None:
+    def _train(self, here: _Here, task: LocalTask, feed: TaskFeed) -> None:
         """Train a task's batches; fewer, if told to stop or if these were the job's last steps."""
-        course, pass_number = self._walk.course, task.round.number
+        schedule, pass_number = self._local.schedule, task.round.number
         self._callbacks.pass_is(pass_number)
         self._program.pass_begins(pass_number)
         losses: list[float] = []
         examples = 0
         for fed in feed:
-            self._callbacks.batch_begins(course.steps)
+            self._callbacks.batch_begins(schedule.steps)
             loss, _ = self._program.train_batch(fed.features, fed.labels)
             losses.append(loss)
             self._losses.append(loss)
             examples += len(fed.places)
             self._examples += len(fed.places)
             here.steps += 1
-            course.count_steps(task.round, here.steps)
+            schedule.count_steps(task.round, here.steps)
             self._tell(here, len(fed.places))
-            if task.round not in course.open_rounds or self._stop.is_set():
+            if task.round not in schedule.open_rounds or self._stop.is_set():
                 break
         mean = float(np.mean(losses)) if losses else None
         self._callbacks.task_ended(
@@ -294,7 +294,7 @@ class LocalRun:
         return self._readers[name]
 
     @contextmanager
-    def _feed(self, task: WalkTask) -> Iterator[TaskFeed]:
+    def _feed(self, task: LocalTask) -> Iterator[TaskFeed]:
         """Yield a task's batches; the user's errors say where they come from.
 
         Raises:
@@ -351,7 +351,7 @@ class LocalRun:
                 here.records_done,
                 here.records_total,
                 self._examples,
-                self._walk.course.steps,
+                self._local.schedule.steps,
                 float(np.mean(losses)) if losses else None,
                 now_s - self._begin_s,
                 dict(self._evaluations[-1]) if self._evaluations else {},

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.course.rounds import RoundKind, data_of
 from backstay.job_spec import DataSpec, JobSpec
+from backstay.schedule.rounds import RoundKind, data_of
 from backstay.trainer.batch import Batch
 from backstay.trainer.model.frameworks import split_feed
 from backstay.trainer.model.model_definition import Mode, ModelDefinition

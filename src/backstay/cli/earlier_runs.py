@@ -31,7 +31,7 @@ __all__ = ["forget", "goes_on", "sole_run"]
 
 LOCK_NAME = "lock"
 # A master that was killed is gone when its lease is over.
-OFFICE_LIMIT_S = 8.0
+LEADERSHIP_LIMIT_S = 8.0
 LOOK_PAUSE_S = 0.25
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> N
 
 def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bool:
     """Make a call until the servers answer it and no master is in the way any more."""
-    deadline_s, said = time.monotonic() + OFFICE_LIMIT_S, ""
+    deadline_s, said = time.monotonic() + LEADERSHIP_LIMIT_S, ""
     while True:
         try:
             return call()
@@ -124,4 +124,4 @@ def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bo
             if stopped(LOOK_PAUSE_S):
                 raise
             # The lease of a master that died runs on only while the store is there.
-            deadline_s = time.monotonic() + OFFICE_LIMIT_S
+            deadline_s = time.monotonic() + LEADERSHIP_LIMIT_S

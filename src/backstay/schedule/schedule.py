@@ -1,11 +1,11 @@
-"""The course of a job: which rounds are open now, which comes next, when it ends.
+"""The schedule of a job: which rounds are open now, which comes next, when it ends.
 
 Level-triggered: events come in, and ``open_rounds`` and ``outcome`` say how things should stand;
 the caller makes it so. A round that is no longer open and not over is to be cut short. Training
 passes follow one another; an evaluation comes after each pass (the next pass waits for it, so that
 it sees one state of the model) or every so many steps, beside the training; at most one more waits.
-Imports ``backstay.course.rounds``, ``backstay.job_spec``, ``backstay.errors`` and ``json_fields``;
-does no I/O.
+Imports ``backstay.schedule.rounds``, ``backstay.job_spec``, ``backstay.errors`` and
+``json_fields``; does no I/O.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
-from backstay.course.rounds import RoundId, RoundKind
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_spec import EarlyStop, JobSpec
+from backstay.schedule.rounds import RoundId, RoundKind
 
-__all__ = ["Course", "CoursePlan", "Outcome", "is_cut_short"]
+__all__ = ["Outcome", "Schedule", "SchedulePlan", "is_cut_short"]
 
 Outcome = Literal["finished", "finished_with_dead_letters", "stopped"]
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclass(frozen=True)
-class CoursePlan:
+class SchedulePlan:
     """What a job consists of.
 
     Attributes:
@@ -61,7 +61,7 @@ class CoursePlan:
             raise ConfigError("early_stop: needs training and validation data")
 
     @classmethod
-    def of(cls, spec: JobSpec) -> CoursePlan:
+    def of(cls, spec: JobSpec) -> SchedulePlan:
         """Return what a job consists of."""
         trains = spec.training is not None
         return cls(
@@ -75,10 +75,10 @@ class CoursePlan:
         )
 
 
-class Course:
+class Schedule:
     """Where a job is in its plan. All of it is in ``to_json``."""
 
-    def __init__(self, plan: CoursePlan) -> None:
+    def __init__(self, plan: SchedulePlan) -> None:
         """Begin a job with its first round open."""
         self._plan = plan
         self._passes_over = 0
@@ -106,7 +106,7 @@ class Course:
         self._advance()
 
     @property
-    def plan(self) -> CoursePlan:
+    def plan(self) -> SchedulePlan:
         """What the job consists of."""
         return self._plan
 
@@ -137,7 +137,7 @@ class Course:
         return tuple({*self.open_rounds, RoundId(RoundKind.TRAINING, self._passes_over + 1)})
 
     def passes_begun(self, noted: int) -> int:
-        """Return of how many passes the rows may have some that were saved beside this course.
+        """Return of how many passes the rows may have some that were saved beside this schedule.
 
         Args:
             noted: How many had begun as far as was noted.
@@ -310,25 +310,25 @@ class Course:
         )
 
     @classmethod
-    def of(cls, spec: JobSpec, record: str = "") -> Course:
-        """Return the course of a job: where its record says, or at the beginning without one.
+    def of(cls, spec: JobSpec, record: str = "") -> Schedule:
+        """Return the schedule of a job: where its record says, or at the beginning without one.
 
         Raises:
-            InvalidRequest: The record is not one of a course.
+            InvalidRequest: The record is not one of a schedule.
         """
-        plan = CoursePlan.of(spec)
+        plan = SchedulePlan.of(spec)
         return cls.from_json(plan, record) if record else cls(plan)
 
     @classmethod
-    def from_json(cls, plan: CoursePlan, text: str) -> Course:
-        """Return the course that ``to_json`` wrote, under a plan that may have changed.
+    def from_json(cls, plan: SchedulePlan, text: str) -> Schedule:
+        """Return the schedule that ``to_json`` wrote, under a plan that may have changed.
 
         With more passes than were planned before, a job that had finished goes on.
 
         Raises:
             InvalidRequest: It is no such text.
         """
-        what = "course"
+        what = "schedule"
         fields = parse_fields(what, text, _FIELDS)
         whole_numbers_of(what, "a count", [fields[name] for name in _COUNTS])
         for name in ("dead_letters", "steps_of"):
@@ -336,23 +336,23 @@ class Course:
         ended = fields["ended"]
         if ended not in ("", *_OUTCOMES):
             raise InvalidRequest(f"{what}: ended is {ended!r}")
-        course = cls(plan)
+        schedule = cls(plan)
         for name in (*_COUNTS, "training_over", "evaluation_waits", "train_end_due", "predicted"):
-            setattr(course, f"_{name}", fields[name])
-        course._reason = fields["reason"]
+            setattr(schedule, f"_{name}", fields[name])
+        schedule._reason = fields["reason"]
         try:
-            course._metrics = {name: float(value) for name, value in fields["metrics"].items()}
-            course._best = float(fields["best"]) if fields["best"] else None
+            schedule._metrics = {name: float(value) for name, value in fields["metrics"].items()}
+            schedule._best = float(fields["best"]) if fields["best"] else None
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{what}: metrics and best: {error}") from error
-        course._steps_of = {RoundId.parse(name): n for name, n in fields["steps_of"].items()}
-        course._dead_letters = {
+        schedule._steps_of = {RoundId.parse(name): n for name, n in fields["steps_of"].items()}
+        schedule._dead_letters = {
             RoundId.parse(name): count for name, count in fields["dead_letters"].items()
         }
-        course._reopened = set(map(RoundId.parse, fields["reopened"]))
-        course._ended = ended or None
-        course._take_over_plan()
-        return course
+        schedule._reopened = set(map(RoundId.parse, fields["reopened"]))
+        schedule._ended = ended or None
+        schedule._take_over_plan()
+        return schedule
 
     @property
     def _trains(self) -> bool:
@@ -430,14 +430,14 @@ def is_cut_short(record: str) -> bool:
     A pass that was open then is never taken up again, and streams of its tasks are closed.
 
     Args:
-        record: What ``Course.to_json`` wrote; empty: the job has not begun.
+        record: What ``Schedule.to_json`` wrote; empty: the job has not begun.
 
     Raises:
         InvalidRequest: It is no such text.
     """
     if not record:
         return False
-    fields = parse_fields("course", record, _FIELDS)
+    fields = parse_fields("schedule", record, _FIELDS)
     return fields["ended"] == "stopped" or (fields["training_over"] and bool(fields["reason"]))
 
 

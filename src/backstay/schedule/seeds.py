@@ -1,7 +1,7 @@
 """Random orders as functions of seeds: the same everywhere, after every restart.
 
 A 64-bit mixer (splitmix64's finaliser) instead of a generator: no state, any position at once.
-Imports numpy and ``backstay.course.rounds``.
+Imports numpy and ``backstay.schedule.rounds``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from backstay.course.rounds import RoundId, RoundKind
+from backstay.schedule.rounds import RoundId, RoundKind
 
 __all__ = ["order_seed", "permutation", "shuffle_seed"]
 

@@ -1,7 +1,7 @@
 """In which order a job goes over its tasks, and over the records of a task.
 
 What the job's ``shuffle`` and ``seed`` mean, for whoever gives out tasks. Imports
-``backstay.course``, ``backstay.job_spec`` and the standard library.
+``backstay.schedule``, ``backstay.job_spec`` and the standard library.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from backstay.course.rounds import RoundId, RoundKind
-from backstay.course.seeds import order_seed, permutation, shuffle_seed
 from backstay.job_spec import JobSpec
+from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.seeds import order_seed, permutation, shuffle_seed
 
 __all__ = ["record_order_seed", "task_order", "task_order_seed"]
 

@@ -1,7 +1,7 @@
 """A job's data cut into tasks: task number -> (shard, first record, number of records).
 
 Nothing is stored for each task, only for each shard: a million tasks of a thousand files take
-some kilobytes. Imports ``backstay.course.rounds``, ``backstay.job_spec``, ``backstay.errors``,
+some kilobytes. Imports ``backstay.schedule.rounds``, ``backstay.job_spec``, ``backstay.errors``,
 ``json_fields`` and numpy; does no I/O.
 """
 
@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
-from backstay.course.rounds import RoundId, RoundKind, data_of
 from backstay.errors import ConfigError, InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
 
 __all__ = [
     "TASKS_MAX",

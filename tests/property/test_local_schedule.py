@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.course.course import Course
-from backstay.course.damaged import DamagedRecords
-from backstay.course.rounds import RoundKind
-from backstay.course.task_table import TaskRecords, TaskTable, cut_data
-from backstay.course.walk import RoundOver, Walk
 from backstay.job_spec import CheckpointSpec, DataSpec, EarlyStop, JobSpec
 from backstay.master.core.worker_set import WorkerSet
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.open_round import worker_policy
 from backstay.master.opened_job import OpenedJob
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.local import LocalSchedule, RoundOver
+from backstay.schedule.rounds import RoundKind
+from backstay.schedule.schedule import Schedule
+from backstay.schedule.task_table import TaskRecords, TaskTable, cut_data
 from tests.unit.memory_nodes import run
 
 METRIC = "auc"
@@ -37,7 +37,7 @@ EARLY_STOPS = st.builds(
     patience=st.integers(1, 3),
     min_delta=st.sampled_from([0.0, 0.1]),
 )
-# A course that never ends is a fault, too.
+# A schedule that never ends is a fault, too.
 TURNS_MAX = 2000
 
 
@@ -81,7 +81,7 @@ def jobs(
         fields["evaluation_every_steps"] = draw(st.sampled_from([0, 0, 1, 5, 40]))
         fields["early_stop"] = draw(st.none() | EARLY_STOPS if ends_early else st.none())
     spec = JobSpec(
-        name="walked",
+        name="local",
         model="model.py",
         records_per_task=draw(st.integers(1, 8)),
         batch_size=draw(st.integers(1, 4)),
@@ -107,26 +107,26 @@ def alone(
     spec: JobSpec, tables: dict[str, TaskTable], values: Sequence[float]
 ) -> tuple[list[Turn], str]:
     """Return what a job in one process does, and why it ended."""
-    walk, left = Walk(spec, tables), list(values)
+    local, left = LocalSchedule(spec, tables), list(values)
     steps: Counter[str] = Counter()
     turns: list[Turn] = []
-    while (turn := walk.next()) is not None:
+    while (turn := local.next()) is not None:
         assert len(turns) < TURNS_MAX
         name = str(turn.round)
         if isinstance(turn, RoundOver):
             metrics = {}
             if turn.round.kind is RoundKind.EVALUATION:
                 metrics = {METRIC: left.pop(0)} if left else {}
-                turns.append(Turn(name, -1, steps=walk.course.steps))
-            walk.course.round_over(turn.round, metrics=metrics)
+                turns.append(Turn(name, -1, steps=local.schedule.steps))
+            local.schedule.round_over(turn.round, metrics=metrics)
             continue
         part = turn.records
-        turns.append(Turn(name, turn.number, part, turn.shuffle_seed, walk.course.steps))
+        turns.append(Turn(name, turn.number, part, turn.shuffle_seed, local.schedule.steps))
         if turn.round.kind is RoundKind.TRAINING:
             steps[name] += batches_of(spec, part.count)
-            walk.course.count_steps(turn.round, steps[name])
-    assert walk.course.outcome == "finished"
-    return turns, walk.course.reason
+            local.schedule.count_steps(turn.round, steps[name])
+    assert local.schedule.outcome == "finished"
+    return turns, local.schedule.reason
 
 
 def with_a_master(
@@ -139,7 +139,7 @@ def with_a_master(
     def advance(job: Job) -> None:
         while due := job.advance():
             for opened in due:
-                turns.append(Turn(str(opened.id), -1, steps=job.course.steps))
+                turns.append(Turn(str(opened.id), -1, steps=job.schedule.steps))
                 job.evaluated(opened, {METRIC: left.pop(0)} if left else {})
 
     async def inside(backend: MemoryBackend) -> str:
@@ -149,7 +149,7 @@ def with_a_master(
             JobSpecRecord("ab12", 1, spec.to_json()),
             JobStateRecord("running"),
             tables,
-            Course.of(spec),
+            Schedule.of(spec),
             WorkerSet(worker_policy(spec)),
             {},
             DamagedRecords(),
@@ -163,13 +163,13 @@ def with_a_master(
             opened, lease, _ = task
             part = opened.table[lease.task]
             seed = opened.seed_of(spec, lease.task)
-            turns.append(Turn(str(opened.id), lease.task, part, seed, job.course.steps))
+            turns.append(Turn(str(opened.id), lease.task, part, seed, job.schedule.steps))
             done = lease._replace(settled=batches_of(spec, part.count))
             assert job.complete("the only one", opened.id, done, part.count) == (True, True)
             job.closed([(opened.id.number, lease.task)])
             advance(job)
         assert job.state.state == "done"
-        return job.course.reason
+        return job.schedule.reason
 
     reasons: list[str] = []
 

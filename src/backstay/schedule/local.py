@@ -1,7 +1,7 @@
-"""A job's course gone over by one alone: the tasks that a cluster's only worker would be given.
+"""The schedule of a job in one process: the tasks that a cluster's only worker would be given.
 
-For a job in one process. A property test holds it to the order in which a master gives tasks to
-one worker. Imports ``backstay.course`` and ``backstay.job_spec``; does no I/O.
+A property test holds it to the order in which a master gives tasks to
+one worker. Imports ``backstay.schedule`` and ``backstay.job_spec``; does no I/O.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backstay.course.course import Course
-from backstay.course.orders import record_order_seed, task_order, task_order_seed
-from backstay.course.rounds import RoundId
-from backstay.course.task_table import TaskRecords, TaskTable, round_table
 from backstay.job_spec import JobSpec
+from backstay.schedule.orders import record_order_seed, task_order, task_order_seed
+from backstay.schedule.rounds import RoundId
+from backstay.schedule.schedule import Schedule
+from backstay.schedule.task_table import TaskRecords, TaskTable, round_table
 
-__all__ = ["RoundOver", "Walk", "WalkTask"]
+__all__ = ["LocalSchedule", "LocalTask", "RoundOver"]
 
 
 @dataclass(frozen=True)
-class WalkTask:
+class LocalTask:
     """A task whose turn it is.
 
     Attributes:
@@ -37,7 +37,7 @@ class WalkTask:
 
 @dataclass(frozen=True)
 class RoundOver:
-    """All tasks of a round are done: the course is to be told, with an evaluation's metrics."""
+    """All tasks of a round are done: the schedule is to be told, with an evaluation's metrics."""
 
     round: RoundId
 
@@ -55,7 +55,7 @@ class _Begun:
         return self.taken == len(self.order)
 
 
-class Walk:
+class LocalSchedule:
     """One go over a job, from its beginning.
 
     Args:
@@ -64,14 +64,14 @@ class Walk:
     """
 
     def __init__(self, spec: JobSpec, tables: Mapping[str, TaskTable]) -> None:
-        self.course = Course.of(spec)
+        self.schedule = Schedule.of(spec)
         self._spec = spec
         self._tables = tables
         self._begun: dict[RoundId, _Begun] = {}
 
-    def next(self) -> WalkTask | RoundOver | None:
+    def next(self) -> LocalTask | RoundOver | None:
         """Return what comes now that all before it is done; None: the job is over."""
-        rounds = self.course.open_rounds
+        rounds = self.schedule.open_rounds
         # A round that is over is told before another one goes on: it may change what comes next.
         for round_id in rounds:
             if round_id in self._begun and self._begun[round_id].is_over:
@@ -89,7 +89,7 @@ class Walk:
         task = begun.order[begun.taken]
         begun.taken += 1
         seed = record_order_seed(self._spec, first, task)
-        return WalkTask(first, task, begun.table[task], seed)
+        return LocalTask(first, task, begun.table[task], seed)
 
     def _begin(self, round_id: RoundId) -> _Begun:
         table = round_table(self._tables, round_id)

@@ -1,4 +1,4 @@
-"""The office of a job's master: one key bound to a lease; whoever created it is the master.
+"""The leadership of a job's master: one key bound to a lease; whoever created it is the master.
 
 Taking it waits for the one that has it, unless that one is known to be gone. Imports
 ``backstay.consensus``; decides nothing about the job.
@@ -25,12 +25,12 @@ from backstay.consensus.store_follow import Election, FencingToken, KeepAlive
 from backstay.errors import LeaseLost, NotJobMaster
 from backstay.tasks import end_tasks
 
-__all__ = ["Office"]
+__all__ = ["Leadership"]
 
 log = logging.getLogger(__name__)
 
 
-class Office:
+class Leadership:
     """One process's candidacy for master of a job; belongs to one event loop."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Office:
         return self.token
 
     async def take_again(self) -> FencingToken:
-        """Take the office after the lease or the key was lost, if nobody else has.
+        """Take the leadership after the lease or the key was lost, if nobody else has.
 
         Raises:
             NotJobMaster: Somebody else has.
@@ -92,11 +92,11 @@ class Office:
         """Renew the lease and look at the key until cancelled.
 
         Raises:
-            LeaseLost: Lease or key are gone; ``take_again`` if nobody else has the office.
+            LeaseLost: Lease or key are gone; ``take_again`` if nobody else has the leadership.
             StoreError: The store refuses this client, or has lost its data.
         """
         if self._keep is None:
-            raise LeaseLost("take the office first")
+            raise LeaseLost("take the leadership first")
         renewing = asyncio.create_task(self._keep.run())
         looking = asyncio.create_task(self._look())
         try:
@@ -116,7 +116,7 @@ class Office:
                     raise LeaseLost(f"the key {self._keys.master} is not this process's any more")
 
     async def leave(self) -> None:
-        """Give the office back: the lease ends, and the key goes."""
+        """Give the leadership back: the lease ends, and the key goes."""
         if self._keep is not None:
             keep, self._keep = self._keep, None
             await keep.revoke()
@@ -138,4 +138,4 @@ class Office:
             )
         )
         if result.succeeded and instance != self._own.instance:
-            log.info("took the office from the master %d, which is gone", instance)
+            log.info("took the leadership from the master %d, which is gone", instance)
