@@ -25,7 +25,6 @@ from backstay.master.job_rounds import JobRounds
 from backstay.master.job_workers import JobWorkers
 from backstay.master.journal import Journal
 from backstay.master.known_workers import KnownWorkers
-from backstay.master.led_tasks import is_led, led_by_other
 from backstay.master.open_round import Given, OpenRound, worker_policy
 from backstay.master.opened_job import OpenedJob
 from backstay.master.rows_change import RowsIdentity
@@ -194,8 +193,8 @@ class Job:
             return None
         for round_id in self.schedule.open_rounds:
             opened = self.rounds.get(round_id)
-            if opened is not None and self.spec.mode.kind == "sync" and is_led(opened):
-                return led_by_other(opened, self.known, worker)
+            if opened is not None and self.spec.mode.kind == "sync" and _is_led(opened):
+                return _led_by_other(opened, self.known, worker)
             grant = None if opened is None else opened.ledger.assign(worker, self.now())
             if opened is not None and grant is not None:
                 if grant.speculative:
@@ -554,3 +553,28 @@ class Job:
             self.tasks_since_checkpoint = 0
             self.checkpoint_due = True
             self.notify()
+
+
+# Sync mode: one training task at a time. The worker with its lease leads its steps, and who asks
+# for a task meanwhile is sent there.
+
+
+def _is_led(opened: OpenRound) -> bool:
+    """Return whether somebody has a lease of a task of this round, which must be of training."""
+    return opened.id.kind is RoundKind.TRAINING and opened.ledger.counts.doing > 0
+
+
+def _led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Given | None:
+    """Return the task of whoever leads.
+
+    None if nobody is known to: the leader has not been heard of since this master began, it hangs,
+    or it is this worker itself.
+    """
+    for lease in opened.ledger.leases:
+        leader = known.get(lease.worker)
+        leads = lease.worker != worker and not (lease.expired or lease.withdrawn)
+        if leads and leader is not None and leader.sync_address:
+            return Given(
+                opened, LeasedTask(lease.task.number, lease.attempt, 0), leader.sync_address
+            )
+    return None

@@ -18,8 +18,7 @@ from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
 from backstay.errors import JobRefused
 from backstay.job_spec import JobSpec
-from backstay.master.recorded_dead_letters import recorded_dead_letters
-from backstay.master.status import recorded_status
+from backstay.master.status import recorded_dead_letters, recorded_status
 from backstay.schedule.schedule import Schedule
 from backstay.trainer.directory import Directory
 from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys

@@ -1,6 +1,6 @@
-"""How a job goes, as one message: for commands and their displays.
+"""How a job goes, and which of its tasks failed for good, as messages: for commands and displays.
 
-Reads the job's memory; changes nothing.
+Reads the memory of a job, or its records where it has no master. Changes nothing; no I/O.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
+from backstay.consensus.keys import JobKeys
 from backstay.job_spec import JobSpec
 from backstay.master.core.values import DeadLetter
 from backstay.master.job import Job
-from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import TaskTable
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "dead_letters",
     "job_status",
     "newest_evaluation",
+    "recorded_dead_letters",
     "recorded_status",
 ]
 
@@ -222,3 +224,31 @@ def _add_workers(status: job_pb2.JobStatus, job: Job) -> None:
                 losses.append(known.loss)
     if losses:
         status.loss = sum(losses) / len(losses)
+
+
+def recorded_dead_letters(
+    keys: JobKeys, records: Mapping[str, str]
+) -> tuple[job_pb2.DeadLetter, ...]:
+    """Return the tasks that are dead-lettered, by round and number.
+
+    Args:
+        keys: The keys of the job.
+        records: All records below ``keys.all_dead_letters`` and ``keys.all_shards``, by key.
+
+    Raises:
+        InvalidRequest: A record cannot be read.
+    """
+    tables: dict[str, TaskTable] = {}
+    tasks = []
+    for key in sorted(records):
+        if not key.startswith(keys.all_dead_letters):
+            continue
+        round_id = RoundId.parse(key.removeprefix(keys.all_dead_letters).rpartition("/")[0])
+        data = data_of(round_id.kind)
+        if data not in tables:
+            prefix = f"{keys.all_shards}{data}/"
+            chunks = [records[name] for name in sorted(records) if name.startswith(prefix)]
+            tables[data] = TaskTable.from_chunks(chunks)
+        dead_letter = DeadLetter.from_json(records[key])
+        tasks.append(dead_letter_message(round_id, dead_letter, tables[data]))
+    return tuple(tasks)
