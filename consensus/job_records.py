@@ -13,12 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from backstay.consensus.json_fields import (
-    dump,
-    parse_fields,
-    strings_of,
-    whole_numbers_of,
-)
+from backstay.consensus.json_record import Count, JsonRecord
 from backstay.errors import InvalidRequest
 
 __all__ = [
@@ -45,7 +40,7 @@ def stream_job_of(uid: str) -> int:
 
 
 @dataclass(frozen=True)
-class JobNameRecord:
+class JobNameRecord(JsonRecord, what="job name"):
     """``jobs/@/<job>``: there is a job of that name.
 
     Attributes:
@@ -54,22 +49,9 @@ class JobNameRecord:
 
     uid: str
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump({"uid": self.uid})
-
-    @classmethod
-    def from_json(cls, text: str) -> JobNameRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        return cls(**parse_fields("job name", text, {"uid": str}))
-
 
 @dataclass(frozen=True)
-class JobSpecRecord:
+class JobSpecRecord(JsonRecord, what="job spec"):
     """``spec``: what the job is; written once, and again where settings that may change do.
 
     Attributes:
@@ -82,22 +64,9 @@ class JobSpecRecord:
     created_ms: int
     spec: str
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump({"uid": self.uid, "created_ms": self.created_ms, "spec": self.spec})
-
-    @classmethod
-    def from_json(cls, text: str) -> JobSpecRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        return cls(**parse_fields("job spec", text, {"uid": str, "created_ms": int, "spec": str}))
-
 
 @dataclass(frozen=True)
-class MasterRecord:
+class MasterRecord(JsonRecord, what="job master"):
     """``master``: the process that is the job's master; bound to its lease.
 
     Attributes:
@@ -112,30 +81,9 @@ class MasterRecord:
     host: str
     pid: int
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "address": self.address,
-                "instance": self.instance,
-                "host": self.host,
-                "pid": self.pid,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> MasterRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        kinds: Mapping[str, type] = {"address": str, "instance": int, "host": str, "pid": int}
-        return cls(**parse_fields("job master", text, kinds))
-
 
 @dataclass(frozen=True)
-class JournalRecord:
+class JournalRecord(JsonRecord, what="job journal"):
     """``journal``: the last transaction of a master.
 
     Each transaction writes it and compares its revision: one whose outcome was unknown cannot
@@ -149,22 +97,9 @@ class JournalRecord:
     instance: int
     number: int
 
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump({"instance": self.instance, "number": self.number})
-
-    @classmethod
-    def from_json(cls, text: str) -> JournalRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        return cls(**parse_fields("job journal", text, {"instance": int, "number": int}))
-
 
 @dataclass(frozen=True)
-class JobStateRecord:
+class JobStateRecord(JsonRecord, what="job state"):
     """``state``: where the job stands, but for the tasks.
 
     Attributes:
@@ -206,68 +141,10 @@ class JobStateRecord:
     checkpoint_url: str = ""
     passes_begun: int = 0
     task_lease_ttl_ms: int = 0
-    figures: Mapping[str, int] = field(default_factory=dict)
+    figures: Mapping[str, Count] = field(default_factory=dict)
     evaluations: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a state that is none."""
         if self.state not in RUN_STATES:
             raise InvalidRequest(f"job state: unknown state {self.state!r}")
-
-    def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
-        return dump(
-            {
-                "state": self.state,
-                "reason": self.reason,
-                "starts": self.starts,
-                "schedule": self.schedule,
-                "workers": self.workers,
-                "tables": list(self.tables),
-                "data": dict(self.data),
-                "restore_version": self.restore_version,
-                "generation": self.generation,
-                "inexact": self.inexact,
-                "checkpoint": self.checkpoint,
-                "checkpoint_url": self.checkpoint_url,
-                "passes_begun": self.passes_begun,
-                "task_lease_ttl_ms": self.task_lease_ttl_ms,
-                "figures": dict(self.figures),
-                "evaluations": [dict(each) for each in self.evaluations],
-            }
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> JobStateRecord:
-        """Return the record that ``to_json`` gave.
-
-        Raises:
-            InvalidRequest: It is not such a text.
-        """
-        values = parse_fields("job state", text, _STATE_FIELDS)
-        values["tables"] = tuple(strings_of("job state", "tables", values["tables"]))
-        whole_numbers_of("job state", "figures", list(values["figures"].values()))
-        if not all(isinstance(each, dict) for each in values["evaluations"]):
-            raise InvalidRequest("job state: evaluations holds more than objects")
-        values["evaluations"] = tuple(values["evaluations"])
-        return cls(**values)
-
-
-_STATE_FIELDS: Mapping[str, type] = {
-    "state": str,
-    "reason": str,
-    "starts": int,
-    "schedule": str,
-    "workers": str,
-    "tables": list,
-    "data": dict,
-    "restore_version": int,
-    "generation": int,
-    "inexact": str,
-    "checkpoint": str,
-    "checkpoint_url": str,
-    "passes_begun": int,
-    "task_lease_ttl_ms": int,
-    "figures": dict,
-    "evaluations": list,
-}

@@ -97,9 +97,11 @@ class JsonRecord:
 
 def _plain(value: object) -> dict[str, Any]:
     """Return what JSON knows for a value that it does not know."""
-    if not isinstance(value, JsonRecord):
-        raise TypeError(f"{type(value).__name__} is not kept as JSON")
-    return value.to_document()
+    if isinstance(value, JsonRecord):
+        return value.to_document()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not kept as JSON")
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode

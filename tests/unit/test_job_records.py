@@ -74,7 +74,7 @@ def test_a_record_of_another_form_is_not_half_understood(record: Record) -> None
 
 def test_a_state_that_is_none_is_refused() -> None:
     text = JobStateRecord("running").to_json().replace("running", "sleeping")
-    with pytest.raises(InvalidRequest, match="unknown state 'sleeping'"):
+    with pytest.raises(InvalidRequest, match="job state: state: Input should be 'running'"):
         JobStateRecord.from_json(text)
 
 
