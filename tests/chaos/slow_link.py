@@ -3,7 +3,7 @@
 Three servers share one link for their rows. A slot takes longer on it than a push may take, and
 trainers go on pushing while a killed node gets its copies again. The last line of the output is
 ``SLOW_LINK {json}``. Slots of 1 GB over 100 Mbit/s take about ten minutes and 10 GB of memory:
-``python -m tests.chaos.slow_link --slots 2 --rows 8000000 --rate-mbit 100``.
+``python -m tests.chaos.slow_link --slots 4 --rows 16000000 --rate-mbit 100``.
 """
 
 from __future__ import annotations
