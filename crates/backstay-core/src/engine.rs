@@ -22,7 +22,7 @@ use crate::transaction::{Change, Run, StagedRun, Transaction};
 
 use snapshot::Spans;
 
-pub use slot_copy::SlotMemory;
+pub use slot_copy::{CopyPiece, CopyReader, SlotMemory};
 pub use snapshot::{SlotSnapshot, TableSnapshot};
 
 /// Whether this node answers requests for a slot.

@@ -6,7 +6,9 @@
 //! The slab is a list of chunks of bounded size: it grows without moving rows and without
 //! the half-empty tail of a doubling vector.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 use crate::error::Refusal;
 use crate::hash::mix64;
@@ -32,9 +34,23 @@ pub struct RowMap {
     chunks: Vec<Vec<u32>>,
     /// Which rows have changed.
     marks: Marks,
+    /// Who reads the rows of an earlier instant.
+    readings: Vec<Reading>,
     rows: usize,
     stride: usize,
     chunk_shift: u32,
+}
+
+/// The rows of one instant, read piece by piece while rows change.
+#[derive(Debug, Clone)]
+struct Reading {
+    /// It is over when nobody holds its token any more.
+    token: Weak<()>,
+    /// The next row to be read. Rows from `end` on were added since the instant.
+    next: usize,
+    end: usize,
+    /// Rows that changed since the instant and were not read yet, as they were.
+    kept: BTreeMap<usize, Vec<u32>>,
 }
 
 impl RowMap {
@@ -46,6 +62,7 @@ impl RowMap {
             index: Vec::new(),
             chunks: Vec::new(),
             marks: Marks::default(),
+            readings: Vec::new(),
             rows: 0,
             stride,
             chunk_shift: usize::BITS - 1 - fit.leading_zeros(),
@@ -201,6 +218,9 @@ impl RowMap {
     #[inline]
     pub fn values_mut(&mut self, row: usize) -> &mut [u32] {
         self.marks.mark(row);
+        if !self.readings.is_empty() {
+            self.keep_for_readings(row);
+        }
         let start = (row & ((1 << self.chunk_shift) - 1)) * self.stride;
         &mut self.chunks[row >> self.chunk_shift][start + KEY_WORDS..start + self.stride]
     }
@@ -216,6 +236,54 @@ impl RowMap {
             out.extend_from_slice(&self.chunks[row >> self.chunk_shift][words]);
             row += count;
         }
+    }
+
+    /// Begin to read the rows of this instant; it is over with the token. How many there are.
+    pub fn begin_reading(&mut self, token: &Arc<()>) -> usize {
+        self.readings.retain(|one| one.token.strong_count() > 0);
+        if self.rows > 0 {
+            self.readings.push(Reading {
+                token: Arc::downgrade(token),
+                next: 0,
+                end: self.rows,
+                kept: BTreeMap::new(),
+            });
+        }
+        self.rows
+    }
+
+    /// The next rows of a reading's instant, as they lie in memory, appended to `out`; how many.
+    /// None if the map is not the one that the reading began in.
+    pub fn read_on(&mut self, token: &Arc<()>, most: usize, out: &mut Vec<u32>) -> Option<usize> {
+        let is_it = |one: &Reading| std::ptr::eq(one.token.as_ptr(), Arc::as_ptr(token));
+        let at = self.readings.iter().position(is_it)?;
+        let rows = {
+            let one = &mut self.readings[at];
+            let to = one.end.min(one.next.saturating_add(most));
+            std::mem::replace(&mut one.next, to)..to
+        };
+        let first = out.len();
+        self.copy_rows(rows.clone(), out);
+        let rest = self.readings[at].kept.split_off(&rows.end);
+        let kept = std::mem::replace(&mut self.readings[at].kept, rest);
+        for (row, words) in kept {
+            let start = first + (row - rows.start) * self.stride;
+            out[start..start + self.stride].copy_from_slice(&words);
+        }
+        Some(rows.len())
+    }
+
+    #[cold]
+    fn keep_for_readings(&mut self, row: usize) {
+        let mut readings = std::mem::take(&mut self.readings);
+        readings.retain(|one| one.token.strong_count() > 0);
+        for one in &mut readings {
+            if (one.next..one.end).contains(&row) {
+                let kept = one.kept.entry(row);
+                kept.or_insert_with(|| self.row_words(row).to_vec());
+            }
+        }
+        self.readings = readings;
     }
 
     /// Copy the rows that have changed since the last generation began over older copies of them,
@@ -382,5 +450,71 @@ mod tests {
         let payload = 10_000 * 34 * 4;
         assert!(map.allocated_bytes() < payload * 115 / 100);
         assert_eq!(RowMap::new(32).allocated_bytes(), 0);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Insert(u64),
+        Change(usize, u32),
+        Begin,
+        Read(usize, usize),
+        Drop(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0u64..500).prop_map(Step::Insert),
+            (any::<usize>(), any::<u32>()).prop_map(|(row, value)| Step::Change(row, value)),
+            Just(Step::Begin),
+            (any::<usize>(), 1usize..9).prop_map(|(which, rows)| Step::Read(which, rows)),
+            any::<usize>().prop_map(Step::Drop),
+        ]
+    }
+
+    fn all(map: &RowMap) -> Vec<u32> {
+        let mut words = Vec::new();
+        map.copy_rows(0..map.len(), &mut words);
+        words
+    }
+
+    proptest! {
+        /// Readers see the rows of their instant, whatever is changed and added meanwhile.
+        #[test]
+        fn a_reading_is_of_one_instant(steps in prop::collection::vec(step(), 1..200)) {
+            let mut map = RowMap::new(3);
+            // Token, the rows of its instant, what was read of them.
+            let mut readings: Vec<(Arc<()>, Vec<u32>, Vec<u32>)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Insert(key) if map.find(key, mix64(key)).is_none() => {
+                        map.insert(key, mix64(key));
+                    }
+                    Step::Change(row, value) if !map.is_empty() => {
+                        let row = row % map.len();
+                        map.values_mut(row)[1] = value;
+                    }
+                    Step::Begin => {
+                        let token = Arc::new(());
+                        prop_assert_eq!(map.begin_reading(&token), map.len());
+                        readings.push((token, all(&map), Vec::new()));
+                    }
+                    Step::Read(which, rows) if !readings.is_empty() => {
+                        let which = which % readings.len();
+                        let (token, _, read) = &mut readings[which];
+                        map.read_on(token, rows, read);
+                    }
+                    Step::Drop(which) if !readings.is_empty() => {
+                        readings.swap_remove(which % readings.len());
+                    }
+                    _ => {}
+                }
+            }
+            for (token, expected, mut read) in readings {
+                while map.read_on(&token, 7, &mut read).is_some_and(|rows| rows > 0) {}
+                prop_assert_eq!(read, expected);
+            }
+            map.begin_reading(&Arc::new(()));
+            prop_assert!(map.readings.len() <= 1, "readings end with their tokens");
+        }
     }
 }

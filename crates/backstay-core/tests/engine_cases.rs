@@ -7,7 +7,7 @@ mod engine_support;
 
 use std::sync::Arc;
 
-use backstay_core::engine::{Engine, ServingState};
+use backstay_core::engine::{CopyPiece, Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
@@ -210,10 +210,10 @@ fn a_copied_slot_goes_on_as_the_original() {
     for slot in 0..SLOTS {
         copy.clear_slot(slot);
         assert_eq!(copy.place(slot), (0, 0));
-        let original = engine.copy_slot(slot);
-        for (table, rows) in &original.tables {
+        let mut original = engine.begin_copy(slot);
+        while let CopyPiece::Rows(table, rows) = engine.read_copy(slot, &mut original.rows, 1) {
             let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
-            copy.add_rows(*table, slot, rows).unwrap();
+            copy.add_rows(table, slot, rows).unwrap();
         }
         copy.set_memory(slot, &original.memory);
         assert_eq!(copy.memory(slot), engine.memory(slot));
@@ -345,4 +345,32 @@ fn the_digest_sees_every_word_and_the_stream_memory() {
     assert_eq!(closed(&[1, 2]), closed(&[1, 2]));
     assert_ne!(closed(&[1, 2]), closed(&[2, 1]));
     assert_ne!(closed(&[1, 2]), closed(&[1]));
+}
+
+#[test]
+fn a_copy_of_content_that_was_replaced_is_of_no_use() {
+    let spec = counter();
+    let mut engine = engine(&spec);
+    apply(
+        &mut engine,
+        &push(1, 0, 0, &by_slot((0..60).collect()), 1.0),
+    )
+    .unwrap();
+    let slot = 0;
+    let mut copy = engine.begin_copy(slot);
+    assert!(copy.rows.bytes_left() > 0);
+    assert!(matches!(
+        engine.read_copy(slot, &mut copy.rows, 1),
+        CopyPiece::Rows(..)
+    ));
+    engine.clear_slot(slot);
+    assert!(matches!(
+        engine.read_copy(slot, &mut copy.rows, 1),
+        CopyPiece::Gone
+    ));
+    copy.rows.stop();
+    assert!(matches!(
+        engine.read_copy(slot, &mut copy.rows, 1),
+        CopyPiece::End
+    ));
 }

@@ -8,7 +8,7 @@ mod engine_support;
 
 use std::sync::Arc;
 
-use backstay_core::engine::Engine;
+use backstay_core::engine::{CopyPiece, Engine};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
@@ -259,10 +259,12 @@ impl Pair {
             Step::Copy => {
                 self.backup = engine(&momentum(1.0, 0.5));
                 for slot in 0..SLOTS {
-                    let copy = self.master.copy_slot(slot);
-                    for (table, (keys, weights, state)) in &copy.tables {
+                    let mut copy = self.master.begin_copy(slot);
+                    while let CopyPiece::Rows(table, (keys, weights, state)) =
+                        self.master.read_copy(slot, &mut copy.rows, u64::MAX)
+                    {
                         self.backup
-                            .add_rows(*table, slot, (&keys[..], &weights[..], &state[..]))
+                            .add_rows(table, slot, (&keys[..], &weights[..], &state[..]))
                             .unwrap();
                     }
                     self.backup.set_memory(slot, &copy.memory);

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use backstay_core::engine::StageReport;
+use backstay_core::engine::{CopyPiece, StageReport};
 use backstay_core::hash::{table_id, SlotSpace};
 use backstay_core::replication::Rows;
 use backstay_core::spec::TableSpec;
@@ -68,9 +68,9 @@ fn close(store: &Store, stream: StreamId) {
 /// The calls by which a copy of all slots comes to another node.
 fn copy(from: &Store, to: &Store) {
     for slot in 0..SLOTS {
-        let copy = from.copy_slot(slot);
-        for (table, rows) in &copy.tables {
-            to.add_rows(slot, *table, rows).unwrap();
+        let mut copy = from.begin_copy(slot);
+        while let CopyPiece::Rows(table, rows) = from.read_copy(slot, &mut copy.rows, 1 << 10) {
+            to.add_rows(slot, table, &rows).unwrap();
         }
         to.set_memory(slot, &copy.memory);
     }
@@ -79,8 +79,8 @@ fn copy(from: &Store, to: &Store) {
 fn assert_equal(one: &Store, other: &Store) {
     for slot in 0..SLOTS {
         assert_eq!(
-            one.copy_slot(slot).memory,
-            other.copy_slot(slot).memory,
+            one.begin_copy(slot).memory,
+            other.begin_copy(slot).memory,
             "slot {slot}"
         );
         assert_eq!(

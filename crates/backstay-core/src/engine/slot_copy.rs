@@ -1,4 +1,10 @@
 //! Slots as a whole: compared, copied, taken in, forgotten.
+//!
+//! A copy for another node is of one instant, and is read piece by piece: a slot may be larger
+//! than what pushes can wait for. Whoever changes a row that was not read yet keeps it as it was
+//! ([`crate::row_map`]).
+
+use std::sync::Arc;
 
 use super::Engine;
 use crate::error::Refusal;
@@ -16,6 +22,38 @@ pub struct SlotMemory {
     pub streams: Vec<(StreamId, StreamWindow)>,
     /// The streams that were closed, in the order of closing: the oldest are forgotten first.
     pub closed: Vec<StreamId>,
+}
+
+/// Reads the rows of a copy. The copy is over when it is dropped.
+#[derive(Debug, Clone, Default)]
+pub struct CopyReader {
+    /// Each table with rows that are left to be read, and the bytes of a row.
+    tables: Vec<(u64, usize, u64)>,
+    token: Arc<()>,
+}
+
+impl CopyReader {
+    /// What is left to be read.
+    pub fn bytes_left(&self) -> u64 {
+        let tables = self.tables.iter();
+        tables.map(|(_, rows, bytes)| *rows as u64 * bytes).sum()
+    }
+
+    /// Read no more.
+    pub fn stop(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// What comes next of a copy.
+#[derive(Debug)]
+pub enum CopyPiece {
+    /// Rows of a table.
+    Rows(u64, PlainRows),
+    /// Nothing.
+    End,
+    /// The slot's content was replaced meanwhile: the copy is of no use.
+    Gone,
 }
 
 impl Engine {
@@ -50,21 +88,42 @@ impl Engine {
         }
     }
 
-    /// A copy of a slot, with what is staged in it.
-    pub fn copy_slot(&self, slot: u32) -> SlotCopy {
-        let rows = self.tables.iter().map(|(&id, table)| {
-            let mut rows = PlainRows::default();
-            // As they lie in memory: to sort them would take longer than to copy them.
-            let mut words = Vec::new();
-            table.copy_more(slot, &mut words, usize::MAX);
-            table.layout().take_apart(&words, &mut rows);
-            (id, rows)
-        });
+    /// Begin to copy a slot as it is now, with what is staged in it.
+    pub fn begin_copy(&mut self, slot: u32) -> SlotCopy {
+        let token = Arc::new(());
+        let mut rows = CopyReader::default();
+        for (&id, table) in &mut self.tables {
+            let left = table.begin_reading(slot, &token);
+            let layout = table.layout();
+            let row_bytes = 8 + 4 * (layout.elements + layout.state_words) as u64;
+            rows.tables.push((id, left, row_bytes));
+        }
+        rows.token = token;
         SlotCopy {
             memory: self.memory(slot),
-            tables: rows.collect(),
+            rows,
             staged: self.staged(slot).cloned().collect(),
         }
+    }
+
+    /// The next rows of a copy, of about `most` bytes, one at least.
+    pub fn read_copy(&mut self, slot: u32, reader: &mut CopyReader, most: u64) -> CopyPiece {
+        while let Some((id, left, row_bytes)) = reader.tables.last_mut() {
+            if *left == 0 {
+                reader.tables.pop();
+                continue;
+            }
+            let (id, most) = (*id, (most / *row_bytes).max(1));
+            let table = self.tables.get_mut(&id);
+            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let rows = table.and_then(|table| table.read_on(slot, &reader.token, most));
+            let Some(rows) = rows.filter(|(keys, ..)| !keys.is_empty()) else {
+                return CopyPiece::Gone;
+            };
+            *left -= rows.0.len();
+            return CopyPiece::Rows(id, rows);
+        }
+        CopyPiece::End
     }
 
     /// Take over another replica's memory of a slot; its rows have been taken in before, and

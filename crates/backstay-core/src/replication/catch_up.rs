@@ -14,7 +14,7 @@ use super::replica::Replica;
 use super::rows::{Rows, SlotCopy};
 use super::state::{CopyIn, Role, Work};
 use super::{Micros, NodeId};
-use crate::engine::{ServingState, SlotMemory};
+use crate::engine::{CopyPiece, ServingState, SlotMemory};
 use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
@@ -32,10 +32,7 @@ pub(super) struct CopyOut {
     /// Which copy of this node's: what is said of an earlier one of the slot is not of this.
     number: u64,
     copy: SlotCopy,
-    /// Rows of the last table that have gone out.
-    rows_sent: usize,
     bytes_sent: u64,
-    bytes_left: u64,
     /// Bytes of pushes that have gone out since the copy began, and touch its slot.
     bytes_behind: u64,
 }
@@ -44,32 +41,6 @@ impl CopyOut {
     /// Which slot's.
     pub(super) fn slot(&self) -> u32 {
         self.head.slot
-    }
-
-    /// The next rows, of about `most` bytes, one at least; their table.
-    fn next_piece(&mut self, most: u64) -> Option<(u64, PlainRows)> {
-        while let Some((table, (keys, weights, state))) = self.copy.tables.last() {
-            if self.rows_sent >= keys.len() {
-                self.copy.tables.pop();
-                self.rows_sent = 0;
-                continue;
-            }
-            let (wide, deep) = (weights.len() / keys.len(), state.len() / keys.len());
-            let row_bytes = 8 + 4 * (wide + deep) as u64;
-            let from = self.rows_sent;
-            let to = (from + (most / row_bytes).max(1) as usize).min(keys.len());
-            self.rows_sent = to;
-            let bytes = (to - from) as u64 * row_bytes;
-            self.bytes_sent += bytes;
-            self.bytes_left -= bytes;
-            let rows = (
-                keys[from..to].to_vec(),
-                weights[from * wide..to * wide].to_vec(),
-                state[from * deep..to * deep].to_vec(),
-            );
-            return Some((*table, rows));
-        }
-        None
     }
 }
 
@@ -95,7 +66,7 @@ impl Replica {
                 };
                 set.master == me && set.catching_up.contains(&node) && !over && !skipped
             });
-            // Each holds a whole slot in memory, and without copies nobody looks at them again.
+            // Each keeps rows as they were, and without copies nobody looks at them again.
             let copies = &peer.copies;
             let sending = &mut peer.sending;
             sending.retain(|one| matches!(copies.get(&one.slot()), Some(Copy::UnderWay { .. })));
@@ -127,7 +98,7 @@ impl Replica {
         if !self.copying {
             return;
         }
-        self.send_copies(now);
+        self.send_copies(now, rows);
         let mut wanted: Vec<(NodeId, u32)> = Vec::new();
         for slot in 0..self.routing.slots() {
             let set = self.routing.replicas(slot);
@@ -143,8 +114,9 @@ impl Replica {
             if self.pace.is_spent() {
                 return;
             }
-            // A copy costs its size in memory until it is sent: others wait for a large one.
-            let waiting: u64 = peer.sending.iter().map(|out| out.bytes_left).sum();
+            // A row that changes before it is sent is kept twice: others wait for a large copy.
+            let left = |out: &CopyOut| out.copy.rows.bytes_left();
+            let waiting: u64 = peer.sending.iter().map(left).sum();
             let ready = peer.up && peer.rests_until.is_none();
             let ready = ready && waiting < self.options.copy_window_bytes;
             if ready && wanted && under_way.count() < self.options.copies_at_once {
@@ -157,7 +129,7 @@ impl Replica {
         if rows.serving_state(number) != ServingState::Serving {
             return;
         }
-        let copy = rows.copy_slot(number);
+        let copy = rows.begin_copy(number);
         let slot = &mut self.slots[number as usize];
         let Role::Master(master) = &mut slot.role else {
             return;
@@ -181,9 +153,7 @@ impl Replica {
         peer.sending.push_back(CopyOut {
             head,
             number: self.counters.slots_copied,
-            bytes_left: copy.tables.iter().map(|(_, rows)| bytes_of(rows)).sum(),
             copy,
-            rows_sent: 0,
             bytes_sent: 0,
             bytes_behind: 0,
         });
@@ -195,12 +165,12 @@ impl Replica {
             };
             self.send_prepare(node, staged.tag, &(staged.transaction, vec![place]));
         }
-        self.send_copies(now);
+        self.send_copies(now, rows);
         self.counters.slots_copied += 1;
     }
 
     /// Send of the copies under way what there is room for.
-    pub(super) fn send_copies(&mut self, now: Micros) {
+    pub(super) fn send_copies(&mut self, now: Micros, rows: &impl Rows) {
         let (piece, window) = (
             self.options.copy_piece_bytes,
             self.options.copy_window_bytes,
@@ -215,21 +185,27 @@ impl Replica {
                     peer.sending.push_front(out);
                     break;
                 }
-                let before = out.bytes_sent;
-                if let Some((table, rows)) = out.next_piece(piece) {
-                    let bytes = out.bytes_sent - before;
-                    peer.credit.spend(now, bytes, out.number);
-                    self.pace.spend(bytes);
-                    peer.to_backup
-                        .push_back(Message::CopyRows { slot, table, rows });
-                    peer.sending.push_front(out);
-                } else {
-                    let (slot, memory) = (out.head, out.copy.memory);
-                    peer.ask(Awaited::Copy(slot.slot), |number| Message::CopyEnd {
-                        number,
-                        slot,
-                        memory,
-                    });
+                match rows.read_copy(slot, &mut out.copy.rows, piece) {
+                    CopyPiece::Rows(table, rows) => {
+                        let bytes = bytes_of(&rows);
+                        out.bytes_sent += bytes;
+                        peer.credit.spend(now, bytes, out.number);
+                        self.pace.spend(bytes);
+                        peer.to_backup
+                            .push_back(Message::CopyRows { slot, table, rows });
+                        peer.sending.push_front(out);
+                    }
+                    CopyPiece::End => {
+                        let (slot, memory) = (out.head, out.copy.memory);
+                        peer.ask(Awaited::Copy(slot.slot), |number| Message::CopyEnd {
+                            number,
+                            slot,
+                            memory,
+                        });
+                    }
+                    CopyPiece::Gone => {
+                        peer.copies.insert(slot, Copy::Wanted);
+                    }
                 }
             }
         }
@@ -248,12 +224,11 @@ impl Replica {
             // The rest would be of no use: the end comes at once, and is refused.
             let outs = peer.sending.iter_mut();
             for out in outs.filter(|out| out.number == number) {
-                out.copy.tables.clear();
-                out.bytes_left = 0;
+                out.copy.rows.stop();
             }
         }
         let few = peer.sending.len() < 2;
-        self.send_copies(now);
+        self.send_copies(now, rows);
         if few {
             self.copy_next(now, rows);
         }
@@ -508,8 +483,8 @@ mod tests {
             other.receive(2, &rows, MASTER, message);
         }
         assert_eq!((other.birth(0), other.slot_state(0).2), (0, false));
-        let held = rows.copy_slot(0).tables;
-        assert!(held.iter().all(|(_, (keys, ..))| keys.is_empty()));
+        let held = rows.0.borrow().export_slot(table_id("t"), 0).unwrap();
+        assert!(held.0.is_empty());
     }
 
     fn push() -> Arc<Transaction> {
@@ -746,8 +721,8 @@ mod tests {
             matches!(taken, [Message::CopyTaken { failed: true, .. }]),
             "{taken:?}"
         );
-        let held = rows.copy_slot(0).tables;
-        assert!(held.iter().all(|(_, (keys, ..))| keys.len() == 1));
+        let held = rows.0.borrow().export_slot(table_id("t"), 0).unwrap();
+        assert_eq!(held.0, [1]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::engine::{Engine, ServingState, SlotMemory, StageReport, Staged};
+use crate::engine::{CopyPiece, CopyReader, Engine, ServingState, SlotMemory, StageReport, Staged};
 use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
@@ -13,8 +13,8 @@ use crate::transaction::{StagedRun, Transaction};
 pub struct SlotCopy {
     /// Its order and its streams.
     pub memory: SlotMemory,
-    /// The rows of each table, by the table's id.
-    pub tables: Vec<(u64, PlainRows)>,
+    /// Its rows, yet to be read.
+    pub rows: CopyReader,
     /// What is staged behind it.
     pub staged: Vec<Staged>,
 }
@@ -58,8 +58,10 @@ pub trait Rows {
     fn set_serving_state(&self, slot: u32, state: ServingState);
     /// See [`crate::engine::Engine::set_birth`].
     fn set_birth(&self, slot: u32, birth: u64);
-    /// Copy a slot.
-    fn copy_slot(&self, slot: u32) -> SlotCopy;
+    /// See [`crate::engine::Engine::begin_copy`].
+    fn begin_copy(&self, slot: u32) -> SlotCopy;
+    /// See [`crate::engine::Engine::read_copy`].
+    fn read_copy(&self, slot: u32, reader: &mut CopyReader, most: u64) -> CopyPiece;
     /// See [`crate::engine::Engine::clear_slot`].
     fn clear_slot(&self, slot: u32);
     /// See [`crate::engine::Engine::set_memory`].
@@ -143,8 +145,12 @@ impl Rows for LocalRows {
         self.0.borrow_mut().set_birth(slot, birth);
     }
 
-    fn copy_slot(&self, slot: u32) -> SlotCopy {
-        self.0.borrow().copy_slot(slot)
+    fn begin_copy(&self, slot: u32) -> SlotCopy {
+        self.0.borrow_mut().begin_copy(slot)
+    }
+
+    fn read_copy(&self, slot: u32, reader: &mut CopyReader, most: u64) -> CopyPiece {
+        self.0.borrow_mut().read_copy(slot, reader, most)
     }
 
     fn clear_slot(&self, slot: u32) {

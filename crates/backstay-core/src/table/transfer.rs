@@ -1,5 +1,7 @@
 //! The rows of one slot as a whole: compared, copied out, taken in.
 
+use std::sync::Arc;
+
 use super::Table;
 use crate::error::Refusal;
 use crate::hash::{mix64, SlotSpace};
@@ -258,6 +260,22 @@ impl Table {
         let end = map.len().min(first.saturating_add(most));
         map.copy_rows(first..end, words);
         end < map.len()
+    }
+
+    /// Begin to read the rows of one slot as they are now; how many there are. Pushes may change
+    /// them meanwhile.
+    pub fn begin_reading(&mut self, slot: u32, token: &Arc<()>) -> usize {
+        let map = self.maps.get_mut((slot - self.first_slot) as usize);
+        map.map_or(0, |map| map.begin_reading(token))
+    }
+
+    /// The next rows of a reading, at most so many. None if the slot's content was replaced since.
+    pub fn read_on(&mut self, slot: u32, token: &Arc<()>, most: usize) -> Option<PlainRows> {
+        let map = self.maps.get_mut((slot - self.first_slot) as usize)?;
+        let (mut words, mut rows) = (Vec::new(), PlainRows::default());
+        map.read_on(token, most, &mut words)?;
+        self.layout().take_apart(&words, &mut rows);
+        Some(rows)
     }
 
     /// Bring copies of the first rows of one slot up to date with what has changed since the last

@@ -235,7 +235,7 @@ fn the_end_of_a_silent_stream_is_a_transaction() {
     let after = replicator.store().slot_digest(slot).unwrap();
     assert_eq!(after.0, before.0 + 1);
     assert_ne!(after.1, before.1);
-    let memory = replicator.store().copy_slot(slot).memory;
+    let memory = replicator.store().begin_copy(slot).memory;
     assert_eq!((memory.streams.len(), memory.closed), (0, vec![own(7)]));
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use backstay_core::engine::{ServingState, SlotMemory, StageReport, Staged};
+use backstay_core::engine::{CopyPiece, CopyReader, ServingState, SlotMemory, StageReport, Staged};
 use backstay_core::error::Refusal;
 use backstay_core::replication::{Rows, SlotCopy};
 use backstay_core::table::PlainRows;
@@ -114,8 +114,13 @@ impl Rows for Store {
             .set_birth(slot, birth);
     }
 
-    fn copy_slot(&self, slot: u32) -> SlotCopy {
-        self.stripes[self.stripe(slot)].read().copy_slot(slot)
+    fn begin_copy(&self, slot: u32) -> SlotCopy {
+        self.stripes[self.stripe(slot)].write().begin_copy(slot)
+    }
+
+    fn read_copy(&self, slot: u32, reader: &mut CopyReader, most: u64) -> CopyPiece {
+        let mut engine = self.stripes[self.stripe(slot)].write();
+        engine.read_copy(slot, reader, most)
     }
 
     fn clear_slot(&self, slot: u32) {
