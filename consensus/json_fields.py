@@ -1,35 +1,26 @@
-"""Taking JSON records apart strictly: the fields expected, of the types expected, no others.
+"""Taking apart the JSON texts that are not typed records yet: those of a job's tasks and schedule.
 
-A record that a process of another version wrote must not be half understood. This module
-imports ``backstay.errors`` and the standard library; it knows no record.
+A record that a process of another version wrote must not be half understood: it has the fields
+expected, of the types expected, and no others. New records are ``consensus.json_record``'s. This
+module imports that one and ``backstay.errors``; it knows no record.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from backstay.consensus.json_record import NUMBER_MAX, dump
 from backstay.errors import InvalidRequest
 
 __all__ = [
-    "NUMBER_MAX",
-    "check_times",
     "dump",
     "fields_of",
     "parse_fields",
     "strings_of",
     "whole_numbers_of",
 ]
-
-# What a JSON reader in any language keeps exactly as a signed 64-bit number.
-NUMBER_MAX = 2**63 - 1
-
-
-def dump(document: Mapping[str, object]) -> str:
-    """Return an object as the text that the coordination store keeps."""
-    return json.dumps(document, separators=(",", ":"))
 
 
 def parse_fields(
@@ -67,17 +58,6 @@ def fields_of(what: str, value: object, expected: Mapping[str, type]) -> dict[st
         if type(value[name]) is not kind:
             raise InvalidRequest(f"{what}: {name} is not of type {kind.__name__}")
     return value
-
-
-def check_times(what: str, **times: float) -> None:
-    """Refuse a time that is none: seconds since 1970-01-01 00:00 UTC are finite and not negative.
-
-    Raises:
-        InvalidRequest: One of them is no such number; the message names it.
-    """
-    for name, value in times.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise InvalidRequest(f"{what}: {name} {value} is not in seconds since 1970")
 
 
 def whole_numbers_of(what: str, name: str, values: object, lowest: int = 0) -> list[int]:
