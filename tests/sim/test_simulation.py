@@ -256,7 +256,7 @@ def test_batches_of_tasks_count_once_whoever_dies_and_whoever_comes_late(seeds: 
         outcomes = list(pool.map(with_tasks, seeds, chunksize=5))
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
-    happened = ("tasks_done", "twins", "worker_deaths", "revoked", "replays")
+    happened = ("tasks_done", "speculative", "worker_deaths", "revoked", "replays")
     assert min(counts[name] for name in happened) > len(seeds)
     assert counts["replays"] == counts["tasks_done"]
 
