@@ -121,9 +121,8 @@ class TaskTrainer(Trainer):
         elif random.random() < 0.02:
             self._die(self._task)
         elif self._task.is_done and random.random() < 0.5:
-            self._drop(
-                "revoked"
-            )  # The speculative attempt was faster; it took a while to hear of it.
+            # The other attempt was faster; it took a while to hear of it.
+            self._drop("revoked")
         elif self._batch < BATCHES:
             if len(self.pushes) < self._window:
                 self._push_batch(self._task)
