@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from backstay._native import KeyPlan, PushStream
+from backstay._native import KeyPlan, PushRequest
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
@@ -506,30 +506,29 @@ class Client:
     ) -> None:
         """Push and wait."""
         self._watch.wait_until_running()
-        self._native.push(*self._push_arguments(table, plan, values, kind, scale))
+        self._native.push(self._request(table, plan, values, kind, scale))
 
     def _push_begin(
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
     ) -> Pending[None]:
         """Push without waiting."""
         self._watch.wait_until_running()
-        pending = self._native.push_begin(*self._push_arguments(table, plan, values, kind, scale))
+        pending = self._native.push_begin(self._request(table, plan, values, kind, scale))
         return Pending(pending.done, pending.finish)
 
-    def _push_arguments(
+    def _request(
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
-    ) -> tuple[int, int, KeyPlan, Rows, PushKind, float, bool, int, PushStream | None, int]:
-        require_finite = kind != "update" or table.refuses_non_finite
+    ) -> PushRequest:
         stream, ordinal = self._tasks.place(table) if kind == "update" else (None, 0)
-        return (
-            table.id,
-            table.row_elements,
-            plan,
-            values.reshape(-1),
-            kind,
-            scale,
-            require_finite,
-            self._config.deadline_ms,
-            stream,
-            ordinal,
+        return PushRequest(
+            table=table.id,
+            row_elements=table.row_elements,
+            plan=plan,
+            values=values.reshape(-1),
+            kind=kind,
+            learning_rate_scale=scale,
+            require_finite=kind != "update" or table.refuses_non_finite,
+            deadline_ms=self._config.deadline_ms,
+            stream=stream,
+            ordinal=ordinal,
         )

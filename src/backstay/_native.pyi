@@ -19,6 +19,7 @@ __all__ = [
     "KeyPlan",
     "PendingPull",
     "PendingPush",
+    "PushRequest",
     "PushStream",
     "SimMessage",
     "SimNode",
@@ -246,6 +247,30 @@ class PendingPush:
         """Wait until it is applied; raises if it is not, the same each time."""
 
 @final
+class PushRequest:
+    """One push: the gradients or values of a batch of keys for one table."""
+
+    def __new__(
+        cls,
+        *,
+        table: int,
+        row_elements: int,
+        plan: KeyPlan,
+        values: NDArray[np.float32],
+        kind: str,
+        learning_rate_scale: float,
+        require_finite: bool,
+        deadline_ms: int,
+        stream: PushStream | None = None,
+        ordinal: int = 0,
+    ) -> PushRequest:
+        """Describe a push of ``kind`` "update", "assign" or "assign_if_absent".
+
+        ``values`` is [size * row_elements]. With a ``stream``, the push is that of the table
+        with this ``ordinal`` in the stream's batch.
+        """
+
+@final
 class PushStream:
     """The pushes of one task: their numbers, their floor and the hold on the task."""
 
@@ -339,37 +364,10 @@ class DataClient:
         deadline_ms: int,
     ) -> None:
         """Ask for rows and wait for them."""
-    def push_begin(
-        self,
-        table: int,
-        row_elements: int,
-        plan: KeyPlan,
-        values: NDArray[np.float32],
-        kind: str,
-        learning_rate_scale: float,
-        require_finite: bool,
-        deadline_ms: int,
-        stream: PushStream | None = None,
-        ordinal: int = 0,
-    ) -> PendingPush:
-        """Send a push of ``kind`` "update", "assign" or "assign_if_absent"; it settles by itself.
-
-        With a ``stream`` it is that of the table with this ``ordinal`` in the stream's batch.
-        """
-    def push(
-        self,
-        table: int,
-        row_elements: int,
-        plan: KeyPlan,
-        values: NDArray[np.float32],
-        kind: str,
-        learning_rate_scale: float,
-        require_finite: bool,
-        deadline_ms: int,
-        stream: PushStream | None = None,
-        ordinal: int = 0,
-    ) -> None:
-        """Send a push and wait until it is applied; arguments as of ``push_begin``."""
+    def push_begin(self, request: PushRequest) -> PendingPush:
+        """Send a push; it settles in the background."""
+    def push(self, request: PushRequest) -> None:
+        """Send a push and wait until it is applied."""
     def task_stream(
         self, job: int, pass_number: int, task: int, tables: int, first_batch: int
     ) -> PushStream:

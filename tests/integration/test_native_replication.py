@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from backstay._native import DataClient, DataServer, table_id
+from backstay._native import DataClient, DataServer, PushRequest, table_id
 from backstay.consensus.clock import clock_s
 from backstay.consensus.records import NodeRecord, RoutingTable, SlotReplicas
 from backstay.errors import BackstayError
@@ -82,7 +82,18 @@ def client_of(servers: list[DataServer], job: int) -> DataClient:
 def push(client: DataClient, first: int) -> None:
     plan = client.plan(np.arange(first, first + KEYS, dtype=np.uint64))
     values = np.full(KEYS, -1, dtype=np.float32)
-    client.push(TABLE, 1, plan, values, "update", 1.0, True, DEADLINE_MS)
+    client.push(
+        PushRequest(
+            table=TABLE,
+            row_elements=1,
+            plan=plan,
+            values=values,
+            kind="update",
+            learning_rate_scale=1.0,
+            require_finite=True,
+            deadline_ms=DEADLINE_MS,
+        )
+    )
 
 
 def rows(client: DataClient, first: int) -> list[float]:

@@ -5,45 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backstay_core::stream::{StreamId, OWN_PASS};
-use backstay_core::transaction::Change;
-use backstay_net::client::plan::Plan;
 use backstay_net::client::routing::{Routing, ServerAddress};
-use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull, Push, PushRequest};
+use backstay_net::client::{Client, ClientOptions, Deadline, Event, Pull};
 use backstay_net::tls::{self, Identity};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{closed_error, config_error, from_client, runtime_error};
-use crate::push_stream::{send, PushStream};
+use crate::key_plan::KeyPlan;
+use crate::push::{PendingPush, PushRequest, PushStream};
 use crate::runtime::block_on;
-
-/// A batch of keys made ready: equal keys merged, the rest ordered by server and slot.
-#[pyclass(module = "backstay._native", frozen)]
-pub(crate) struct KeyPlan {
-    plan: Arc<Plan>,
-}
-
-#[pymethods]
-impl KeyPlan {
-    /// Keys of the batch, duplicates included.
-    #[getter]
-    fn size(&self) -> usize {
-        self.plan.len()
-    }
-
-    /// Different keys of the batch.
-    #[getter]
-    fn unique_count(&self) -> usize {
-        self.plan.keys().len()
-    }
-
-    /// The routing version it was made for.
-    #[getter]
-    fn routing_version(&self) -> u64 {
-        self.plan.routing().version
-    }
-}
 
 /// A pull under way.
 #[pyclass(module = "backstay._native", frozen)]
@@ -67,25 +39,6 @@ impl PendingPull {
         let out = out.as_slice_mut()?;
         block_on(py, pull.finish(out, Deadline::after(self.patience)))?
             .map_err(|error| from_client(py, &error))
-    }
-}
-
-/// A push under way or settled.
-#[pyclass(module = "backstay._native", frozen)]
-pub(crate) struct PendingPush {
-    push: Arc<Push>,
-    client: Arc<Client>,
-}
-
-#[pymethods]
-impl PendingPush {
-    fn done(&self) -> bool {
-        self.push.is_settled()
-    }
-
-    /// Wait until it is applied; raises if it is not.
-    fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        block_on(py, self.push.wait(&self.client))?.map_err(|error| from_client(py, &error))
     }
 }
 
@@ -278,95 +231,19 @@ impl DataClient {
     }
 
     /// Send a push and let it settle in the background; wait for it with `PendingPush.finish`.
-    /// `kind` is `update`, `assign` or `assign_if_absent`.
-    #[pyo3(signature = (table, row_elements, plan, values, kind, learning_rate_scale,
-        require_finite, deadline_ms, stream=None, ordinal=0))]
-    #[allow(clippy::too_many_arguments)] // One call, one frame.
-    fn push_begin(
-        &self,
-        py: Python<'_>,
-        table: u64,
-        row_elements: usize,
-        plan: &KeyPlan,
-        values: PyReadonlyArray1<'_, f32>,
-        kind: &str,
-        learning_rate_scale: f32,
-        require_finite: bool,
-        deadline_ms: u64,
-        stream: Option<&PushStream>,
-        ordinal: u32,
-    ) -> PyResult<PendingPush> {
-        let change = change(py, kind, learning_rate_scale)?;
-        let values = values.as_slice()?;
-        let request = PushRequest {
-            table,
-            row_elements,
-            change,
-            values,
-            require_finite,
-        };
-        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
-        let sending = async {
-            let push = send(
-                &self.client,
-                stream,
-                ordinal,
-                &request,
-                &plan.plan,
-                deadline,
-            )
-            .await?;
+    fn push_begin(&self, py: Python<'_>, request: &PushRequest) -> PyResult<PendingPush> {
+        let push = request.send(py, &self.client, |push| async {
             self.client.settle_in_background(&push);
             Ok(push)
-        };
-        let push = block_on(py, sending)?.map_err(|error| from_client(py, &error))?;
-        Ok(PendingPush {
-            push,
-            client: Arc::clone(&self.client),
-        })
+        })?;
+        Ok(PendingPush::new(push, &self.client))
     }
 
     /// Send a push and wait until it is applied.
-    #[pyo3(signature = (table, row_elements, plan, values, kind, learning_rate_scale,
-        require_finite, deadline_ms, stream=None, ordinal=0))]
-    #[allow(clippy::too_many_arguments)] // One call, one frame.
-    fn push(
-        &self,
-        py: Python<'_>,
-        table: u64,
-        row_elements: usize,
-        plan: &KeyPlan,
-        values: PyReadonlyArray1<'_, f32>,
-        kind: &str,
-        learning_rate_scale: f32,
-        require_finite: bool,
-        deadline_ms: u64,
-        stream: Option<&PushStream>,
-        ordinal: u32,
-    ) -> PyResult<()> {
-        let change = change(py, kind, learning_rate_scale)?;
-        let values = values.as_slice()?;
-        let request = PushRequest {
-            table,
-            row_elements,
-            change,
-            values,
-            require_finite,
-        };
-        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
-        let work = async {
-            let push = send(
-                &self.client,
-                stream,
-                ordinal,
-                &request,
-                &plan.plan,
-                deadline,
-            )
-            .await?;
+    fn push(&self, py: Python<'_>, request: &PushRequest) -> PyResult<()> {
+        request.send(py, &self.client, |push| async move {
             push.wait(&self.client).await
-        };
-        block_on(py, work)?.map_err(|error| from_client(py, &error))
+        })
     }
 
     /// A stream for the pushes of a task with so many tables.
@@ -438,19 +315,4 @@ fn lock<T>(mutex: &std::sync::Mutex<T>) -> PyResult<std::sync::MutexGuard<'_, T>
     mutex
         .lock()
         .map_err(|_| runtime_error("an earlier call crashed"))
-}
-
-fn change(py: Python<'_>, kind: &str, learning_rate_scale: f32) -> PyResult<Change> {
-    match kind {
-        "update" => Ok(Change::Update {
-            learning_rate_scale,
-        }),
-        "assign" => Ok(Change::Assign {
-            only_if_absent: false,
-        }),
-        "assign_if_absent" => Ok(Change::Assign {
-            only_if_absent: true,
-        }),
-        _ => Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
-    }
 }

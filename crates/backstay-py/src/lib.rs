@@ -8,8 +8,9 @@
 
 mod client;
 mod errors;
+mod key_plan;
 mod logging;
-mod push_stream;
+mod push;
 mod runtime;
 mod server;
 mod simulation;
@@ -93,10 +94,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Cancellation>()?;
     module.add_class::<server::CopiedSlots>()?;
     module.add_class::<client::DataClient>()?;
-    module.add_class::<client::KeyPlan>()?;
+    module.add_class::<key_plan::KeyPlan>()?;
     module.add_class::<client::PendingPull>()?;
-    module.add_class::<client::PendingPush>()?;
-    module.add_class::<push_stream::PushStream>()?;
+    module.add_class::<push::PendingPush>()?;
+    module.add_class::<push::PushRequest>()?;
+    module.add_class::<push::PushStream>()?;
     module.add_class::<simulation::SimNode>()?;
     module.add_class::<simulation::SimMessage>()?;
     module.add_class::<simulation::SimSlot>()

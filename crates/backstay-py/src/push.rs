@@ -1,0 +1,209 @@
+//! Pushes: `PushRequest`, what is sent; `PendingPush`, what is under way; `PushStream`, the pushes
+//! of one task.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backstay_core::stream::StreamId;
+use backstay_core::transaction::Change;
+use backstay_net::client::{self, Client, ClientError, Deadline, Push, TaskStream};
+use backstay_net::clock;
+use numpy::{PyArray1, PyArrayMethods};
+use pyo3::prelude::*;
+
+use crate::errors::{config_error, from_client};
+use crate::key_plan::KeyPlan;
+use crate::runtime::block_on;
+
+/// The pushes of one task: their numbers, their floor and the hold on the task.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct PushStream {
+    stream: TaskStream,
+    client: Arc<Client>,
+}
+
+impl PushStream {
+    pub(crate) fn new(
+        client: &Arc<Client>,
+        stream: StreamId,
+        tables: u32,
+        first_batch: u64,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
+            stream: client.task_stream(stream, tables, first_batch)?,
+            client: Arc::clone(client),
+        })
+    }
+}
+
+#[pymethods]
+impl PushStream {
+    /// End the batch before and number pushes as those of this one.
+    fn begin_batch(&self, py: Python<'_>, batch: u64) -> PyResult<()> {
+        let begun = self.stream.begin_batch(batch);
+        begun.map_err(|error| from_client(py, &error))
+    }
+
+    /// End the batch, unless a push has failed.
+    fn end_batch(&self) {
+        self.stream.end_batch();
+    }
+
+    /// Let frames leave until this moment of `consensus.clock`; not a number: no hold.
+    fn hold_until(&self, moment_s: f64) {
+        self.stream.hold_until(clock::moment(moment_s));
+    }
+
+    /// Let no frame leave any more; what is under way raises `HoldLost`.
+    fn revoke(&self) {
+        self.stream.revoke();
+    }
+
+    /// How many batches, counted from 0, have ended and are acknowledged everywhere.
+    fn settled(&self) -> u64 {
+        self.stream.settled()
+    }
+
+    /// End the batch and wait for all pushes; raises the first failure.
+    fn settle(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, self.stream.settle(&self.client))?.map_err(|error| from_client(py, &error))
+    }
+
+    /// Have every master close the stream.
+    fn close_on_servers(&self, py: Python<'_>, deadline_ms: u64) -> PyResult<()> {
+        let deadline = Deadline::after(Duration::from_millis(deadline_ms));
+        block_on(py, self.stream.close(&self.client, deadline))?
+            .map_err(|error| from_client(py, &error))
+    }
+}
+
+/// One push: the gradients or values of a batch of keys for one table.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct PushRequest {
+    table: u64,
+    row_elements: usize,
+    plan: Py<KeyPlan>,
+    values: Py<PyArray1<f32>>,
+    change: Change,
+    require_finite: bool,
+    patience: Duration,
+    /// Of a task; None: of the client's own stream.
+    stream: Option<Py<PushStream>>,
+    ordinal: u32,
+}
+
+#[pymethods]
+impl PushRequest {
+    /// `kind` is `update`, `assign` or `assign_if_absent`.
+    #[new]
+    #[pyo3(signature = (*, table, row_elements, plan, values, kind, learning_rate_scale,
+        require_finite, deadline_ms, stream=None, ordinal=0))]
+    #[allow(clippy::too_many_arguments)] // Keywords only: this is how Python fills a struct.
+    fn new(
+        py: Python<'_>,
+        table: u64,
+        row_elements: usize,
+        plan: Py<KeyPlan>,
+        values: Py<PyArray1<f32>>,
+        kind: &str,
+        learning_rate_scale: f32,
+        require_finite: bool,
+        deadline_ms: u64,
+        stream: Option<Py<PushStream>>,
+        ordinal: u32,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            table,
+            row_elements,
+            plan,
+            values,
+            change: change(py, kind, learning_rate_scale)?,
+            require_finite,
+            patience: Duration::from_millis(deadline_ms),
+            stream,
+            ordinal,
+        })
+    }
+}
+
+impl PushRequest {
+    /// Send the push, then do `then` with it; the GIL is released until both are done.
+    pub(crate) fn send<T, F>(
+        &self,
+        py: Python<'_>,
+        client: &Client,
+        then: impl FnOnce(Arc<Push>) -> F + Send,
+    ) -> PyResult<T>
+    where
+        T: Send,
+        F: Future<Output = Result<T, ClientError>> + Send,
+    {
+        let values = self.values.bind(py).try_readonly()?;
+        let request = client::PushRequest {
+            table: self.table,
+            row_elements: self.row_elements,
+            change: self.change,
+            values: values.as_slice()?,
+            require_finite: self.require_finite,
+        };
+        let plan = &self.plan.get().plan;
+        let deadline = Deadline::after(self.patience);
+        let work = async {
+            let push = match &self.stream {
+                Some(stream) => {
+                    let stream = &stream.get().stream;
+                    client
+                        .push_in(stream, self.ordinal, &request, plan, deadline)
+                        .await?
+                }
+                None => client.push(&request, plan, deadline).await?,
+            };
+            then(push).await
+        };
+        block_on(py, work)?.map_err(|error| from_client(py, &error))
+    }
+}
+
+fn change(py: Python<'_>, kind: &str, learning_rate_scale: f32) -> PyResult<Change> {
+    match kind {
+        "update" => Ok(Change::Update {
+            learning_rate_scale,
+        }),
+        "assign" => Ok(Change::Assign {
+            only_if_absent: false,
+        }),
+        "assign_if_absent" => Ok(Change::Assign {
+            only_if_absent: true,
+        }),
+        _ => Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
+    }
+}
+
+/// A push under way or settled.
+#[pyclass(module = "backstay._native", frozen)]
+pub(crate) struct PendingPush {
+    push: Arc<Push>,
+    client: Arc<Client>,
+}
+
+impl PendingPush {
+    pub(crate) fn new(push: Arc<Push>, client: &Arc<Client>) -> Self {
+        Self {
+            push,
+            client: Arc::clone(client),
+        }
+    }
+}
+
+#[pymethods]
+impl PendingPush {
+    fn done(&self) -> bool {
+        self.push.is_settled()
+    }
+
+    /// Wait until it is applied; raises if it is not.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, self.push.wait(&self.client))?.map_err(|error| from_client(py, &error))
+    }
+}
