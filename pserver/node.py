@@ -372,7 +372,7 @@ def _open_data_server(config: ServerConfig, instance: int) -> DataServer:
             stall_timeout_ms=config.stall_timeout_ms,
             memory_limit_bytes=config.memory_limit_bytes,
             tls_peer_ca_pem=pems.ca if pems.cert is not None else None,
-            promise_ms=config.read_lease_ms,
+            read_lease_ms=config.read_lease_ms,
             prepare_timeout_ms=config.prepare_timeout_ms,
             copy_bytes_per_s=config.copy_bytes_per_s,
         )

@@ -96,7 +96,7 @@ class DataServer:
         handshake_timeout_ms: int = 5000,
         stall_timeout_ms: int = 30000,
         memory_limit_bytes: int = 0,
-        promise_ms: int = 400,
+        read_lease_ms: int = 400,
         prepare_timeout_ms: int = 1000,
         copy_bytes_per_s: int = 50_331_648,
     ) -> DataServer: ...
@@ -419,7 +419,7 @@ class SimNode:
         instance: int,
         slot_count: int,
         *,
-        promise_us: int = 400_000,
+        read_lease_us: int = 400_000,
         heartbeat_us: int = 100_000,
         prepare_timeout_us: int = 1_000_000,
         max_pending: int = 256,

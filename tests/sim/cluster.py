@@ -61,7 +61,7 @@ class Options:
     """For how long a row of a copy occupies the wire."""
     copy_window: int
     """Rows of copies on the way to a node, at the least."""
-    promise: Micros = 150 * MS
+    read_lease: Micros = 150 * MS
     heartbeat: Micros = 45 * MS
     prepare_timeout: Micros = 150 * MS
     ttl: Micros = 600 * MS

@@ -176,7 +176,7 @@ class Faults:
 def depose(cluster: Cluster) -> None:
     """Take the leadership from the controller, wherever it is and whatever it hears.
 
-    Its lease is revoked, too, where slots have more copies than one: what their backups promise
+    Its lease is revoked, too, where slots have more copies than one: what their backups grant
     keeps I3. With one copy the lease alone does, and nothing revokes that of a process that lives.
     """
     store = cluster.store

@@ -35,14 +35,14 @@ class Link:
         self.there = Stream(cluster.network, master.place, backup.place)
         self.back = Stream(cluster.network, backup.place, master.place)
         self.heartbeats = Stream(cluster.network, master.place, backup.place)
-        self.promises = Stream(cluster.network, backup.place, master.place)
+        self.read_leases = Stream(cluster.network, backup.place, master.place)
         self.number = master.queue.now
         self.is_up = True
 
     def stream(self, kind: str, *, to_backup: bool) -> Stream:
         """Return what carries messages of a kind."""
-        if kind in ("heartbeat", "promise"):
-            return self.heartbeats if to_backup else self.promises
+        if kind in ("heartbeat", "read_lease"):
+            return self.heartbeats if to_backup else self.read_leases
         return self.there if to_backup else self.back
 
     def cut_there(self) -> None:
@@ -53,7 +53,7 @@ class Link:
     def cut_back(self) -> None:
         """Lose what has not arrived at the master."""
         self.back.cut()
-        self.promises.cut()
+        self.read_leases.cut()
 
 
 class Pserver:
@@ -70,7 +70,7 @@ class Pserver:
         self.native = SimNode(
             instance,
             options.slots,
-            promise_us=options.promise,
+            read_lease_us=options.read_lease,
             heartbeat_us=options.heartbeat,
             prepare_timeout_us=options.prepare_timeout,
             copy_bytes_per_s=options.copy_bytes_per_s,
@@ -189,7 +189,7 @@ class Pserver:
                 return
             if not to_backup and not link.is_up:
                 return
-            if message.kind not in ("heartbeat", "promise"):
+            if message.kind not in ("heartbeat", "read_lease"):
                 self.queue.log(other.node_id, lambda: f"gets from {self.node_id}: {message!r}")
             other.native.receive(other.clock.now(), self.instance, message)
 

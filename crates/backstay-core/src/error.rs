@@ -39,7 +39,7 @@ pub enum Refusal {
     /// Some slots have the push and others refused it: the same push again completes it.
     #[error("applied in some slots only, send the same push again: {0}")]
     Incomplete(String),
-    /// This master may not serve at the moment: it waits for promises, recovers what its
+    /// This master may not serve at the moment: it waits for read leases, recovers what its
     /// predecessor left, or holds no live lease.
     #[error("not ready to serve: {0}")]
     NotReady(String),

@@ -134,7 +134,7 @@ fn messages() -> Vec<Message> {
             slot: settled(3),
             memory,
         },
-        Message::Promise {
+        Message::ReadLease {
             sent_at: 1,
             version: 2,
         },

@@ -66,7 +66,7 @@ fn an_ousted_master_is_not_obeyed() {
         ],
     );
     repeat(&mut world, Step::Do(1, 2));
-    // What it promised the old master runs out.
+    // The read lease that it gave the old master expires.
     then(
         &mut world,
         &[Step::Time, Step::Time, Step::Time, Step::Send(0, 1)],
@@ -195,10 +195,10 @@ fn a_doubt_ends_with_a_newer_table() {
     );
 }
 
-/// A backup that goes by a newer table promises by that one, in which it may be the master
-/// itself: to a master of yesterday, such a promise says nothing.
+/// A backup that goes by a newer table gives read leases under that one, in which it may be the
+/// master itself: to a master of yesterday, such a lease says nothing.
 #[test]
-fn a_promise_by_a_newer_table_does_not_count() {
+fn a_read_lease_by_a_newer_table_does_not_count() {
     let mut world = World::new(2, set(0, &[1], &[]), [&[0], &[]], ENOUGH);
     world.settle_down();
     then(&mut world, &[Step::Time]);

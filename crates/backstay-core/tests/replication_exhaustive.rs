@@ -253,7 +253,7 @@ fn a_break_between_the_pieces_of_a_copy() {
     explore("break in a copy", two_slots_with_rows(budget));
 }
 
-/// Promises run out while a routing change travels: no two nodes answer reads.
+/// Read leases expire while a routing change travels: no two nodes answer reads.
 #[test]
 fn a_handover_while_time_passes() {
     let budget = Budget {

@@ -1,4 +1,4 @@
-//! The clock by which leases, promises and holds are counted.
+//! The clock by which leases are counted.
 //!
 //! It goes on while the machine sleeps or is suspended, where the system has such a clock
 //! (`CLOCK_BOOTTIME` on Linux): what ran out meanwhile must be over when the machine resumes, for

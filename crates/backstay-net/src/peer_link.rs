@@ -1,6 +1,6 @@
 //! Connections to backups: two for each node that replicates a slot of this one, opened by the
 //! master, kept open, opened anew, both together. One carries orders and their answers, the other
-//! heartbeats and promises, which must not wait behind orders.
+//! heartbeats and read leases, which must not wait behind orders.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -125,7 +125,7 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
     loop {
         let connection = shared.replicator.next_connection();
         match open(&shared, node, &address, connection).await {
-            Ok([(reader, writer), (promises, heartbeats)]) => {
+            Ok([(reader, writer), (read_leases, heartbeats)]) => {
                 info!(node, address, "replicating to a backup");
                 shared.replicator.link_up(node, connection);
                 let open = Open {
@@ -137,7 +137,7 @@ async fn keep_link(shared: Arc<Shared>, node: NodeId, address: String) {
                     why = send(&shared, node, Way::ToBackup, connection, writer) => why,
                     why = send(&shared, node, Way::Heartbeats, connection, heartbeats) => why,
                     why = receive(&shared, node, connection, reader) => why,
-                    why = receive(&shared, node, connection, promises) => why,
+                    why = receive(&shared, node, connection, read_leases) => why,
                 };
                 debug!(node, address, why, "the connection to a backup is over");
                 drop(open);

@@ -223,7 +223,7 @@ impl Replicator {
             return Ok(());
         }
         Err(Refusal::NotReady(
-            "this master waits for its backups' promises, or its lease is over".into(),
+            "this master waits for its backups' read leases, or its lease is over".into(),
         ))
     }
 

@@ -108,7 +108,7 @@ impl DataServer {
     #[pyo3(signature = (*, listen, cluster_id, node_id, instance, slot_count, token=None,
         tls_cert_pem=None, tls_key_pem=None, tls_client_ca_pem=None, tls_peer_ca_pem=None, io_threads=2,
         max_frame_bytes=268_435_456, max_keys_per_request=4_194_304, max_connections=4096,
-        handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0, promise_ms=400,
+        handshake_timeout_ms=5000, stall_timeout_ms=30_000, memory_limit_bytes=0, read_lease_ms=400,
         prepare_timeout_ms=1000, copy_bytes_per_s=50_331_648))]
     #[allow(clippy::too_many_arguments)] // Keywords only; the dataclass on the Python side is the struct.
     fn new(
@@ -130,7 +130,7 @@ impl DataServer {
         handshake_timeout_ms: u64,
         stall_timeout_ms: u64,
         memory_limit_bytes: u64,
-        promise_ms: u64,
+        read_lease_ms: u64,
         prepare_timeout_ms: u64,
         copy_bytes_per_s: u64,
     ) -> PyResult<Self> {
@@ -156,8 +156,8 @@ impl DataServer {
             stall_timeout: Duration::from_millis(stall_timeout_ms),
             peer_tls,
             replica: ReplicaOptions {
-                promise: promise_ms * 1000,
-                heartbeat: promise_ms * 1000 / 4,
+                read_lease: read_lease_ms * 1000,
+                heartbeat: read_lease_ms * 1000 / 4,
                 prepare_timeout: prepare_timeout_ms * 1000,
                 copy_bytes_per_s,
                 ..ReplicaOptions::default()

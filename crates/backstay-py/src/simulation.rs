@@ -41,7 +41,7 @@ impl SimMessage {
             Message::CopyBegin { .. } => "copy_begin",
             Message::CopyRows { .. } => "copy_rows",
             Message::CopyEnd { .. } => "copy_end",
-            Message::Promise { .. } => "promise",
+            Message::ReadLease { .. } => "read_lease",
             Message::Accepted { .. } => "accepted",
             Message::Refused { .. } => "refused",
             Message::CopyTaken { .. } => "copy_taken",
@@ -120,7 +120,7 @@ impl SimNode {
 #[pymethods]
 impl SimNode {
     #[new]
-    #[pyo3(signature = (instance, slot_count, *, promise_us=400_000, heartbeat_us=100_000,
+    #[pyo3(signature = (instance, slot_count, *, read_lease_us=400_000, heartbeat_us=100_000,
         prepare_timeout_us=1_000_000, max_pending=256, copies_at_once=4,
         copy_bytes_per_s=u64::MAX, copy_piece_bytes=65_536, copy_window_bytes=262_144))]
     #[allow(clippy::too_many_arguments)] // Keywords only.
@@ -128,7 +128,7 @@ impl SimNode {
         py: Python<'_>,
         instance: u64,
         slot_count: u32,
-        promise_us: u64,
+        read_lease_us: u64,
         heartbeat_us: u64,
         prepare_timeout_us: u64,
         max_pending: usize,
@@ -139,7 +139,7 @@ impl SimNode {
     ) -> PyResult<Self> {
         let space = slot_space(py, slot_count)?;
         let options = ReplicaOptions {
-            promise: promise_us,
+            read_lease: read_lease_us,
             heartbeat: heartbeat_us,
             prepare_timeout: prepare_timeout_us,
             max_pending,

@@ -696,7 +696,7 @@ mod tests {
             matches!(
                 answers[..],
                 [
-                    Message::Promise { .. },
+                    Message::ReadLease { .. },
                     Message::CopyTaken { failed: true, .. },
                     Message::Refused {
                         number: 1,

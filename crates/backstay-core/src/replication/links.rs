@@ -95,7 +95,7 @@ impl Replica {
         }
     }
 
-    /// Nodes that have left the routing, once nothing that was promised to them counts any more.
+    /// Nodes that have left the routing, once no read lease given to them counts any more.
     pub(super) fn forget_departed(&mut self, now: Micros) {
         let routing = &self.routing;
         self.peers.retain(|node, peer| {
@@ -107,7 +107,7 @@ impl Replica {
                 // Its silence is nobody's trouble, also not when it comes back.
                 peer.trouble_since = None;
             }
-            member || peer.up || peer.promises_given.values().any(|&until| until > now)
+            member || peer.up || peer.read_leases_given.values().any(|&until| until > now)
         });
     }
 }

@@ -30,7 +30,7 @@ pub struct SettledSlot {
 /// Messages that ask for an answer carry a number, per connection and from 1; answers name it.
 #[derive(Debug, Clone)]
 pub enum Message {
-    /// Master: I am here; give me your promise. It and its answer have a connection of their own:
+    /// Master: I am here; give me a read lease. It and its answer have a connection of their own:
     /// they must not wait behind pushes and copies.
     Heartbeat {
         /// On the master's clock; comes back in the answer.
@@ -103,7 +103,7 @@ pub enum Message {
     },
     /// Backup: for some time from now I will not be a master of anything you hold by the
     /// routing version that I name.
-    Promise {
+    ReadLease {
         /// From the heartbeat.
         sent_at: Micros,
         /// The routing version the backup goes by.

@@ -8,7 +8,7 @@
 //! The protocol is primary-backup in the style of `PacificA` (Lin et al., MSR-TR-2008-25): the
 //! configuration of each slot (master, in-sync backups, term) comes from outside, here from the
 //! controller through the coordination store; the fence against an ousted master is in its
-//! backups; a promise of every in-sync backup is what lets a master answer reads.
+//! backups; a read lease from every in-sync backup is what lets a master answer reads.
 //!
 //! - [`routing`]: the routing record, as this node needs it.
 //! - [`message`]: what nodes say to each other.
@@ -20,7 +20,7 @@
 //! - `catch_up`: copying slots to a replica that lacks them.
 //! - `credit`: how much of a copy may be on its way.
 //! - `fingerprint`: a number for a state, for exhaustive searches.
-//! - `promise`: who may answer reads, and until when.
+//! - `read_lease`: who may answer reads, and until when.
 
 mod backup;
 mod catch_up;
@@ -32,7 +32,7 @@ mod master;
 pub mod message;
 mod pace;
 mod peer;
-mod promise;
+mod read_lease;
 pub mod replica;
 pub mod routing;
 pub mod rows;

@@ -96,7 +96,7 @@ pub(super) struct Peer {
     /// The newest decision it was told of.
     pub(super) told: u64,
     /// It will not be promoted before, on this node's clock.
-    pub(super) promised_until: Micros,
+    pub(super) read_lease_until: Micros,
     /// Since when it has not answered as it should.
     pub(super) trouble_since: Option<Micros>,
     /// It lacks something in the middle: only a copy helps.
@@ -117,9 +117,9 @@ pub(super) struct Peer {
     pub(super) to_master: VecDeque<Message>,
     /// What it has prepared here, by its numbers.
     pub(super) prepared: BTreeMap<u64, Vec<Part>>,
-    /// Until when it was promised that this node will not be promoted, by the routing version
-    /// this node went by when it promised.
-    pub(super) promises_given: BTreeMap<u64, Micros>,
+    /// Until when it has read leases of this node, by the routing version that this node went by
+    /// when it gave them.
+    pub(super) read_leases_given: BTreeMap<u64, Micros>,
     /// The newest routing version it is known to go by.
     pub(super) its_version: u64,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::message::{Message, Refuse};
 use super::pace::Pace;
 use super::peer::{Awaited, Copy, Peer};
-use super::promise::{counted, is_stuck};
+use super::read_lease::{counted, is_stuck};
 use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{
@@ -273,7 +273,7 @@ impl Replica {
         self.look_for_silence(now, rows);
         for node in &self.backups {
             let peer = self.peers.entry(*node).or_default();
-            if peer.heard_at + counted(self.options.promise) <= now {
+            if peer.heard_at + counted(self.options.read_lease) <= now {
                 peer.trouble_since.get_or_insert(now);
             }
         }
@@ -346,7 +346,7 @@ impl Replica {
     pub fn receive(&mut self, now: Micros, rows: &impl Rows, from: NodeId, message: Message) {
         let answers = matches!(
             message,
-            Message::Promise { .. }
+            Message::ReadLease { .. }
                 | Message::Accepted { .. }
                 | Message::Refused { .. }
                 | Message::CopyTaken { .. }
@@ -356,7 +356,7 @@ impl Replica {
         }
         match message {
             Message::Heartbeat { sent_at, version } => {
-                self.promise(now, from, sent_at, version);
+                self.grant_read_lease(now, from, sent_at, version);
                 self.serve_recovered(now, rows);
             }
             Message::Prepare {
@@ -386,7 +386,9 @@ impl Replica {
                 memory,
             } => self.end_copy(rows, from, number, slot, &memory),
             Message::CopyTaken { failed, .. } => self.copy_taken(now, rows, from, failed),
-            Message::Promise { sent_at, version } => self.promised(now, from, sent_at, version),
+            Message::ReadLease { sent_at, version } => {
+                self.read_lease_granted(now, from, sent_at, version);
+            }
             Message::Accepted { number } => self.accepted(now, rows, from, number),
             Message::Refused { number, reason } => self.refused(now, rows, from, number, &reason),
         }

@@ -12,9 +12,9 @@ use crate::transaction::{StagedRun, Transaction};
 /// Times and limits of a replica.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicaOptions {
-    /// For how long a backup promises not to be promoted.
-    pub promise: Micros,
-    /// How often a master asks for promises.
+    /// How long a read lease lasts, in which its giver does not act as master.
+    pub read_lease: Micros,
+    /// How often a master asks for read leases.
     pub heartbeat: Micros,
     /// A backup that says nothing for so long is reported, and what waits for it is rolled back.
     pub prepare_timeout: Micros,
@@ -34,7 +34,7 @@ pub struct ReplicaOptions {
 impl Default for ReplicaOptions {
     fn default() -> Self {
         Self {
-            promise: 400_000,
+            read_lease: 400_000,
             heartbeat: 100_000,
             prepare_timeout: 1_000_000,
             max_pending: 256,

@@ -46,7 +46,7 @@ pub struct Introduction {
 pub enum Purpose {
     /// What is to be done in order, and its answers.
     Orders = 0,
-    /// Heartbeats and promises, which must not wait behind orders.
+    /// Heartbeats and read leases, which must not wait behind orders.
     Heartbeats = 1,
 }
 
@@ -103,7 +103,7 @@ enum Kind {
     CopyBegin = 8,
     CopyRows = 9,
     CopyEnd = 10,
-    Promise = 11,
+    ReadLease = 11,
     Accepted = 12,
     Refused = 13,
     CopyTaken = 14,
@@ -176,7 +176,9 @@ pub fn encode(message: &Message) -> Encoded {
             &[u64::from(*slot), u64::from(*failed)],
             &[],
         ),
-        Message::Promise { sent_at, version } => frame(Kind::Promise, &[*sent_at, *version], &[]),
+        Message::ReadLease { sent_at, version } => {
+            frame(Kind::ReadLease, &[*sent_at, *version], &[])
+        }
         Message::Accepted { number } => frame(Kind::Accepted, &[*number], &[]),
         Message::Refused { number, reason } => refused(*number, reason),
     }

@@ -40,7 +40,7 @@ impl World {
         link.up = false;
         link.heard = false;
         link.back.clear();
-        link.promises.clear();
+        link.read_leases.clear();
         if !self.budget.late || refused {
             link.there.clear();
             link.beats.clear();

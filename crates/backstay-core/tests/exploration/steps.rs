@@ -81,8 +81,8 @@ impl World {
         if !link.beats.is_empty() && alive {
             steps.push(Step::Beat(at, to));
         }
-        if link.up && !link.promises.is_empty() {
-            steps.push(Step::Promise(at, to));
+        if link.up && !link.read_leases.is_empty() {
+            steps.push(Step::ReadLease(at, to));
         }
     }
 

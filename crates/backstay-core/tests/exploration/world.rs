@@ -26,7 +26,7 @@ pub const STEP: u64 = 20;
 const QUIET_STEPS: u32 = 12;
 
 const OPTIONS: ReplicaOptions = ReplicaOptions {
-    promise: 2 * STEP,
+    read_lease: 2 * STEP,
     heartbeat: STEP,
     prepare_timeout: 3 * STEP,
     max_pending: 8,
@@ -82,8 +82,8 @@ pub enum Step {
     Back(usize, usize),
     /// The next heartbeat of a master.
     Beat(usize, usize),
-    /// The next promise of a backup to its master.
-    Promise(usize, usize),
+    /// The next read lease of a backup to its master.
+    ReadLease(usize, usize),
     /// The next piece of work of an apply queue.
     Do(usize, NodeId),
     /// A routing table comes to a node.
@@ -126,7 +126,7 @@ struct Link {
     back: VecDeque<(u64, Message)>,
     /// Heartbeats, on a connection of their own, and their answers.
     beats: VecDeque<(u64, Message)>,
-    promises: VecDeque<(u64, Message)>,
+    read_leases: VecDeque<(u64, Message)>,
 }
 
 #[derive(Debug, Clone)]
@@ -360,7 +360,7 @@ impl World {
                 Step::There(..)
                     | Step::Back(..)
                     | Step::Beat(..)
-                    | Step::Promise(..)
+                    | Step::ReadLease(..)
                     | Step::Do(..)
                     | Step::Connect(..)
             )
@@ -392,7 +392,7 @@ impl World {
             let Some(master) = set.master.filter(is_alive) else {
                 continue;
             };
-            // A master waits for the promises of all its backups, whatever slots they hold.
+            // A master waits for the read leases of all its backups, whatever slots they hold.
             let sets = world.newest().0.iter();
             let mut backups = sets
                 .filter(|set| set.master == Some(master))
@@ -452,7 +452,7 @@ impl World {
             for (one, _) in &link.there {
                 print = mix64(print ^ one);
             }
-            for answers in [&link.back, &link.beats, &link.promises] {
+            for answers in [&link.back, &link.beats, &link.read_leases] {
                 print = mix64(print ^ 7);
                 for (one, _) in answers {
                     print = mix64(print ^ one);
@@ -486,9 +486,9 @@ impl World {
                 let (_, message) = link.beats.pop_front().unwrap();
                 self.take(to, from, message);
             }
-            Step::Promise(to, from) => {
+            Step::ReadLease(to, from) => {
                 let link = Arc::make_mut(&mut self.links[to][from]);
-                let (_, message) = link.promises.pop_front().unwrap();
+                let (_, message) = link.read_leases.pop_front().unwrap();
                 self.take(to, from, message);
             }
             Step::Do(at, queue) => self.work(at, queue),
@@ -598,8 +598,8 @@ impl World {
                 match way {
                     Way::ToBackup => link.there.push_back((print, Item::Message(message))),
                     Way::Heartbeats => link.beats.push_back((print, message)),
-                    Way::ToMaster if matches!(message, Message::Promise { .. }) => {
-                        link.promises.push_back((print, message));
+                    Way::ToMaster if matches!(message, Message::ReadLease { .. }) => {
+                        link.read_leases.push_back((print, message));
                     }
                     // Answers on a connection that is no more go nowhere.
                     Way::ToMaster if !link.heard => {}

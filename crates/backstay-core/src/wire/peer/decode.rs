@@ -62,7 +62,7 @@ pub fn decode(
         },
         9 => decode_copy_rows(&mut fields, &mut words)?,
         10 => decode_copy_end(&mut fields, &mut words)?,
-        11 => Message::Promise {
+        11 => Message::ReadLease {
             sent_at: fields.u64()?,
             version: fields.u64()?,
         },

@@ -1,10 +1,10 @@
-//! Who may answer reads, and until when: promises of the backups, and the node's own lease.
+//! Who may answer reads, and until when: read leases of the backups, and the node's own lease.
 //!
-//! A backup promises not to act as a master, for some time, of anything the asker holds by the
-//! routing version that the backup names. It counts the time from when it answers, the master
-//! from when it asked, so the master's end comes first whatever the network does; a margin
-//! covers clocks that run at different speeds. A master that meets a promise of a newer routing
-//! version than its own does not count it: there, it may be a master no more.
+//! With a read lease, a backup does not act as a master, for some time, of anything the asker
+//! holds by the routing version that the backup names. It counts the time from when it answers,
+//! the master from when it asked, so the master's end comes first whatever the network does; a
+//! margin covers clocks that run at different speeds. A master does not count a read lease of a
+//! newer routing version than its own: by that version, it may be a master no more.
 
 use super::message::Message;
 use super::peer::Peer;
@@ -14,16 +14,16 @@ use super::state::ReplicaOptions;
 use super::{Micros, NodeId};
 use crate::engine::ServingState;
 
-/// A promise counts for this much less than it was given for: clocks drift.
+/// A read lease counts for this much less than it was given for: clocks drift.
 const MARGIN_DIVISOR: Micros = 10;
 
-/// A node that still promises, but answers nothing of what it owes for so many times as long as
+/// A node that still gives read leases, but answers nothing of what it owes for so many times as long as
 /// a silent one may be silent, is taken for silent.
 const STUCK_FACTOR: Micros = 10;
 
-/// For how long a promise counts.
-pub(super) fn counted(promise: Micros) -> Micros {
-    promise - promise / MARGIN_DIVISOR
+/// For how long a read lease counts.
+pub(super) fn counted(lease: Micros) -> Micros {
+    lease - lease / MARGIN_DIVISOR
 }
 
 /// Whether a node answers nothing on the ordered connection, whatever it says elsewhere.
@@ -40,11 +40,11 @@ impl Replica {
     /// Until when this node may answer reads of the slots it serves. What was read before counts
     /// if this still lies in the future afterwards.
     pub fn serving_until(&self) -> Micros {
-        let promised = |node: &NodeId| {
+        let leased = |node: &NodeId| {
             let peer = self.peers.get(node);
-            peer.map_or(0, |peer| peer.promised_until)
+            peer.map_or(0, |peer| peer.read_lease_until)
         };
-        let backups = self.required.iter().map(promised).min();
+        let backups = self.required.iter().map(leased).min();
         let lease = self.solo.then_some(self.lease_until);
         [backups, lease]
             .into_iter()
@@ -64,31 +64,43 @@ impl Replica {
         }
     }
 
-    /// A master asks for a promise.
-    pub(super) fn promise(&mut self, now: Micros, from: NodeId, sent_at: Micros, version: u64) {
+    /// A master asks for a read lease.
+    pub(super) fn grant_read_lease(
+        &mut self,
+        now: Micros,
+        from: NodeId,
+        sent_at: Micros,
+        version: u64,
+    ) {
         let mine = self.routing.version;
-        let until = now + self.options.promise;
+        let until = now + self.options.read_lease;
         let peer = self.peers.entry(from).or_default();
         peer.its_version = peer.its_version.max(version);
-        peer.promises_given.retain(|_, until| *until > now);
-        let given = peer.promises_given.entry(mine).or_default();
+        peer.read_leases_given.retain(|_, until| *until > now);
+        let given = peer.read_leases_given.entry(mine).or_default();
         *given = (*given).max(until);
-        peer.to_master.push_back(Message::Promise {
+        peer.to_master.push_back(Message::ReadLease {
             sent_at,
             version: mine,
         });
     }
 
-    /// A backup has promised.
-    pub(super) fn promised(&mut self, now: Micros, from: NodeId, sent_at: Micros, version: u64) {
-        let counted = counted(self.options.promise);
+    /// A backup has given a read lease.
+    pub(super) fn read_lease_granted(
+        &mut self,
+        now: Micros,
+        from: NodeId,
+        sent_at: Micros,
+        version: u64,
+    ) {
+        let counted = counted(self.options.read_lease);
         let mine = self.routing.version;
         let peer = self.peers.entry(from).or_default();
         peer.its_version = peer.its_version.max(version);
         if version <= mine {
-            peer.promised_until = peer.promised_until.max(sent_at + counted);
+            peer.read_lease_until = peer.read_lease_until.max(sent_at + counted);
         }
-        // Also who goes by a newer table, or whose promise comes too late to count, answers.
+        // Also who goes by a newer table, or whose read lease comes too late to count, answers.
         if peer.up && !is_stuck(&self.options, peer, now) {
             peer.trouble_since = None;
             self.refresh_report(now);
@@ -96,12 +108,12 @@ impl Replica {
     }
 
     /// Whether somebody may still answer reads of what was gained by a routing version.
-    fn is_promised_away(&self, now: Micros, version: u64) -> bool {
+    fn is_leased_away(&self, now: Micros, version: u64) -> bool {
         self.peers.iter().any(|(node, peer)| {
-            let promised = |(&given_at, &until): (&u64, &Micros)| given_at < version && until > now;
+            let leased = |(&given_at, &until): (&u64, &Micros)| given_at < version && until > now;
             peer.its_version < version
                 && !self.routing.gone.contains(node)
-                && peer.promises_given.iter().any(promised)
+                && peer.read_leases_given.iter().any(leased)
         })
     }
 
@@ -117,7 +129,7 @@ impl Replica {
     pub(super) fn serve_recovered(&mut self, now: Micros, rows: &impl Rows) {
         let recovering = std::mem::take(&mut self.recovering);
         for one in recovering {
-            if !one.done || self.is_promised_away(now, one.version) {
+            if !one.done || self.is_leased_away(now, one.version) {
                 self.recovering.push(one);
                 continue;
             }
