@@ -62,7 +62,7 @@ def run(path: tuple[str, ...], *words: str) -> Result:
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)
 def test_every_command_has_both_names_of_help(path: tuple[str, ...]) -> None:
     short, long = run(path, "-h"), run(path, "--help")
-    assert short.exit_code == long.exit_code == 0
+    assert short.exit_code == long.exit_code == 0, short.output
     assert short.output == long.output
 
 

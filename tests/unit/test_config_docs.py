@@ -57,7 +57,8 @@ def test_the_page_has_no_setting_that_is_not_there() -> None:
 
 
 def test_every_setting_that_may_be_shown_has_an_option() -> None:
-    context = click.Context(serve_cli.serve)
+    # As a run makes it: click remembers the help option of the first context.
+    context = click.Context(serve_cli.serve, **serve_cli.serve.context_settings)
     options = {name for parameter in serve_cli.serve.get_params(context) for name in parameter.opts}
     expected = {
         "--" + item.name.replace("_", "-") for item in dataclasses.fields(ServerConfig) if item.repr
