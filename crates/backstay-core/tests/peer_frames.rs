@@ -115,6 +115,7 @@ fn messages() -> Vec<Message> {
             version: 2,
         },
         Message::Commit { decided: 4 },
+        Message::Forget { slots: vec![1, 3] },
         Message::Rollback {
             lsns: vec![5, 6, 9],
         },

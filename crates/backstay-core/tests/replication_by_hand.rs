@@ -367,3 +367,54 @@ fn an_undone_push_is_not_applied_at_a_node_that_was_taken_out() {
     world.settle_down();
     world.check().unwrap();
 }
+
+/// What a promoted master found staged is not decided when it loses the slot again. A later
+/// decision of its own order must not carry it out at a backup: the next master orders the slot
+/// anew.
+#[test]
+fn what_a_lost_takeover_found_is_not_applied_by_a_later_decision() {
+    let one = |master: usize, in_sync: &[usize]| Set {
+        master: Some(master),
+        in_sync: in_sync.to_vec(),
+        catching_up: vec![],
+        term: 1,
+        birth: 1,
+    };
+    let sets = vec![one(0, &[1, 2]), one(1, &[0])];
+    let mut world = World::new(3, sets, [&[0], &[1], &[0]], ENOUGH);
+    then(&mut world, &[Step::Send(0, 0)]);
+    repeat(&mut world, Step::There(0, 1));
+    then(
+        &mut world,
+        &[
+            Step::Promote(0, 1, true),
+            Step::Route(1, 2),
+            Step::Route(0, 2),
+        ],
+    );
+    for step in [
+        Step::There(0, 2),
+        Step::There(0, 1),
+        Step::There(1, 0),
+        Step::Back(1, 0),
+    ] {
+        repeat(&mut world, step);
+    }
+    then(&mut world, &[Step::Send(1, 1)]);
+    repeat(&mut world, Step::There(1, 0));
+    repeat(&mut world, Step::Back(1, 0));
+    then(&mut world, &[Step::Promote(0, 2, true), Step::Route(1, 3)]);
+    repeat(&mut world, Step::There(1, 0));
+    for node in [0, 2] {
+        then(&mut world, &[Step::Route(node, 3)]);
+    }
+    world.settle_down();
+    for _ in 0..6 {
+        world.apply(Step::Time);
+        world.settle_down();
+        world.check().unwrap();
+    }
+    then(&mut world, &[Step::Send(2, 2)]);
+    world.settle_down();
+    world.check().unwrap();
+}

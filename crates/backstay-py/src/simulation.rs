@@ -37,6 +37,7 @@ impl SimMessage {
             Message::Prepare { .. } => "prepare",
             Message::Commit { .. } => "commit",
             Message::Rollback { .. } => "rollback",
+            Message::Forget { .. } => "forget",
             Message::Settle { .. } => "settle",
             Message::CopyBegin { .. } => "copy_begin",
             Message::CopyRows { .. } => "copy_rows",

@@ -84,7 +84,10 @@ impl Replica {
                 }
                 // The master is told that a copy failed, and does not count on this slot.
                 Role::Copied { master, copy } if *master == from => {
-                    if copy.expects(place.position) {
+                    if copy.leaves_gap(place.position) {
+                        return Err(Refuse::NoCopy);
+                    }
+                    if copy.failed.is_none() {
                         behind.push(*place);
                     }
                 }
@@ -183,12 +186,13 @@ impl Replica {
             if slot.birth == 0 && self.routing.version > one.version {
                 return Err(Refuse::OldTerm);
             }
-            let end = if slot.birth == one.birth {
-                rows.position(one.slot).1
+            let (applied, end) = if slot.birth == one.birth {
+                rows.position(one.slot)
             } else {
-                0
+                (0, 0)
             };
-            if end < one.decided || slot.role.is_copied() {
+            // What is applied beyond the order cannot be undone: only a copy helps.
+            if applied > one.end || end < one.decided || slot.role.is_copied() {
                 return Err(Refuse::Gap);
             }
         }
@@ -202,6 +206,17 @@ impl Replica {
             return Err(Refuse::OldTerm);
         }
         Ok(())
+    }
+
+    /// A master has lost slots. What it has prepared in them stays staged, for their new master to
+    /// decide, and its own decisions do not reach it any more.
+    pub(super) fn forget(&mut self, from: NodeId, slots: &[u32]) {
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return;
+        };
+        for (_, places) in peer.prepared.values_mut().flatten() {
+            places.retain(|place| !slots.contains(&place.run.slot));
+        }
     }
 
     /// What was staged in a slot is gone: no decision about it may be carried out any more.

@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_behind_a_copy_ends_that_copy_alone() {
+    fn a_gap_behind_a_copy_doubts_that_copy_alone() {
         let (mut other, rows) = receiver(table(1, true));
         let begin = Message::CopyBegin { slot: head(1, 5) };
         // Position 6 was refused.
@@ -593,8 +593,11 @@ mod tests {
             matches!(
                 answers[..],
                 [
-                    Message::Accepted { number: 1 },
-                    Message::CopyTaken { failed: true, .. }
+                    Message::Refused {
+                        number: 1,
+                        reason: Refuse::NoCopy
+                    },
+                    Message::CopyTaken { failed: false, .. }
                 ]
             ),
             "{answers:?}"
@@ -602,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_behind_a_whole_copy_ends_that_copy_alone() {
+    fn a_gap_behind_a_whole_copy_doubts_that_copy_alone() {
         let (mut other, rows) = receiver(table(1, true));
         let slot = head(1, 5);
         let memory = SlotMemory {

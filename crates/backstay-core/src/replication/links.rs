@@ -34,9 +34,11 @@ impl Replica {
         peer.refused = false;
         peer.fallen_behind = false;
         for copy in peer.copies.values_mut() {
-            if let Copy::InDoubt { term } = *copy {
-                *copy = Copy::CaughtUp { term };
-            }
+            *copy = match *copy {
+                Copy::CaughtUp { term } | Copy::InDoubt { term } => Copy::CaughtUp { term },
+                // What was sent of it counts on the former connection.
+                _ => Copy::Wanted,
+            };
         }
         self.resume(rows, node);
         self.heartbeat(now, node);

@@ -306,17 +306,16 @@ impl Replica {
             self.settle_unsettled(now, rows);
             return;
         }
+        // What a takeover found cannot be rolled back: a node that does not take it has to go.
+        if waited && (*reason == Refuse::Gap || !is_push) {
+            self.distrust(node);
+        }
         let why = match reason {
             Refuse::OldTerm => Refusal::RolledBack("this node is master no more".into()),
-            Refuse::Gap | Refuse::NoCopy => {
-                if waited && (*reason == Refuse::Gap || !is_push) {
-                    self.distrust(node);
-                }
-                Refusal::RolledBack(format!(
-                    "backup {} has fallen behind",
-                    self.routing.name(node)
-                ))
-            }
+            Refuse::Gap | Refuse::NoCopy => Refusal::RolledBack(format!(
+                "backup {} has fallen behind",
+                self.routing.name(node)
+            )),
             Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) => refusal.clone(),
             Refuse::Rows(refusal) => Refusal::RolledBack(format!(
                 "backup {} refused: {refusal}",
@@ -372,6 +371,11 @@ impl Replica {
         }
         self.recovering
             .retain(|recovering| !recovering.slots.is_empty());
+        // A later decision of this node must not carry out what it had taken over and not decided.
+        for peer in self.peers.values_mut().filter(|peer| peer.up) {
+            let slots = lost.to_vec();
+            peer.to_backup.push_back(Message::Forget { slots });
+        }
     }
 
     /// Nobody waits any more for those that the routing has taken out.

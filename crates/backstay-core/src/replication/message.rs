@@ -61,6 +61,12 @@ pub enum Message {
         /// Numbers in the master's order.
         lsns: Vec<u64>,
     },
+    /// Master: these slots are not mine any more. What I have prepared in them and not undone is
+    /// decided by their new master.
+    Forget {
+        /// The slots.
+        slots: Vec<u32>,
+    },
     /// Master, after a promotion or a new connection: this is how far your slots are. Answered.
     Settle {
         /// Number on this connection.

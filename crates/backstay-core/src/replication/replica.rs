@@ -371,6 +371,7 @@ impl Replica {
             }
             Message::Commit { decided } => self.apply_decided(from, decided),
             Message::Rollback { lsns } => self.discard(rows, from, &lsns),
+            Message::Forget { slots } => self.forget(from, &slots),
             Message::Settle { number, slots, .. } => self.obey(rows, from, number, &slots),
             Message::CopyBegin { slot } => self.begin_copy(rows, from, slot),
             Message::CopyRows {

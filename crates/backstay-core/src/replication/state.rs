@@ -278,14 +278,9 @@ impl CopyIn {
         self.position + self.parts.len() as u64
     }
 
-    /// Whether a push at this position is to be kept. If one before it was refused, only this
-    /// copy is of no use any more.
-    pub(super) fn expects(&mut self, position: u64) -> bool {
-        if self.failed.is_none() && self.end() + 1 < position {
-            let why = "what was pushed behind the copy leaves a gap";
-            self.failed = Some(Refusal::NotReady(why.into()));
-        }
-        self.failed.is_none()
+    /// Whether something before this position is missing.
+    pub(super) fn leaves_gap(&self, position: u64) -> bool {
+        self.failed.is_none() && self.end() + 1 < position
     }
 
     /// Keep what was prepared in a place, as [`crate::engine::Engine::stage`] would. Nothing

@@ -23,7 +23,7 @@ pub use decode::decode;
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 
 /// Version of the messages between servers; 1 had one connection for everything.
-pub const PEER_VERSION: u64 = 2;
+pub const PEER_VERSION: u64 = 3;
 
 const PLACE_WORDS: usize = 3;
 const SETTLED_WORDS: usize = 6;
@@ -107,6 +107,7 @@ enum Kind {
     Accepted = 12,
     Refused = 13,
     CopyTaken = 14,
+    Forget = 15,
 }
 
 impl Introduction {
@@ -160,6 +161,10 @@ pub fn encode(message: &Message) -> Encoded {
         } => prepare([*number, *lsn, *decided], places, transaction),
         Message::Commit { decided } => frame(Kind::Commit, &[*decided], &[]),
         Message::Rollback { lsns } => frame(Kind::Rollback, &[lsns.len() as u64], lsns),
+        Message::Forget { slots } => {
+            let body: Vec<u64> = slots.iter().map(|&slot| u64::from(slot)).collect();
+            frame(Kind::Forget, &[slots.len() as u64], &body)
+        }
         Message::Settle { number, lsn, slots } => {
             let body: Vec<u64> = slots.iter().flat_map(settled_words).collect();
             frame(Kind::Settle, &[*number, *lsn, slots.len() as u64], &body)

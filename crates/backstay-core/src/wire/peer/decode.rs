@@ -50,6 +50,14 @@ pub fn decode(
                 lsns: words.take(count)?.to_vec(),
             }
         }
+        15 => {
+            let count = fields.u64()?;
+            let body = words.take(count)?.to_vec();
+            let slots = body.into_iter().map(|slot| words.slot(slot));
+            Message::Forget {
+                slots: slots.collect::<Result<_, _>>()?,
+            }
+        }
         7 => {
             let (number, lsn, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
             let slots = (0..count)
