@@ -760,4 +760,29 @@ mod tests {
             assert_eq!(settled, recovers, "term {term}: {sent:?}");
         }
     }
+
+    /// What a takeover found cannot be rolled back: the master would wait for ever.
+    #[test]
+    fn a_backup_without_room_for_what_a_takeover_found_has_to_go() {
+        let (mut master, rows) = (Replica::new(MASTER, 1, ReplicaOptions::default()), rows());
+        master.set_lease(u64::MAX);
+        master.set_routing(1, &rows, table_of(1, 1, "[1]", "[]"));
+        master.link_up(1, &rows, OTHER);
+        let sent = master.take_messages(OTHER, Way::ToBackup);
+        let numbers = sent.iter().filter_map(|one| match one {
+            Message::Settle { number, lsn, .. } => Some((*number, *lsn)),
+            _ => None,
+        });
+        for (number, lsn) in numbers {
+            let answer = match lsn {
+                0 => Message::Accepted { number },
+                _ => Message::Refused {
+                    number,
+                    reason: Refuse::Rows(Refusal::MemoryLimit("full".into())),
+                },
+            };
+            master.receive(2, &rows, OTHER, answer);
+        }
+        assert!(master.report().1.silent.contains(&OTHER));
+    }
 }
