@@ -50,14 +50,7 @@ pub fn decode(
                 lsns: words.take(count)?.to_vec(),
             }
         }
-        15 => {
-            let count = fields.u64()?;
-            let body = words.take(count)?.to_vec();
-            let slots = body.into_iter().map(|slot| words.slot(slot));
-            Message::Forget {
-                slots: slots.collect::<Result<_, _>>()?,
-            }
-        }
+        15 => decode_forget(&mut fields, &mut words)?,
         7 => {
             let (number, lsn, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
             let slots = (0..count)
@@ -198,6 +191,15 @@ fn decode_prepare(
         places,
         transaction: Arc::new(transaction),
     }))
+}
+
+fn decode_forget(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
+    let count = fields.u64()?;
+    let slots = words.take(count)?.to_vec().into_iter();
+    let slots = slots.map(|slot| words.slot(slot));
+    Ok(Message::Forget {
+        slots: slots.collect::<Result<_, _>>()?,
+    })
 }
 
 fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
