@@ -280,8 +280,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     restore_fallback: bool = setting(
         False,
-        "If that checkpoint is damaged, begin with the newest sound one before it. Every "
-        "file is read once more to check.",
+        "If the checkpoint that `restore` names is damaged, begin with the newest sound one "
+        "before it. Every file is read once more to check.",
     )
     max_tables: int = setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
     io_threads: int = setting(2, "Threads of the data plane.", minimum=1, maximum=256)
