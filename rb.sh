@@ -1,1 +1,0 @@
-cargo fmt && PYO3_PYTHON=$PWD/.venv/bin/python cargo build --release --quiet --manifest-path crates/backstay-py/Cargo.toml --lib --features pyo3/extension-module && cp target/release/lib_native.so src/backstay/_native.abi3.so
