@@ -2,7 +2,7 @@
 
 Values, strict about their JSON form, like those of ``consensus.records``. All lie below
 ``jobs/<job>/`` and are written by the job's master alone, each write under the condition that its
-``master`` key is the one it created. What concerns tasks (shards, done, held, dead-lettered) has
+``master`` key is the one it created. What concerns tasks (shards, done, leased, dead-lettered) has
 the forms of ``master.core``. No clock, no I/O.
 """
 

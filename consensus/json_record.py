@@ -91,7 +91,9 @@ class JsonRecord:
         try:
             record: Self = _adapter(cls).validate_json(text)
         except ValidationError as error:
-            raise InvalidRequest(f"{cls._what}: {_in_words(error)}") from error
+            # A record that checks itself names itself.
+            words = _in_words(error).removeprefix(f"{cls._what}: ")
+            raise InvalidRequest(f"{cls._what}: {words}") from error
         return record
 
 
@@ -104,7 +106,16 @@ def _plain(value: object) -> dict[str, Any]:
     raise TypeError(f"{type(value).__name__} is not kept as JSON")
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
+_encoder = json.JSONEncoder(separators=(",", ":"), default=_plain)
+
+
+def _encode(value: object) -> str:
+    text = _encoder.encode(value)
+    if "\\ud" not in text:
+        return text
+    # A file name that is not UTF-8 comes with half a character, which no reader takes.
+    whole = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
+    return _encoder.encode(json.loads(whole))
 
 
 def dump(document: Mapping[str, object]) -> str:

@@ -211,7 +211,7 @@ class JobKeys:
 
     @property
     def all_leased(self) -> str:
-        """The prefix of what the workers hold."""
+        """The prefix of the leases of workers."""
         return f"{self.root}leased/"
 
     @property
@@ -237,7 +237,7 @@ class JobKeys:
         return f"{self.root}done/{round_name}/{chunk:06d}"
 
     def leased(self, round_name: str, worker: str) -> str:
-        """Return the key of what a worker holds; of the worker "": streams nobody closes yet."""
+        """Return the key of a worker's leases; of the worker "": streams nobody closes yet."""
         return f"{self.root}leased/{round_name}/{worker or '@'}"
 
     def dead_letters(self, round_name: str, task: int) -> str:

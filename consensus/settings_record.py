@@ -26,15 +26,15 @@ _PASSWORD = re.compile(r"[^/]*://[^/]*:[^/]*@")
 
 @dataclass(frozen=True)
 class SettingText:
-    """One setting for people, all in text.
+    """One setting for people, all strings.
 
     Attributes:
         name: Its name.
         value: What it is.
         default: What it is if nobody has set it.
-        allowed: The range of a number; empty for a text.
+        allowed: The range of a number; empty for a string.
         help: What it does.
-        is_number: Whether the value is a whole number.
+        is_number: Whether the value is an integer.
     """
 
     name: str

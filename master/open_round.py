@@ -183,9 +183,8 @@ def ledger_limits(
     Args:
         spec: Of the job.
         task_lease_ttl_ms: How long leases last by now.
-        speculative: Whether a slow task is given to a second worker: what is done at the
-        end of the
-            training should be done by one.
+        speculative: Whether a slow task is given to a second worker. What is done at the end of
+            the training should be done by one.
     """
     return LedgerLimits(
         lease_ttl_s=task_lease_ttl_ms / 1000,

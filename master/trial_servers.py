@@ -120,8 +120,8 @@ class _TrialDirectory(Directory):
         del deadline_ms  # it answers at once
         ones = np.ones(SLOTS, np.uint64)
         node = NodeRecord(NODE, NOBODY, self._server.address, INSTANCE, "serving")
-        leased = (SlotReplicas(0),) * SLOTS
-        return ClusterInfo(CLUSTER, CLUSTER, RoutingTable(1, (node,), 1, leased, ones, ones))
+        held = (SlotReplicas(0),) * SLOTS
+        return ClusterInfo(CLUSTER, CLUSTER, RoutingTable(1, (node,), 1, held, ones, ones))
 
     def ask(self, endpoint: str, *, deadline_ms: int) -> ClusterInfo:
         """Return the same."""

@@ -124,7 +124,7 @@ class JobProgress:
             rounds[RoundId.parse(name)] = progress
         figures = fields["figures"]
         if not set(map(type, figures.values())) <= {int}:
-            raise InvalidRequest(f"{what}: figures holds more than whole numbers")
+            raise InvalidRequest(f"{what}: figures holds more than integers")
         damaged = fields["damaged"]
         strings_of(what, "damaged", list(damaged.values()))
         return cls(

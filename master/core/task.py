@@ -1,8 +1,8 @@
 """One task of a round: its state, its leases, its progress and its failures.
 
 ``TRANSITIONS`` is the whole state machine, and docs/internals/jobs.md draws it. Only
-``TaskStore.step`` changes a state. An event that the table does not allow raises, and nothing
-changes.
+``TaskStore`` changes a state: ``step`` by an event, ``restore_dead_letter`` when a round is opened.
+An event that the table does not allow raises, and nothing changes.
 
 Invariants of a task:
 
@@ -156,12 +156,13 @@ class Task:
 
     Attributes:
         number: Which task.
-        state: See ``State``; only ``TaskStore.step`` changes it.
+        state: See ``State``; only ``TaskStore`` changes it.
         leases: Live and expired ones; at most two are live.
         settled: How many of its batches every server has acknowledged, as far as anybody told.
         failures: How often it failed, since it was last put back.
-        no_progress: How many attempts in a row ended without a failure and without a newly settled
-            batch. Such an end is mostly not the task's fault, but it may be what kills its workers.
+        without_progress: How many attempts in a row ended without a failure and without a newly
+            settled batch. Such an end is mostly not the task's fault, but it may be what kills its
+            workers.
         closer: Who closes its stream on the servers: ``NOBODY`` until a worker is told to. None if
             there is no stream to close.
         done_by: The attempt that did it, as long as its stream is open; 0: it was never done.

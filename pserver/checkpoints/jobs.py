@@ -29,7 +29,7 @@ __all__ = [
 
 # The member of a checkpoint's progress; trainers' own progress has other names.
 JOBS_PROGRESS = "backstay_jobs"
-# As crates/backstay-core/src/stream.rs has it.
+# As crates/backstay-core/src/stream_memory.rs has it.
 MAX_CLOSED_STREAMS = 8_192
 # Less than that: streams of tasks that ended before are closed meanwhile, too.
 ENDED_MAX = MAX_CLOSED_STREAMS * 3 // 4
@@ -89,7 +89,7 @@ def with_forgotten(
 
     A task that ends while a checkpoint is written is in some slots, and is done again after a
     restore: slots that have it skip it, as far as they remember its closed stream. They remember
-    ``MAX_CLOSED_STREAMS`` of them (crates/backstay-core/src/stream.rs).
+    ``MAX_CLOSED_STREAMS`` of them (crates/backstay-core/src/stream_memory.rs).
 
     Args:
         kept: The progress, read before anything was written.

@@ -365,7 +365,7 @@ class JobWorker(Trainer):
             return
         version = self._version
         replicas = self.cluster.routings[version - 1].replicas_of_slot
-        if any(leased.master < 0 for leased in replicas):
+        if any(held.master < 0 for held in replicas):
             self.queue.after(BACKOFF * 4, partial(self._close, stream, engine, life))
             return
         name = (self.book.stream_job, *stream)

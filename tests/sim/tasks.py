@@ -171,7 +171,7 @@ class TaskTrainer(Trainer):
     def _close(self, task: Task) -> None:
         version = self._version
         replicas = self.cluster.routings[version - 1].replicas_of_slot
-        if any(leased.master < 0 for leased in replicas):
+        if any(held.master < 0 for held in replicas):
             self.queue.after(BACKOFF * 4, partial(self._close, task))
             return
         masters = list(self._masters(range(self.cluster.options.slots)))

@@ -65,3 +65,15 @@ def test_an_error_names_what_is_wrong_and_where(old: str, new: str, says: str) -
     with pytest.raises(InvalidRequest) as refused:
         Whole.from_json(TEXT.replace(old, new))
     assert str(refused.value).startswith(says)
+
+
+def test_a_record_that_checks_itself_is_named_once() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Part.from_json('{"name":"","sizes":[]}')
+    assert str(refused.value) == "part: name is empty"
+
+
+def test_half_a_character_does_not_make_a_record_unreadable() -> None:
+    # As os.fsdecode gives the name of a file that is not UTF-8.
+    record = Whole(7, note="no such file: caf\udce9 \N{GRINNING FACE}")
+    assert Whole.from_json(record.to_json()).note == "no such file: caf? \N{GRINNING FACE}"

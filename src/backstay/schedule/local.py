@@ -1,7 +1,7 @@
 """The schedule of a job in one process: the tasks that a cluster's only worker would be given.
 
-A property test holds it to the order in which a master gives tasks to
-one worker. Imports ``backstay.schedule`` and ``backstay.job_spec``; does no I/O.
+A property test holds it to the order in which a master gives tasks to one worker. Imports
+``backstay.schedule`` and ``backstay.job_spec``; does no I/O.
 """
 
 from __future__ import annotations

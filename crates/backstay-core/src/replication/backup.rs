@@ -3,6 +3,7 @@
 //! A backup follows one master per slot: the one with the newest term it has heard of. It
 //! stages nothing for an older term, and nothing that leaves a gap in the slot's order.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::message::{Message, Refuse, SettledSlot};
@@ -82,11 +83,11 @@ impl Replica {
                     }
                     missing.push(*place);
                 }
-                // The master is told that a copy failed, and does not count on this slot.
                 Role::Copied { master, copy } if *master == from => {
                     if copy.leaves_gap(place.position) {
                         return Err(Refuse::NoCopy);
                     }
+                    // The master is told that a copy failed, and does not count on this slot.
                     if copy.failed.is_none() {
                         behind.push(*place);
                     }
@@ -162,6 +163,7 @@ impl Replica {
         settled: &[SettledSlot],
     ) {
         let outcome = self.check_settled(rows, settled).map(|()| {
+            self.cede(rows, settled.iter().map(|one| one.slot).collect());
             for one in settled {
                 self.follow_master(rows, from, *one);
                 self.slots[one.slot as usize].role = Role::Backup {
@@ -214,6 +216,7 @@ impl Replica {
         let Some(peer) = self.peers.get_mut(&from) else {
             return;
         };
+        let slots: BTreeSet<u32> = slots.iter().copied().collect();
         for (_, places) in peer.prepared.values_mut().flatten() {
             places.retain(|place| !slots.contains(&place.run.slot));
         }
@@ -228,13 +231,22 @@ impl Replica {
         }
     }
 
+    /// Another node is master of these slots, and the routing that says so has not come here yet.
+    fn cede(&mut self, rows: &impl Rows, mut slots: Vec<u32>) {
+        slots.retain(|&slot| self.slots[slot as usize].role.is_master());
+        slots.sort_unstable();
+        for &slot in &slots {
+            rows.set_serving_state(slot, ServingState::Elsewhere);
+        }
+        self.give_up(rows, &slots);
+        for &slot in &slots {
+            self.slots[slot as usize].role = Role::Former;
+        }
+    }
+
     /// From now on the slot follows this master. The caller gives this node its new role.
     pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SettledSlot) {
-        if self.slots[one.slot as usize].role.is_master() {
-            // The routing that says so has not come here yet.
-            rows.set_serving_state(one.slot, ServingState::Elsewhere);
-            self.give_up(rows, &[one.slot]);
-        }
+        self.cede(rows, vec![one.slot]);
         if !self.slots[one.slot as usize].role.follows(from) {
             // What is under way from the former master is ordered anew by this one.
             self.forget_prepared(one.slot);

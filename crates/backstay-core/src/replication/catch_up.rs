@@ -175,6 +175,7 @@ impl Replica {
             self.options.copy_piece_bytes,
             self.options.copy_window_bytes,
         );
+        let mut gone = false;
         for peer in self.peers.values_mut().filter(|peer| peer.up) {
             while let Some(mut out) = peer.sending.pop_front() {
                 let slot = out.head.slot;
@@ -205,9 +206,13 @@ impl Replica {
                     }
                     CopyPiece::Gone => {
                         peer.copies.insert(slot, Copy::Wanted);
+                        gone = true;
                     }
                 }
             }
+        }
+        if gone {
+            self.recount();
         }
     }
 

@@ -40,6 +40,8 @@ impl Replica {
                 _ => Copy::Wanted,
             };
         }
+        self.recount();
+        self.release_waiting();
         self.resume(rows, node);
         self.heartbeat(now, node);
         self.copy_next(now, rows);

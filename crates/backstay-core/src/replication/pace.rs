@@ -5,7 +5,7 @@ use super::Micros;
 /// A bucket holds what comes in this part of a second.
 const BURSTS_PER_S: u64 = 50;
 
-/// A slot is copied whole, so a bucket may be overdrawn; the next copy waits until that is paid.
+/// A piece goes out whole, so a bucket may be overdrawn; the next piece waits until that is paid.
 #[derive(Debug, Clone)]
 pub(super) struct Pace {
     bytes_per_s: u64,

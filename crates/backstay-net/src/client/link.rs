@@ -289,7 +289,7 @@ pub(crate) enum Answer {
     },
 }
 
-/// Whether to try again: the slot moves in, the twin finishes, the server restarts. Of what a
+/// Whether to try again: the slot moves in, the other attempt finishes, the server restarts. Of what a
 /// later release may say, its own word is taken. A memory limit does not pass by waiting.
 fn passes_by_itself(code: u16, retry_safe: bool) -> bool {
     match code {
