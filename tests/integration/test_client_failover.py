@@ -62,11 +62,12 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
         self.ended = False
         self.breaks = 0
         self.everybody = [self]
-        self.control = grpc.server(ThreadPoolExecutor(8))
-        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, self.control)
-        tables_pb2_grpc.add_TablesServiceServicer_to_server(self, self.control)
-        self.port = self.control.add_insecure_port("127.0.0.1:0")
-        self.control.start()
+        control = grpc.server(ThreadPoolExecutor(8))
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(self, control)
+        tables_pb2_grpc.add_TablesServiceServicer_to_server(self, control)
+        self.port = control.add_insecure_port("127.0.0.1:0")
+        control.start()
+        self.control: grpc.Server | None = control
 
     @property
     def address(self) -> str:
@@ -86,7 +87,10 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
         with self.changed:
             self.ended = True
             self.changed.notify_all()
-        self.control.stop(0).wait()
+        if self.control is not None:
+            self.control.stop(0).wait()
+        # A call that comes at this moment hangs for as long as the stopped server exists.
+        self.control = None
 
     def break_streams(self) -> None:
         with self.changed:
