@@ -46,7 +46,8 @@ def test_workers_that_die_and_workers_that_come_late() -> None:
 
 def test_masters_that_die_one_after_the_other_and_masters_that_wake_up() -> None:
     kinds = ("master_sigkill", "masters_sigkill", "master_sigstop", "master_and_worker_sigkill")
-    assert run(*kinds)["master_starts"] >= 5
+    # A master that is stopped may wake before another one takes its place.
+    assert run(*kinds)["master_starts"] >= 4
 
 
 def test_servers_that_die_alone_and_with_a_worker() -> None:
