@@ -337,8 +337,6 @@ class DataClient:
         """The version of the routing table that calls go by; 0 if there is none yet."""
     def connect(self, deadline_ms: int) -> None:
         """Connect to every master of the routing table."""
-    def instance_of(self, address: str) -> int:
-        """The instance that is relied on at a data address; 0 if none is known."""
     def next_event(self) -> tuple[str, str] | None:
         """Wait for the next (kind, text); None after ``unwatch`` or ``close``.
 
@@ -347,8 +345,6 @@ class DataClient:
         """
     def unwatch(self) -> None:
         """End ``next_event``."""
-    def mark_lost(self, address: str) -> None:
-        """The process at this data address has lost its rows: fail what needs it."""
     def plan(self, keys: NDArray[np.uint64]) -> KeyPlan:
         """Make a batch of keys [n] ready."""
     def pull_begin(

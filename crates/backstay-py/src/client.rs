@@ -150,11 +150,6 @@ impl DataClient {
         block_on(py, self.client.connect(deadline))?.map_err(|error| from_client(py, &error))
     }
 
-    /// The instance met at a data address; 0 if none was met.
-    fn instance_of(&self, address: &str) -> u64 {
-        self.client.instance_of(address)
-    }
-
     /// The next (kind, text): `trouble` when a server does not answer or refuses, `waiting` when
     /// a call waits for long, `resumed` when it goes on. None after `unwatch` or `close`.
     fn next_event(&self, py: Python<'_>) -> PyResult<Option<(&'static str, String)>> {
@@ -169,11 +164,6 @@ impl DataClient {
     /// End `next_event`.
     fn unwatch(&self) {
         self.client.unwatch();
-    }
-
-    /// The process at this data address is known to have lost its rows.
-    fn mark_lost(&self, address: &str) {
-        self.client.mark_lost(address);
     }
 
     /// Make a batch of keys ready.

@@ -1,7 +1,7 @@
 //! The way to one server: keeps a connection, opens it anew, and tells what an answer means.
 //! It tries once; who tries again, and where, is decided by the call (see `request`).
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,8 +105,6 @@ pub(crate) struct Link {
     /// The instance whose rows the caller relies on; 0 until the first handshake if the
     /// routing does not say.
     instance: AtomicU64,
-    /// Set once it is known that the process with those rows is gone.
-    lost: AtomicBool,
     options: Arc<ClientOptions>,
     buffers: Arc<BufferPool>,
     connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
@@ -121,7 +119,6 @@ impl Link {
         Self {
             server: server.clone(),
             instance: AtomicU64::new(server.instance),
-            lost: AtomicBool::new(false),
             options,
             buffers,
             connection: tokio::sync::Mutex::default(),
@@ -137,11 +134,6 @@ impl Link {
         self.server.instance == server.instance && self.server.address == server.address
     }
 
-    /// The process whose rows the caller relies on is known to be gone.
-    pub(crate) fn mark_lost(&self) {
-        self.lost.store(true, Ordering::Release);
-    }
-
     fn state_lost(&self) -> ClientError {
         ClientError::StateLost {
             reason: format!(
@@ -154,7 +146,7 @@ impl Link {
     /// The connection, if one is open and nobody is busy opening it.
     pub(crate) fn open_connection(&self) -> Option<Arc<Connection>> {
         let connection = self.connection.try_lock().ok()?.clone()?;
-        (connection.is_open() && !self.lost.load(Ordering::Acquire)).then_some(connection)
+        connection.is_open().then_some(connection)
     }
 
     /// Forget the connection.
@@ -178,16 +170,8 @@ impl Link {
         self.options.stall_timeout
     }
 
-    /// The instance met at the first handshake, or the one that the routing names; 0 before it.
-    pub(crate) fn instance(&self) -> u64 {
-        self.instance.load(Ordering::Acquire)
-    }
-
     /// An open connection: the one that is there, or a new one, tried once.
     pub(crate) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
-        if self.lost.load(Ordering::Acquire) {
-            return Err(Failure::Fatal(self.state_lost()));
-        }
         match self.connect_once().await {
             Ok(connection) => Ok(connection),
             Err(OpenError::Refused(error)) => Err(Failure::Fatal(self.named(error))),

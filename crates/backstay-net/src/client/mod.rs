@@ -211,13 +211,6 @@ impl Client {
         }
     }
 
-    /// The instance met at an address; 0 if none was met.
-    pub fn instance_of(&self, address: &str) -> u64 {
-        let links = self.links.lock();
-        let link = links.values().find(|link| link.address() == address);
-        link.map_or(0, |link| link.instance())
-    }
-
     /// The next thing that whoever knows the control plane, or the user, should hear of; `None`
     /// once nobody is to wait for it any more. For one listener.
     pub async fn next_event(&self) -> Option<Event> {
@@ -227,14 +220,6 @@ impl Client {
     /// End [`Self::next_event`].
     pub fn unwatch(&self) {
         self.waits.end();
-    }
-
-    /// The process at this address is known to have lost its rows: fail what needs it.
-    pub fn mark_lost(&self, address: &str) {
-        let links = self.links.lock();
-        for link in links.values().filter(|link| link.address() == address) {
-            link.mark_lost();
-        }
     }
 
     /// Whether rows that this client relied on are gone.
