@@ -54,6 +54,9 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
     # Channels of one process to one address share a connection unless told otherwise, and with
     # it the state "cannot connect" that another one has left behind.
     ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's own retries lose the end of a stream whose server stops at that moment: the reader
+    # waits for ever (seen with grpcio 1.85). Callers retry, and know what is safe to repeat.
+    ("grpc.enable_retries", 0),
     # A proxy meant for web traffic must not get in between.
     ("grpc.enable_http_proxy", 0),
 )

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -67,7 +67,7 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
         tables_pb2_grpc.add_TablesServiceServicer_to_server(self, control)
         self.port = control.add_insecure_port("127.0.0.1:0")
         control.start()
-        self.control: grpc.Server | None = control
+        self.control = control
 
     @property
     def address(self) -> str:
@@ -87,10 +87,7 @@ class Node(cluster_pb2_grpc.ClusterServiceServicer, tables_pb2_grpc.TablesServic
         with self.changed:
             self.ended = True
             self.changed.notify_all()
-        if self.control is not None:
-            self.control.stop(0).wait()
-        # A call that comes at this moment hangs for as long as the stopped server exists.
-        self.control = None
+        self.control.stop(0).wait()
 
     def break_streams(self) -> None:
         with self.changed:
@@ -404,6 +401,45 @@ def test_a_pause_does_not_outlive_those_who_could_end_it(cluster: Cluster) -> No
             for node in cluster.nodes:
                 node.end_control()
             push.result(timeout=10)
+
+
+@pytest.mark.slow
+def test_no_stream_outlives_its_node() -> None:
+    for _ in range(40):
+        cluster = Cluster()
+        directories = [Directory(cluster.nodes[0].address, ClientConfig()) for _ in range(16)]
+        stopped = threading.Event()
+        threads = [
+            threading.Thread(
+                target=follow_until,
+                args=(stopped, directory, cluster.nodes[number % 2].address),
+                daemon=True,
+            )
+            for number, directory in enumerate(directories)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_for_stream(cluster.nodes[0])
+        for node in cluster.nodes:
+            node.end_control()
+        stopped.set()
+        for thread in threads:
+            thread.join(timeout=20)
+            assert not thread.is_alive(), "a stream of a stopped node is still being read"
+        for directory in directories:
+            directory.close()
+        cluster.close()
+
+
+def follow_until(stopped: threading.Event, directory: Directory, endpoint: str) -> None:
+    """Read streams of one node, the next when one breaks, until ``stopped`` and two more broke."""
+    after = 0
+    while after < 3:
+        after += stopped.is_set()
+        with suppress(errors.BackstayError):
+            for _ in directory.read_stream(endpoint, directory.open_stream(endpoint, 0, "")):
+                pass
+        stopped.wait(0.05)
 
 
 def wait_for_word(said: list[str], word: str) -> None:
