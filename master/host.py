@@ -99,20 +99,12 @@ class MasterHost:
         self._stop = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
 
-    @property
-    def own(self) -> MasterRecord:
-        """This process, as workers find it."""
-        return self._own
-
     def stop(self) -> None:
         """End this process in good order; the job stays as it is, for the next master."""
         self._stop.set()
 
-    async def run(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
+    async def run(self) -> RunState:
         """Serve the job until it is over, or until ``stop``.
-
-        Args:
-            on_ready: Called once, when this process is the master and the job is open.
 
         Returns:
             The state of the job: ``running`` if ``stop`` was called before it was over.
@@ -124,7 +116,7 @@ class MasterHost:
         """
         self._add_service()
         await self._control.start([SERVICE_NAME])
-        living = asyncio.create_task(self._live(on_ready))
+        living = asyncio.create_task(self._live())
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,12 +131,12 @@ class MasterHost:
     def _forget_at_end(self, keep_state: bool) -> None:
         self._forget = not keep_state
 
-    async def _live(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
+    async def _live(self) -> RunState:
         token = await _until_answered(lambda: self._leadership.take(self._config.replaces))
         await self._open_journal(token)
         keeping = asyncio.create_task(self._keep_leadership(), name="the leadership")
         try:
-            serving = asyncio.create_task(self._serve(on_ready), name="the job")
+            serving = asyncio.create_task(self._serve(), name="the job")
             try:
                 await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
@@ -179,7 +171,7 @@ class MasterHost:
             self._journal.fail(error)
             raise
 
-    async def _serve(self, on_ready: Callable[[MasterRecord], None]) -> RunState:
+    async def _serve(self) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
         opened = await open_job(
@@ -212,7 +204,6 @@ class MasterHost:
             self._own.address,
             job.state.starts,
         )
-        on_ready(self._own)
         background = [
             asyncio.create_task(self._advance(job), name="the schedule"),
             asyncio.create_task(self._expire(job), name="the leases"),

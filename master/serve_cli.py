@@ -18,7 +18,7 @@ import click
 from backstay import lifeline
 from backstay.addresses import parse_endpoints
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
-from backstay.consensus.job_records import MasterRecord, RunState
+from backstay.consensus.job_records import RunState
 from backstay.errors import (
     BackstayError,
     ConfigError,
@@ -34,7 +34,6 @@ from backstay.job_spec import JobSpec
 from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
-from backstay.supervision import Ready, Supervisor
 from backstay.trainer.directory import reach
 
 __all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "main"]
@@ -87,7 +86,6 @@ log = logging.getLogger(__name__)
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback with neither token nor TLS.")
 @click.option("--log-level", default="info", show_default=True)
 @click.option("--log-format", default="text", show_default=True, help="text or json")
-@click.option("--supervisor-fd", type=int, hidden=True)
 def main(
     spec_file: Path,
     endpoints: str,
@@ -103,7 +101,6 @@ def main(
     insecure: bool,
     log_level: str,
     log_format: str,
-    supervisor_fd: int | None,
 ) -> None:
     """Run the master of the job in SPEC_FILE (JSON, as backstay.job_spec writes it).
 
@@ -130,7 +127,7 @@ def main(
         set_up_logging(log_level, log_format, f"master of {spec.name}")
         # Before signals are taken: one ends this wait at once.
         reach(config.endpoints, config.client)
-        state = asyncio.run(_run(config, spec, instance, supervisor_fd))
+        state = asyncio.run(_run(config, spec, instance))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
     except (ConfigError, StoreAuthError, JobRefused, DataError, InvalidRequest) as error:
@@ -143,9 +140,7 @@ def main(
     sys.exit(EXIT_JOB_FAILED if state in ("failed", "unsaved") else 0)
 
 
-async def _run(
-    config: MasterConfig, spec: JobSpec, instance: int | None, supervisor_fd: int | None
-) -> RunState:
+async def _run(config: MasterConfig, spec: JobSpec, instance: int | None) -> RunState:
     host = MasterHost(config, spec, instance=instance)
     loop = asyncio.get_running_loop()
 
@@ -157,19 +152,7 @@ async def _run(
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
-    if supervisor_fd is None:
-        return await host.run(on_ready=lambda _own: None)
-    supervisor = Supervisor(supervisor_fd)
-    supervisor.on_close(host.stop)
-
-    def say_ready(own: MasterRecord) -> None:
-        # A job's master has no data plane.
-        supervisor.say_ready(Ready(str(own.instance), own.address, ""))
-
-    try:
-        return await host.run(on_ready=say_ready)
-    finally:
-        supervisor.close()
+    return await host.run()
 
 
 def _fail(error: BackstayError, exit_code: int) -> None:

@@ -2,7 +2,7 @@
 
 Each node is a process of its own, ``pserver serve``, on free loopback ports, with its settings
 in a file and its output in a log. The first one or three of them keep the cluster's records (the
-embedded store), unless the settings name an etcd. A socket pair to each (see ``supervision``) says
+embedded store), unless the settings name an etcd. The lifeline of each (``backstay.lifeline``) says
 when the node is ready, and stops the node when this process ends, killed or not. It imports no
 gRPC and no native code.
 """
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from backstay import lifeline
 from backstay.config import (
     ENDPOINT_VARIABLE,
     PADDLE_ENDPOINT_VARIABLE,
@@ -35,7 +36,6 @@ from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerSt
 from backstay.profiles import PROFILES, Profile
 from backstay.pserver.free_ports import free_ports
 from backstay.settings import ENVIRONMENT_PREFIX
-from backstay.supervision import Ready
 
 __all__ = ["LocalCluster", "LocalServer"]
 
@@ -488,7 +488,7 @@ def _kill(servers: Iterable[LocalServer]) -> None:
 def _take_ready_line(server: LocalServer) -> None:
     line = server.line.recv(READY_LINE_BYTES_MAX)
     if line:
-        ready = Ready.from_line(line)
+        ready = lifeline.Ready.from_line(line)
         server.data_address, server.metrics_address = ready.data_address, ready.metrics_address
         return
     # The line is closed: the process has ended or is about to.
@@ -505,21 +505,10 @@ def _free_addresses(count: int) -> list[str]:
 
 
 def _spawn(config_path: Path, log_path: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a server; return the process and our end of the line to it."""
-    ours, theirs = socket.socketpair()
-    with theirs, log_path.open("ab") as log:
-        command = [sys.executable, "-m", "backstay.pserver.serve_cli", "serve"]
-        command += ["--config", str(config_path), "--supervisor-fd", str(theirs.fileno())]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs.fileno()],
-            # Ctrl-C reaches every process of the terminal's group; these stop when told to.
-            start_new_session=True,
-        )
-    return process, ours
+    """Start a server; return the process and our end of its lifeline."""
+    command = [sys.executable, "-m", "backstay.pserver.serve_cli", "serve"]
+    with log_path.open("ab") as log:
+        return lifeline.start([*command, "--config", str(config_path)], env=os.environ, log=log)
 
 
 def _write_settings(path: Path, settings: Mapping[str, object]) -> None:

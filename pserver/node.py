@@ -36,6 +36,7 @@ from backstay.consensus.keys import JOBS, Keys
 from backstay.consensus.open_store import OpenedStore, open_store
 from backstay.control_server import ControlServer
 from backstay.errors import ListenError, StoreError, StoreUnavailable
+from backstay.lifeline import Ready
 from backstay.logs import fields
 from backstay.pserver.cluster_member import ClusterMember, Identity
 from backstay.pserver.data_plane import DataPlane
@@ -57,7 +58,6 @@ from backstay.pserver.services.tables import TablesService
 from backstay.pserver.services.trainers import TrainersService
 from backstay.pserver.tables.creation import TableKeeper
 from backstay.pserver.tables.registry import TableRegistry
-from backstay.supervision import Ready
 from backstay.tasks import end_tasks
 
 __all__ = ["Node"]

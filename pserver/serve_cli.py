@@ -13,20 +13,23 @@ from pathlib import Path
 
 import click
 
+from backstay import lifeline
 from backstay._version import __version__
 from backstay.command_line import settle
 from backstay.config import ServerConfig
 from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
 from backstay.exits import EXIT_WRONG_SETTING
+from backstay.lifeline import Lifeline, Ready
 from backstay.logs import set_up_logging
 from backstay.pserver.node import Node
 from backstay.pserver.options import config_options
-from backstay.supervision import Ready, Supervisor
 
 __all__ = ["main"]
 
 EXIT_FAILED = 1
 EXIT_CANNOT_LISTEN = 3
+# On top of the two graces of a stop, once the parent is gone.
+KILL_WAIT_S = 5.0
 
 EXAMPLES = """
 \b
@@ -65,12 +68,10 @@ def main() -> None:
     help="TOML file with the settings, section [server]. [BACKSTAY_CONFIG]",
 )
 @click.option("--show-config", is_flag=True, help="Print each setting and its source, and exit.")
-@click.option("--supervisor-fd", type=int, hidden=True)
 @config_options(ServerConfig)
 def serve(
     config_file: Path | None,
     show_config: bool,
-    supervisor_fd: int | None,
     **given: object,
 ) -> None:
     """Start one node and serve until SIGTERM or Ctrl-C.
@@ -84,7 +85,9 @@ def serve(
         if show_config:
             click.echo(loaded.describe())
             return
-        clean = asyncio.run(_run(loaded.config, supervisor_fd))
+        # A stop takes one grace for handing over and one for the requests under way.
+        grace_s = 2 * loaded.config.stop_grace_ms / 1000 + KILL_WAIT_S
+        clean = asyncio.run(_run(loaded.config, lifeline.attach(grace_s=grace_s)))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
     except (ConfigError, StoreAuthError) as error:
@@ -94,7 +97,7 @@ def serve(
     sys.exit(0 if clean else EXIT_FAILED)
 
 
-async def _run(config: ServerConfig, supervisor_fd: int | None) -> bool:
+async def _run(config: ServerConfig, parent: Lifeline | None) -> bool:
     set_up_logging(
         config.log_level,
         config.log_format,
@@ -112,14 +115,7 @@ async def _run(config: ServerConfig, supervisor_fd: int | None) -> bool:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
-    if supervisor_fd is None:
-        return await node.run(on_ready=_ignore)
-    supervisor = Supervisor(supervisor_fd)
-    supervisor.on_close(node.stop)
-    try:
-        return await node.run(on_ready=supervisor.say_ready)
-    finally:
-        supervisor.close()
+    return await node.run(on_ready=_ignore if parent is None else parent.say_ready)
 
 
 def _ignore(_ready: Ready) -> None:

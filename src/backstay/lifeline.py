@@ -1,40 +1,64 @@
-"""A line between a process and the program that started it: when one end goes, the other knows.
+"""The lifeline: no process that backstay starts outlives the process that started it.
 
-It is one end of a socket pair, inherited as a file descriptor that the variable
-``BACKSTAY_LIFELINE`` names. The kernel closes the parent's end however the parent ends, SIGKILL
-included; the child then stops as after SIGTERM, and is gone at the latest when its grace is over.
-So nothing that we start outlives us. It imports nothing of the package.
+It is a socket pair. The child inherits one end as a file descriptor, and the environment variable
+``BACKSTAY_LIFELINE`` holds its number. The kernel closes the parent's end when the parent ends,
+even by SIGKILL. The child then stops as after SIGTERM, and ends by force when its grace is over. A
+server also writes one line on it when it is ready, so its parent waits without polling. Servers,
+job masters and workers all use it. It imports nothing of the package and never polls.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["VARIABLE", "attach", "last_words", "start"]
+__all__ = ["VARIABLE", "Lifeline", "Ready", "attach", "last_words", "start"]
 
 VARIABLE = "BACKSTAY_LIFELINE"
 EXIT_PARENT_GONE = 70
 
 
+@dataclass(frozen=True)
+class Ready:
+    """What a server tells its parent when it serves."""
+
+    node_id: str
+    control_address: str
+    data_address: str
+    metrics_address: str = ""
+
+    def to_line(self) -> bytes:
+        """Return it as one line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Ready:
+        """Return what ``to_line`` gave."""
+        return cls(**json.loads(line))
+
+
 def start(
     command: Sequence[str], *, env: Mapping[str, str], log: IO[bytes] | int | None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a program in a session of its own, with a line to it.
+    """Start a program in a session of its own, with a lifeline to it.
 
     Args:
         command: The program and its arguments.
-        env: Its whole environment; the variable of the line is added.
+        env: Its whole environment; the lifeline's variable is added.
         log: Where its output goes; None: where ours goes.
 
     Returns:
-        The process and our end of the line. Close that only when the process is to end, or has.
+        The process and our end of the lifeline. Close that only when the process is to end, or
+        has ended.
 
     Raises:
         OSError: The program cannot be started.
@@ -75,30 +99,40 @@ def last_words(log: Path, bytes_max: int, *, begin: int = 0) -> str:
         return file.read(bytes_max).decode(errors="replace").strip()
 
 
-def attach(*, grace_s: float = 5.0) -> bool:
-    """Tie this process to the one that started it, if that one gave it a line; call it first.
+class Lifeline:
+    """The child's end."""
 
-    When the line closes, this process gets SIGTERM, and ends by force after the grace.
+    def __init__(self, file_descriptor: int, *, grace_s: float) -> None:
+        """Take over an inherited descriptor, and watch it in a thread."""
+        self._socket = socket.socket(fileno=file_descriptor)
+        # Programs that this process starts must not keep it open.
+        self._socket.set_inheritable(False)
+        self._grace_s = grace_s
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def say_ready(self, ready: Ready) -> None:
+        """Write the one line. If the parent is gone, the watching thread notices it."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.send(ready.to_line())
+
+    def _watch(self) -> None:
+        # The parent never writes, so this returns only when the parent's end is closed.
+        self._socket.recv(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(self._grace_s)
+        os._exit(EXIT_PARENT_GONE)
+
+
+def attach(*, grace_s: float = 5.0) -> Lifeline | None:
+    """Tie this process to its parent, if the parent gave it a lifeline. Call it first.
+
+    When the parent is gone, this process gets SIGTERM, and ends by force after the grace.
 
     Args:
         grace_s: How long it may take to stop by itself.
 
     Returns:
-        Whether there is a line.
+        This end of the lifeline; None: the parent gave none.
     """
-    text = os.environ.pop(VARIABLE, "")
-    if not text:
-        return False
-    line = socket.socket(fileno=int(text))
-    # Programs that this process starts must not keep the line open.
-    line.set_inheritable(False)
-    threading.Thread(target=_watch, args=(line, grace_s), name="lifeline", daemon=True).start()
-    return True
-
-
-def _watch(line: socket.socket, grace_s: float) -> None:
-    # The parent never writes, so this returns at the end of it only.
-    line.recv(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(grace_s)
-    os._exit(EXIT_PARENT_GONE)
+    number = os.environ.pop(VARIABLE, "")
+    return Lifeline(int(number), grace_s=grace_s) if number else None

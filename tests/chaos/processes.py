@@ -1,6 +1,6 @@
 """Processes of a run: started on a host of the network, ended with the run.
 
-Each ends when the run's own process does, however that happens: a node by its supervisor's line, a
+Each ends when the run's own process does, however that happens: a node by its lifeline, a
 trainer by its standard input, and an etcd, which knows neither, by the parent-death signal.
 """
 
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from backstay import lifeline
 from tests.chaos.network import Host
 
 __all__ = ["NodeProcess", "Process"]
@@ -140,22 +141,10 @@ class NodeProcess(Process):
         self._line: socket.socket | None = None
 
     def start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs, self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(*self.host.prefix, sys.executable, "-m", "backstay.pserver.serve_cli"),
-                    *("serve", "--config", str(self._config)),
-                    *("--supervisor-fd", str(theirs.fileno())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment(),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._line = ours
+        command = [*self.host.prefix, sys.executable, "-m", "backstay.pserver.serve_cli", "serve"]
+        command += ["--config", str(self._config)]
+        with self.log.open("ab") as log:
+            self._process, self._line = lifeline.start(command, env=environment(), log=log)
         self.paused = False
 
     def wait_ready(self, limit_s: float = READY_LIMIT_S) -> None:
