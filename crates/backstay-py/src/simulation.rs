@@ -375,8 +375,11 @@ impl SimNode {
         let stream = StreamId { job, pass, task };
         let node = self.node();
         let engine = node.rows.0.borrow();
-        let id = TransactionId { stream, sequence };
-        let staged = engine.staged(slot).any(|one| one.transaction.id == id);
+        // A push that is staged also says what its sender has heard of: all below its floor.
+        let staged = engine.staged(slot).any(|one| {
+            let (id, floor) = (one.transaction.id, one.transaction.floor);
+            id.stream == stream && (id.sequence == sequence || sequence < floor)
+        });
         let memory = engine.memory(slot);
         let mut known = memory.streams.iter().filter(|(of, _)| *of == stream);
         let applied = known.any(|(_, window)| window.is_settled(sequence));
