@@ -39,7 +39,7 @@ __all__ = [
 
 Kind: TypeAlias = Literal["full", "incremental"]
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_FILE = "manifest.json"
 SLOT_COUNT_MAX = 2**20
 PART_COUNT_MAX = 2**20
@@ -135,14 +135,14 @@ class SlotEntries:
     Attributes:
         part: int64, index into the manifest's parts.
         position: uint64, how many pushes the slot has applied.
-        birth: uint64, the routing version at which it began.
+        epoch: uint64, the routing version at which it began.
         whole: bool, all its rows are there; else those changed since the base.
         rows: uint64, rows of it in its part, of all tables together.
     """
 
     part: NDArray[np.int64]
     position: NDArray[np.uint64]
-    birth: NDArray[np.uint64]
+    epoch: NDArray[np.uint64]
     whole: NDArray[np.bool_]
     rows: NDArray[np.uint64]
 
@@ -174,7 +174,7 @@ class SlotEntries:
 _SLOT_TYPES: Mapping[str, type] = {
     "part": np.int64,
     "position": np.uint64,
-    "birth": np.uint64,
+    "epoch": np.uint64,
     "whole": np.bool_,
     "rows": np.uint64,
 }
@@ -346,7 +346,7 @@ class Manifest:
             raise InvalidRequest(f"slot_count {count} is no power of two up to {SLOT_COUNT_MAX}")
         if int(slots.part.min()) < 0 or int(slots.part.max()) >= len(self.parts):
             raise InvalidRequest(f"slots.part names a part that is not one of {len(self.parts)}")
-        for name in ("position", "birth", "rows"):
+        for name in ("position", "epoch", "rows"):
             if int(getattr(slots, name).max()) > NUMBER_MAX:
                 raise InvalidRequest(f"slots.{name} holds a number above {NUMBER_MAX}")
 

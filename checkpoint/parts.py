@@ -37,13 +37,13 @@ class SlotMemory:
 
     Attributes:
         position: How many.
-        birth: The routing version at which the slot began.
+        epoch: The routing version at which the slot began.
         streams: uint64 [n, 5]: job, pass x 2^32 + task, floor, low and high half of the window.
         closed: uint64 [m, 2]: job, pass x 2^32 + task of each stream that is closed.
     """
 
     position: int
-    birth: int
+    epoch: int
     streams: NDArray[np.uint64]
     closed: NDArray[np.uint64]
 
@@ -143,7 +143,7 @@ class PartReader:
         row = self._memory[place]
         return SlotMemory(
             position=int(row[1]),
-            birth=int(row[2]),
+            epoch=int(row[2]),
             streams=self._streams[self._streams[:, 0] == slot, 1:],
             closed=self._closed[self._closed[:, 0] == slot, 1:],
         )
@@ -205,7 +205,7 @@ class PartReader:
                 f"its slots are not those of the manifest: {len(wrong)} differ, first {wrong[0]}"
             )
         _same("position", self._slots, self._memory[:, 1], manifest.slots.position[self._slots])
-        _same("birth", self._slots, self._memory[:, 2], manifest.slots.birth[self._slots])
+        _same("epoch", self._slots, self._memory[:, 2], manifest.slots.epoch[self._slots])
         self._streams = _take(left, "memory.streams", np.uint64, (None, _STREAM_WORDS))
         self._closed = _take(left, "memory.closed", np.uint64, (None, _CLOSED_WORDS))
         for name, rows in (("memory.streams", self._streams), ("memory.closed", self._closed)):

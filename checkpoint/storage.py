@@ -239,11 +239,11 @@ def check_chain(chain: list[Manifest]) -> None:
             if known.get(spec.name, spec) != spec:
                 raise CheckpointDamaged(f"{where} has other settings of table {spec.name!r}")
         added = ~newer.slots.whole
-        same = newer.slots.birth == older.slots.birth
+        same = newer.slots.epoch == older.slots.epoch
         grown = newer.slots.position >= older.slots.position
         if not (same & grown)[added].all():
             slot = int(np.flatnonzero(added & ~(same & grown))[0])
-            raise CheckpointDamaged(f"{where} has changes of another life of slot {slot}")
+            raise CheckpointDamaged(f"{where} has changes of another epoch of slot {slot}")
 
 
 def _check_id(checkpoint_id: str) -> None:

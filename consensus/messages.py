@@ -101,7 +101,7 @@ def routing_to_message(
 ) -> cluster_pb2.GetClusterResponse:
     """Return the answer to GetCluster.
 
-    Hosts, births and the processes that are gone stay behind: they concern servers only.
+    Hosts, epochs and the processes that are gone stay behind: they concern servers only.
 
     Args:
         cluster_id: Name of the cluster.
@@ -141,7 +141,7 @@ def routing_to_message(
 def routing_from_message(message: cluster_pb2.GetClusterResponse) -> RoutingTable:
     """Return the routing table in an answer to GetCluster.
 
-    What does not travel is as in a new cluster: births are 1, nobody is gone, hosts are empty.
+    What does not travel is as in a new cluster: epochs are 1, nobody is gone, hosts are empty.
 
     Raises:
         ProtocolError: The answer contradicts itself.
@@ -163,7 +163,7 @@ def routing_from_message(message: cluster_pb2.GetClusterResponse) -> RoutingTabl
             replicas=message.replicas,
             replicas_of_slot=tuple([sets[index] for index in order]),
             term_of_slot=np.array(message.term_of_slot, dtype=np.uint64),
-            birth_of_slot=np.ones(len(order), dtype=np.uint64),
+            epoch_of_slot=np.ones(len(order), dtype=np.uint64),
             generation=message.generation,
             lost=tuple(message.lost_slots),
         )

@@ -42,7 +42,7 @@ class NodeReport(JsonRecord, what="node report"):
             to give no copies.
         full: Nodes that had no room for a copy a short time ago.
         caught_up: Backups to take into them.
-        loaded: (slot, its birth): slots that have their content from a checkpoint now.
+        loaded: (slot, its epoch): slots that have their content from a checkpoint now.
         load_trouble: Why slots cannot be loaded from a checkpoint; empty if they can.
     """
 

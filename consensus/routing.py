@@ -98,8 +98,8 @@ class RoutingTable:
         replicas_of_slot: For each slot the processes that hold it; equal ones are one object.
         term_of_slot: uint64 [slot_count], read-only: grows when a slot's master or in-sync set
             changes. The fencing token of the slot.
-        birth_of_slot: uint64 [slot_count], read-only: the version at which the slot began
-            empty. A replica of another birth is worthless.
+        epoch_of_slot: uint64 [slot_count], read-only: the version at which the slot began
+            empty. A replica of another epoch is worthless.
         generation: Grows whenever some slot lost all its copies, and with each restore.
         gone: Instances known for sure to be dead, oldest first.
         restoring: Slots that wait for their content from a checkpoint.
@@ -116,7 +116,7 @@ class RoutingTable:
     replicas: int
     replicas_of_slot: tuple[SlotReplicas, ...]
     term_of_slot: NDArray[np.uint64]
-    birth_of_slot: NDArray[np.uint64]
+    epoch_of_slot: NDArray[np.uint64]
     generation: int = 0
     gone: tuple[int, ...] = ()
     restoring: Restoring = NOT_RESTORING
@@ -139,10 +139,10 @@ class RoutingTable:
         object.__setattr__(self, "replicas_of_slot", tuple([sets[index] for index in order]))
         masters = np.array([held.master for held in sets], dtype=np.int64)
         self._freeze("master_of_slot", masters[set_of_slot])
-        for name in ("term_of_slot", "birth_of_slot"):
+        for name in ("term_of_slot", "epoch_of_slot"):
             self._freeze(name, _numbers(name, getattr(self, name), self.slot_count))
-        if int(self.birth_of_slot.max()) > self.version:
-            raise InvalidRequest("routing table: a slot's birth is after the table's version")
+        if int(self.epoch_of_slot.max()) > self.version:
+            raise InvalidRequest("routing table: a slot's epoch is after the table's version")
 
     @property
     def slot_count(self) -> int:
@@ -163,7 +163,7 @@ class RoutingTable:
             and self.lost == other.lost
             and self.replicas_of_slot == other.replicas_of_slot
             and np.array_equal(self.term_of_slot, other.term_of_slot)
-            and np.array_equal(self.birth_of_slot, other.birth_of_slot)
+            and np.array_equal(self.epoch_of_slot, other.epoch_of_slot)
         )
 
     def __hash__(self) -> int:
@@ -188,7 +188,7 @@ class RoutingTable:
             sets=self.sets,
             set_of_slot=self.set_of_slot.tolist(),
             term_of_slot=self.term_of_slot.tolist(),
-            birth_of_slot=self.birth_of_slot.tolist(),
+            epoch_of_slot=self.epoch_of_slot.tolist(),
             restoring=_StoredRestoring(*self.restoring),
             lost=self.lost,
         ).to_json()
@@ -208,7 +208,7 @@ class RoutingTable:
             replicas=stored.replicas,
             replicas_of_slot=tuple([sets[index] for index in stored.set_of_slot]),
             term_of_slot=np.array(stored.term_of_slot, dtype=np.uint64),
-            birth_of_slot=np.array(stored.birth_of_slot, dtype=np.uint64),
+            epoch_of_slot=np.array(stored.epoch_of_slot, dtype=np.uint64),
             generation=stored.generation,
             gone=stored.gone,
             restoring=Restoring(**vars(stored.restoring)),
@@ -288,7 +288,7 @@ class _StoredRestoring(JsonRecord, what="routing table: restoring"):
 class _StoredRouting(JsonRecord, what=_WHAT, added=("lost",)):
     """The JSON form of the table: each distinct set of replicas once."""
 
-    format: Literal[1] = field(default=1, kw_only=True)
+    format: Literal[2] = field(default=2, kw_only=True)
     version: int
     generation: int
     replicas: int
@@ -299,7 +299,7 @@ class _StoredRouting(JsonRecord, what=_WHAT, added=("lost",)):
     sets: tuple[tuple[int, tuple[Count, ...], tuple[Count, ...]], ...]
     set_of_slot: list[Count]
     term_of_slot: list[Positive]
-    birth_of_slot: list[Positive]
+    epoch_of_slot: list[Positive]
     restoring: _StoredRestoring
     lost: tuple[Count, ...] = ()
 

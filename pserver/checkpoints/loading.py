@@ -145,7 +145,7 @@ class SlotLoader:
     async def _load_or_leave(self, routing: RoutingTable, wanted: dict[int, int]) -> bool:
         """Load in a thread; leave it alone if its storage hangs and another load is wanted.
 
-        What a load that was left still brings is refused: its slots have other births by then.
+        What a load that was left still brings is refused: its slots have other epochs by then.
 
         Returns:
             Whether it is done.
@@ -191,19 +191,19 @@ class SlotLoader:
         self._news.set()
 
     def _wanted(self, routing: RoutingTable) -> dict[int, int]:
-        """Return the births of the slots that wait in the data plane to be loaded by this table.
+        """Return the epochs of the slots that wait in the data plane to be loaded by this table.
 
         It may go by a newer table already, in which they come from another checkpoint: then their
-        births differ.
+        epochs differ.
         """
         restoring = set(routing.restoring.slots)
         return {
-            slot: birth
-            for slot, birth in self._server.to_load()
-            if slot in restoring and birth == int(routing.birth_of_slot[slot])
+            slot: epoch
+            for slot, epoch in self._server.to_load()
+            if slot in restoring and epoch == int(routing.epoch_of_slot[slot])
         }
 
-    def _load(self, routing: RoutingTable, births: Mapping[int, int], load: _Load) -> None:
+    def _load(self, routing: RoutingTable, epochs: Mapping[int, int], load: _Load) -> None:
         url, checkpoint, _ = routing.restoring
         storage = CheckpointStorage(url)
         chain = storage.chain(checkpoint)
@@ -217,11 +217,11 @@ class SlotLoader:
             tempfile.TemporaryDirectory(prefix="backstay-restore-") as folder,
             ThreadPoolExecutor(LOADERS, thread_name_prefix="restore") as threads,
         ):
-            for steps in load_steps(chain, list(births)):
+            for steps in load_steps(chain, list(epochs)):
                 # The first failure is raised here; the rest of the step is finished first.
                 list(
                     threads.map(
-                        lambda step: self._load_part(storage, step, births, Path(folder), load),
+                        lambda step: self._load_part(storage, step, epochs, Path(folder), load),
                         steps,
                     )
                 )
@@ -230,7 +230,7 @@ class SlotLoader:
         self,
         storage: CheckpointStorage,
         step: LoadStep,
-        births: Mapping[int, int],
+        epochs: Mapping[int, int],
         folder: Path,
         load: _Load,
     ) -> None:
@@ -239,7 +239,7 @@ class SlotLoader:
         part = step.manifest.parts[step.part]
         path = storage.fetch(step.manifest.id, part.file, folder)
         slots = [
-            {"slot": slot, "birth": births[slot], "whole": whole, "last": step.last}
+            {"slot": slot, "epoch": epochs[slot], "whole": whole, "last": step.last}
             for slot, whole in zip(step.slots, step.whole, strict=True)
         ]
         request = {

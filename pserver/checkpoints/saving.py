@@ -88,7 +88,7 @@ class _Gathered:
             self.parts.append(Part(part.file, part.bytes, part.sha256))
             self.bytes += part.bytes
             for one in new:
-                self.entries[one.slot] = (at, one.position, one.birth, one.whole, one.rows)
+                self.entries[one.slot] = (at, one.position, one.epoch, one.whole, one.rows)
                 self.todo.discard(one.slot)
         return bool(response.parts)
 
@@ -97,7 +97,7 @@ class _Gathered:
         return SlotEntries(
             part=np.array(columns[0], dtype=np.int64),
             position=np.array(columns[1], dtype=np.uint64),
-            birth=np.array(columns[2], dtype=np.uint64),
+            epoch=np.array(columns[2], dtype=np.uint64),
             whole=np.array(columns[3], dtype=np.bool_),
             rows=np.array(columns[4], dtype=np.uint64),
         )
@@ -503,7 +503,7 @@ def _refuse_anew(slots: SlotEntries, routing: RoutingTable) -> None:
     Raises:
         CheckpointUnavailable: There are such slots.
     """
-    anew = np.flatnonzero(slots.birth > routing.version).tolist()
+    anew = np.flatnonzero(slots.epoch > routing.version).tolist()
     if anew:
         some = ", ".join(map(str, anew[:NAMES_MAX]))
         raise CheckpointUnavailable(
@@ -525,7 +525,7 @@ def _request(
                 slot=slot,
                 has_base=True,
                 position=int(base.slots.position[slot]),
-                birth=int(base.slots.birth[slot]),
+                epoch=int(base.slots.epoch[slot]),
             )
             for slot in slots
         ],

@@ -40,7 +40,7 @@ class Base(NamedTuple):
     """Where a slot was when it was written to the checkpoint that the new one adds to."""
 
     position: int
-    birth: int
+    epoch: int
 
 
 class PartWritten(NamedTuple):

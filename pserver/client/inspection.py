@@ -177,7 +177,7 @@ class ClusterInspection(ClusterChannels):
         }
 
     def routing(self) -> RoutingTable:
-        """Return who holds what, with the nodes' status; births are not told.
+        """Return who holds what, with the nodes' status; epochs are not told.
 
         Raises:
             ServerUnavailable: None of the endpoints answers.
@@ -185,7 +185,7 @@ class ClusterInspection(ClusterChannels):
         return self.cluster()[1]
 
     def slot(self, slot: int) -> dict[str, Any]:
-        """Return one slot: its term, its birth and its replicas.
+        """Return one slot: its term, its epoch and its replicas.
 
         Raises:
             ConfigError: The cluster has no such slot.
@@ -201,7 +201,7 @@ class ClusterInspection(ClusterChannels):
             "slot": slot,
             "routing_version": answer.routing_version,
             "term": answer.term,
-            "birth": answer.birth,
+            "epoch": answer.epoch,
             "master": answer.master or None,
             "in_sync": list(answer.in_sync),
             "catching_up": list(answer.catching_up),

@@ -119,7 +119,7 @@ def _wait_or_give_up(
                 builder.note("unavailable", -1, note, slot)
             return
         builder.put(slot, NOBODY)
-        builder.reborn.add(slot)
+        builder.new_epoch.add(slot)
         builder.lost.add(slot)
         builder.note("lost", -1, f"DATA LOST: {{slots}} lost all copies: {who}", slot)
         return
@@ -131,7 +131,7 @@ def _wait_or_give_up(
             builder.note("unavailable", -1, "{slots} without a master: no node serves", slot)
         return
     builder.put(slot, SlotReplicas(new))
-    builder.reborn.add(slot)
+    builder.new_epoch.add(slot)
     if slot in builder.restoring:
         where = f"wait for checkpoint {builder.source[1]} on {builder.name(new)}"
         builder.note("lost", new, f"DATA LOST: {{slots}} {where}: {who}", slot)

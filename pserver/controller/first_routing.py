@@ -27,7 +27,7 @@ def first_routing(nodes: Sequence[NodeRecord], slot_count: int, replicas: int) -
         replicas=replicas,
         replicas_of_slot=tuple(place_replicas(slot_count, hosts, replicas)),
         term_of_slot=ones,
-        birth_of_slot=ones,
+        epoch_of_slot=ones,
     )
 
 

@@ -68,11 +68,11 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
             f"{restoring.checkpoint}{_why_restored(records.restore)}"
             + (f": {'; '.join(trouble)}" if trouble else "")
         )
-    births = routing.birth_of_slot
-    anew = (births > 1) & ((births == routing.version) | (copies_of_slot < wanted))
+    epochs = routing.epoch_of_slot
+    anew = (epochs > 1) & ((epochs == routing.version) | (copies_of_slot < wanted))
     if records.restore is not None:
         # Those were not lost, but given up for a checkpoint.
-        anew &= births != (records.restore.version or routing.version)
+        anew &= epochs != (records.restore.version or routing.version)
     anew_count = int(np.count_nonzero(anew & ~lost))
     if anew_count:
         reasons.append(

@@ -60,10 +60,10 @@ def settle_losses(builder: RoutingBuilder, records: ClusterRecords) -> RestorePl
 
 def _begin_accepted(builder: RoutingBuilder, accepted: int, *, has_tables: bool) -> None:
     """Let slots begin anew, empty, whose loss is accepted, or that can have held nothing."""
-    births = builder.before.birth_of_slot
-    waiting = builder.lost - builder.reborn
+    epochs = builder.before.epoch_of_slot
+    waiting = builder.lost - builder.new_epoch
     for slot in sorted(waiting):
-        if has_tables and int(births[slot]) > accepted:
+        if has_tables and int(epochs[slot]) > accepted:
             continue
         new = builder.least_loaded()
         if new is None:

@@ -1,6 +1,6 @@
 """Slots that take their content from a checkpoint: asked for, loaded by their masters, served.
 
-A restored slot begins anew: it gets a new birth and one master without backups, which does not
+A restored slot begins anew: it gets a new epoch and one master without backups, which does not
 serve it before it has loaded it and the routing table says so. What any node held of it before
 is void. The copies are made afterwards, as for any slot that has too few.
 """
@@ -57,12 +57,12 @@ def follow_loads(builder: RoutingBuilder, records: ClusterRecords) -> None:
     before = builder.before
     waiting = set(before.restoring.slots)
     for reporter, report in builder.heard(records):
-        for slot, birth in report.loaded:
-            # The birth tells a load that was asked for by this table from any older one.
+        for slot, epoch in report.loaded:
+            # The epoch tells a load that was asked for by this table from any older one.
             if (
                 slot in waiting
-                and slot not in builder.reborn
-                and birth == int(before.birth_of_slot[slot])
+                and slot not in builder.new_epoch
+                and epoch == int(before.epoch_of_slot[slot])
                 and before.replicas_of_slot[slot].master == reporter
             ):
                 builder.restoring.discard(slot)

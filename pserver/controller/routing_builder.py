@@ -62,7 +62,7 @@ class RoutingBuilder:
         moves_at_once: Slots that may be on the move at one time.
         sizes: Of steps.
         full: Numbers of those who had no room for a copy a short time ago.
-        reborn: Slots that begin anew in this decision: whoever holds something of them holds
+        new_epoch: Slots that begin anew in this decision: whoever holds something of them holds
             nothing that counts.
         lost: Slots that lost all their copies and wait for a decision.
         restoring: Slots that wait for their content from a checkpoint, which is ``source``.
@@ -123,7 +123,7 @@ class RoutingBuilder:
         self.hosts = _host_numbers(self.processes)
         self.held: list[SlotReplicas] = list(before.replicas_of_slot)
         self.changed: dict[int, None] = {}
-        self.reborn: set[int] = set()
+        self.new_epoch: set[int] = set()
         self.lost = set(before.lost)
         self.restoring = set(before.restoring.slots)
         self.source = before.restoring[:2]
@@ -209,13 +209,13 @@ class RoutingBuilder:
         """Let a slot begin anew and take its content from a checkpoint.
 
         One checkpoint at a time: slots that still wait for another one begin anew as well, to
-        wait for this. Their new birth tells what is loaded from this one from what came from
+        wait for this. Their new epoch tells what is loaded from this one from what came from
         the other.
         """
         if self.restoring and self.source != (url, checkpoint):
-            self.reborn |= self.restoring
+            self.new_epoch |= self.restoring
         self.source = (url, checkpoint)
-        self.reborn.add(slot)
+        self.new_epoch.add(slot)
         self.restoring.add(slot)
         self.lost.discard(slot)
 
@@ -240,7 +240,7 @@ class RoutingBuilder:
         """Return the new routing table, or None if it would be the old one, and the events."""
         version = self.before.version + 1
         terms = self.before.term_of_slot.copy()
-        births = self.before.birth_of_slot.copy()
+        epochs = self.before.epoch_of_slot.copy()
         differs = False
         for slot in sorted(self.changed):
             old, new = self.before.replicas_of_slot[slot], self.held[slot]
@@ -249,7 +249,7 @@ class RoutingBuilder:
             differs = True
             if old.master != new.master or set(old.in_sync) != set(new.in_sync):
                 terms[slot] += 1
-        births[sorted(self.reborn)] = version
+        epochs[sorted(self.new_epoch)] = version
         nodes, held = self._numbered_anew()
         # Nobody waits for what these promised. One whose id another process has taken may live
         # on for a moment, cut off from the store.
@@ -268,7 +268,7 @@ class RoutingBuilder:
             and gone == self.before.gone
             and self.wanted == self.before.replicas
             and restoring == self.before.restoring
-            and not self.reborn
+            and not self.new_epoch
             and self.lost == set(self.before.lost)
         ):
             return None, ()
@@ -278,8 +278,8 @@ class RoutingBuilder:
             replicas=self.wanted,
             replicas_of_slot=held,
             term_of_slot=terms,
-            birth_of_slot=births,
-            generation=self.before.generation + bool(self.reborn),
+            epoch_of_slot=epochs,
+            generation=self.before.generation + bool(self.new_epoch),
             gone=gone,
             restoring=restoring,
             lost=tuple(sorted(self.lost)),

@@ -49,7 +49,7 @@ COLOURS = (
 @click.group(invoke_without_command=True, epilog=EXAMPLES)
 @json_option("Print one JSON object, on one line.")
 @click.option(
-    "--slot", type=click.IntRange(min=0), help="Only this slot: its term, birth and replicas."
+    "--slot", type=click.IntRange(min=0), help="Only this slot: its term, epoch and replicas."
 )
 @click.pass_context
 def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
@@ -211,8 +211,8 @@ def _style(master: int, state: str = "fine") -> Style:
 
 def _show_one(report: dict[str, Any]) -> None:
     click.echo(
-        f"slot {report['slot']}: term {report['term']}, began at routing {report['birth']} "
-        f"(now {report['routing_version']})"
+        f"slot {report['slot']}: term {report['term']}, epoch {report['epoch']} "
+        f"at routing version {report['routing_version']}"
     )
     click.echo(f"master: {report['master'] or 'none'}")
     for role, title in (("in_sync", "in sync"), ("catching_up", "catching up")):

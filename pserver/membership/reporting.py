@@ -55,7 +55,7 @@ class NativeReport(NamedTuple):
                 silent=tuple(sorted(said["silent"])),
                 full=tuple(sorted(said["full"])),
                 caught_up=tuple(sorted(CaughtUp(*entry) for entry in said["caught_up"])),
-                loaded=tuple(sorted((slot, birth) for slot, birth in said["loaded"])),
+                loaded=tuple(sorted((slot, epoch) for slot, epoch in said["loaded"])),
             ),
             tuple(said["refused"]),
         )

@@ -249,7 +249,7 @@ def _loss(snapshot: ClusterSnapshot) -> dict[str, Any] | None:
     """Return the last loss of slots with all their copies, and what became of it."""
     routing, plan, accepted = snapshot.routing, snapshot.restore, snapshot.loss
     if routing is not None and routing.lost:
-        first = min(int(routing.birth_of_slot[slot]) for slot in routing.lost)
+        first = min(int(routing.epoch_of_slot[slot]) for slot in routing.lost)
         return {"state": "waits", "slots": len(routing.lost), "routing_version": first}
     if plan is not None and plan.lost and (accepted is None or plan.version > accepted.version):
         return {

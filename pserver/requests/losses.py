@@ -35,7 +35,7 @@ async def accept_loss(store: CoordinationStore, keys: Keys, view: ClusterView, v
     routing = view.snapshot().routing
     if routing is None:
         raise ServerUnavailable("this node knows no routing yet; repeat the call")
-    slots = sum(int(routing.birth_of_slot[slot]) <= version for slot in routing.lost)
+    slots = sum(int(routing.epoch_of_slot[slot]) <= version for slot in routing.lost)
     if not slots:
         return 0
     try:

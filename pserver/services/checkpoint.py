@@ -94,7 +94,7 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> checkpoint_pb2.WriteSlotsResponse:
         """Write slots that this node masters."""
         bases = {
-            one.slot: Base(one.position, one.birth) if one.has_base else None
+            one.slot: Base(one.position, one.epoch) if one.has_base else None
             for one in request.slots
         }
         written = await self._joined().writer.write(

@@ -118,7 +118,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
         return cluster_pb2.GetSlotResponse(
             routing_version=routing.version,
             term=int(routing.term_of_slot[request.slot]),
-            birth=int(routing.birth_of_slot[request.slot]),
+            epoch=int(routing.epoch_of_slot[request.slot]),
             master="" if held.master == NO_MASTER else ids[held.master],
             in_sync=[ids[index] for index in held.in_sync],
             catching_up=[ids[index] for index in held.catching_up],

@@ -159,7 +159,7 @@ class DataServer:
         Not for a thread that others go before: pushes wait for the slot that is copied.
 
         Args:
-            slots_json: ``[{"slot", "base": [position, birth] or null}]``: with a base only what has
+            slots_json: ``[{"slot", "base": [position, epoch] or null}]``: with a base only what has
                 changed since.
             most_bytes: Slots behind more than this are left out.
             cancelled: Ends the copying when told to.
@@ -168,12 +168,12 @@ class DataServer:
             ClosedError: It was cancelled.
         """
     def to_load(self) -> list[tuple[int, int]]:
-        """Return the slots that wait to be loaded from a checkpoint here, each with its birth."""
+        """Return the slots that wait to be loaded from a checkpoint here, each with its epoch."""
     def load_part(self, request_json: str) -> int:
         """Load slots that wait for it from a file of a checkpoint; return the rows put in.
 
         Args:
-            request_json: ``{"path", "bytes", "sha256", "slots": [{"slot", "birth", "whole",
+            request_json: ``{"path", "bytes", "sha256", "slots": [{"slot", "epoch", "whole",
                 "last"}]}``: of a chain the parts come in order, ``last`` with the newest.
 
         Raises:
@@ -205,7 +205,7 @@ class CopiedSlots:
             cancelled: Ends the writing when told to.
 
         Returns:
-            ``{"bytes", "sha256", "slots": [{"slot", "position", "birth", "whole", "rows"}]}``;
+            ``{"bytes", "sha256", "slots": [{"slot", "position", "epoch", "whole", "rows"}]}``;
             slots of which the node was not surely the master are missing, and there is no file if
             none is left.
 
@@ -382,7 +382,7 @@ class SimSlot:
     """A slot as a checkpoint of a simulated cluster keeps it."""
 
     @property
-    def birth(self) -> int:
+    def epoch(self) -> int:
         """The routing version at which its content began."""
     @property
     def position(self) -> int:
@@ -490,11 +490,11 @@ class SimNode:
     def save_slot(self, now: int, slot: int, base: tuple[int, int] | None) -> SimSlot | None:
         """Copy a slot as a checkpoint does; None if this node is not surely its master now.
 
-        ``base`` is (position, birth) of the copy to add to; None: all of it.
+        ``base`` is (position, epoch) of the copy to add to; None: all of it.
         """
     def to_load(self) -> list[tuple[int, int]]:
-        """Return the slots that are to be loaded from a checkpoint, each with its birth."""
-    def load_slot(self, now: int, slot: int, birth: int, chain: Sequence[SimSlot]) -> bool:
+        """Return the slots that are to be loaded from a checkpoint, each with its epoch."""
+    def load_slot(self, now: int, slot: int, epoch: int, chain: Sequence[SimSlot]) -> bool:
         """Load a slot from copies, oldest first, the first one whole; False if not asked for."""
     def report_json(self) -> str:
         """Return what this node wants of the controller."""
@@ -505,7 +505,7 @@ class SimNode:
     def standing(self, slot: int) -> str:
         """Return ``elsewhere``, ``waiting`` or ``serving``."""
     def slot_state(self, slot: int) -> tuple[int, int, int, bool]:
-        """Return term, birth, source, and whether a copy of the slot is under way to here."""
+        """Return term, epoch, source, and whether a copy of the slot is under way to here."""
     def routing_version(self) -> int:
         """Return the routing version this node goes by."""
     def serving_until(self) -> int:

@@ -153,7 +153,7 @@ class Cluster:
             replicas=1,
             replicas_of_slot=tuple(SlotReplicas(at, (), ()) for at in masters),
             term_of_slot=np.full(SLOTS, self.version, dtype=np.uint64),
-            birth_of_slot=np.ones(SLOTS, dtype=np.uint64),
+            epoch_of_slot=np.ones(SLOTS, dtype=np.uint64),
             generation=generation,
         )
         for number, node in enumerate(self.nodes):

@@ -95,7 +95,7 @@ def test_the_records_are_what_the_design_says(
         routing = record(etcd, "routing")
         assert list(routing) == [
             *("format", "version", "generation", "replicas", "slot_count", "nodes", "gone"),
-            *("sets", "set_of_slot", "term_of_slot", "birth_of_slot", "restoring", "lost"),
+            *("sets", "set_of_slot", "term_of_slot", "epoch_of_slot", "restoring", "lost"),
         ]
         assert routing["restoring"] == {"url": "", "checkpoint": "", "slots": []}
         assert routing["nodes"][0] == {

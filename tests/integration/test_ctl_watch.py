@@ -67,7 +67,7 @@ def test_slots_tells_who_holds_what(cluster: LocalCluster, command: Command) -> 
         assert len({slot["master"], *slot["in_sync"]}) == 2
     one = report_of(command, cluster, "slots", "--slot", "17")
     assert one == report["slots"][17] | {
-        "routing_version": report["routing_version"], "birth": 1, "copies_missing": 0,
+        "routing_version": report["routing_version"], "epoch": 1, "copies_missing": 0,
     }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_the_map_for_people_agrees_with_the_report(cluster: LocalCluster, comman
         slot["master"] for slot in report["slots"]
     ]
     one = command("pserverctl", "slots", "--slot", "0", **here).stdout.splitlines()
-    assert one[0] == "slot 0: term 1, began at routing 1 (now 1)"
+    assert one[0] == "slot 0: term 1, epoch 1 at routing version 1"
     assert one[1] == f"master: {report['slots'][0]['master']}"
 
 

@@ -65,7 +65,7 @@ def routing_of(servers: list[DataServer], version: int, held: SlotReplicas) -> R
         replicas=2,
         replicas_of_slot=(held,) * SLOTS,
         term_of_slot=ones,
-        birth_of_slot=ones.copy(),
+        epoch_of_slot=ones.copy(),
         generation=0,
         gone=(),
     )

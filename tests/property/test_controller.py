@@ -63,7 +63,7 @@ class World:
         self.lost_only = False
         self.has_tables = True
         self.accepted = 0
-        # What processes have loaded: by instance, slot and birth, the checkpoint that it is from.
+        # What processes have loaded: by instance, slot and epoch, the checkpoint that it is from.
         self.loaded: dict[tuple[int, int, int], str] = {}
         self.checkpoints = 0
         for number in range(initial):
@@ -182,7 +182,7 @@ class World:
             caught_up=tuple(caught_up),
             # Told for ever: also of slots that have begun anew, or are others', since.
             loaded=tuple(
-                sorted((slot, birth) for own, slot, birth in self.loaded if own == reporter)
+                sorted((slot, epoch) for own, slot, epoch in self.loaded if own == reporter)
             ),
         )
 
@@ -209,8 +209,8 @@ class World:
             if master(self.routing, slot) == member.instance
         ]
         for slot in own[::2]:
-            key = member.instance, slot, int(self.routing.birth_of_slot[slot])
-            # Once loaded, a slot of this birth is not loaded again.
+            key = member.instance, slot, int(self.routing.epoch_of_slot[slot])
+            # Once loaded, a slot of this epoch is not loaded again.
             self.loaded.setdefault(key, self.routing.restoring.checkpoint)
 
     def records(self) -> ClusterRecords:
@@ -262,9 +262,9 @@ class World:
 
     def check(self, before: RoutingTable, after: RoutingTable, restore: RestorePlan | None) -> None:
         assert after.version == before.version + 1
-        reborn = after.birth_of_slot != before.birth_of_slot
-        assert set(after.birth_of_slot[reborn].tolist()) <= {after.version}
-        assert after.generation == before.generation + bool(reborn.any())
+        new_epoch = after.epoch_of_slot != before.epoch_of_slot
+        assert set(after.epoch_of_slot[new_epoch].tolist()) <= {after.version}
+        assert after.generation == before.generation + bool(new_epoch.any())
         living = {one.instance for one in self.members.values()} - set(after.gone)
         dead = self.gone | set(after.gone)
         # Their node ids are others' now: nobody waits for their memory.
@@ -279,10 +279,10 @@ class World:
             unserved = slot in before.restoring.slots or self.restore is not None
             # All slots go back when some have lost their copies.
             unserved = unserved or (restore is not None and restore.lost > 0)
-            if reborn[slot] and slot in after.restoring.slots and unserved:
+            if new_epoch[slot] and slot in after.restoring.slots and unserved:
                 # On purpose, or nobody was served what it had: nobody's content counts.
                 assert not new.in_sync
-            elif reborn[slot]:
+            elif new_epoch[slot]:
                 assert not old_synced & living
                 assert not (old_synced - dead) & self.waiting
             elif master(after, slot) is not None and slot not in before.lost:
@@ -295,7 +295,7 @@ class World:
                 instances(after, new.in_sync),
             )
             assert after.term_of_slot[slot] == before.term_of_slot[slot] + changed
-            if reborn[slot]:
+            if new_epoch[slot]:
                 self.acknowledged[slot] = 0
                 for key in [key for key in self.has if key[0] == slot]:
                     del self.has[key]
@@ -312,18 +312,18 @@ class World:
         """Whoever serves a restored slot has loaded it, from the checkpoint that was wanted."""
         source = before.restoring[:2]
         for slot in range(after.slot_count):
-            birth = int(after.birth_of_slot[slot])
-            reborn = birth != int(before.birth_of_slot[slot])
+            epoch = int(after.epoch_of_slot[slot])
+            new_epoch = epoch != int(before.epoch_of_slot[slot])
             if slot in after.restoring.slots:
                 assert not after.replicas_of_slot[slot].in_sync
-                # One checkpoint for one birth: what came from another one is told from it.
-                assert reborn or (slot in before.restoring.slots)
-                assert reborn or after.restoring[:2] == source
-            elif slot in before.restoring.slots and not reborn:
+                # One checkpoint for one epoch: what came from another one is told from it.
+                assert new_epoch or (slot in before.restoring.slots)
+                assert new_epoch or after.restoring[:2] == source
+            elif slot in before.restoring.slots and not new_epoch:
                 loader = master(before, slot)
                 assert loader is not None
                 assert loader == master(after, slot)
-                assert self.loaded[loader, slot, birth] == before.restoring.checkpoint
+                assert self.loaded[loader, slot, epoch] == before.restoring.checkpoint
                 # What it loaded counts like a push that nobody else has.
                 self.acknowledged[slot] = self.has[slot, loader] = 1
                 assert not after.replicas_of_slot[slot].in_sync
@@ -331,14 +331,14 @@ class World:
     def check_lost(self, before: RoutingTable, after: RoutingTable) -> None:
         """What is lost is nobody's until somebody says what is to become of it."""
         for slot in range(after.slot_count):
-            reborn = after.birth_of_slot[slot] != before.birth_of_slot[slot]
+            new_epoch = after.epoch_of_slot[slot] != before.epoch_of_slot[slot]
             served = master(after, slot) is not None and slot not in after.restoring.slots
-            if reborn and served:
+            if new_epoch and served:
                 # Nothing begins anew by itself, but where there can have been nothing.
                 assert not self.has_tables
             elif slot in before.lost and served:
-                assert not reborn
-                assert not self.has_tables or int(before.birth_of_slot[slot]) <= self.accepted
+                assert not new_epoch
+                assert not self.has_tables or int(before.epoch_of_slot[slot]) <= self.accepted
             if slot in after.lost:
                 assert not after.replicas_of_slot[slot].holders
         if self.on_loss is not None and set(after.lost) - set(before.lost):

@@ -32,7 +32,7 @@ def manifest(number: int, parts: list[int], whole: list[bool]) -> Manifest:
         slots=SlotEntries(
             part=np.array([*range(PARTS), *parts]),
             position=zeros,
-            birth=zeros,
+            epoch=zeros,
             whole=np.array(whole),
             rows=zeros,
         ),

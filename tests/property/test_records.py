@@ -39,14 +39,14 @@ def routing_tables(draw: st.DrawFn) -> RoutingTable:
         held.append(SlotReplicas(first, tuple(in_sync), tuple(order[cuts[0] : cuts[1]])))
     version = draw(NUMBERS)
     terms = st.lists(NUMBERS, min_size=slot_count, max_size=slot_count)
-    births = st.lists(st.integers(1, version), min_size=slot_count, max_size=slot_count)
+    epochs = st.lists(st.integers(1, version), min_size=slot_count, max_size=slot_count)
     return RoutingTable(
         version=version,
         nodes=nodes,
         replicas=draw(st.integers(1, 3)),
         replicas_of_slot=tuple(held),
         term_of_slot=np.array(draw(terms), dtype=np.uint64),
-        birth_of_slot=np.array(draw(births), dtype=np.uint64),
+        epoch_of_slot=np.array(draw(epochs), dtype=np.uint64),
         generation=draw(st.integers(0, version - 1)),
         gone=tuple(draw(st.lists(NUMBERS, max_size=4, unique=True))),
     )
@@ -64,7 +64,7 @@ def test_messages_lead_back(table: RoutingTable, status: NodeStatus) -> None:
     sent = replace(
         table,
         nodes=tuple(replace(node, host="", status=status) for node in table.nodes),
-        birth_of_slot=np.ones(table.slot_count, dtype=np.uint64),
+        epoch_of_slot=np.ones(table.slot_count, dtype=np.uint64),
         gone=(),
     )
     message = routing_to_message("demo", sent).SerializeToString()

@@ -53,7 +53,7 @@ class Checkpoints:
         # Restores of some slots only are among those that are asked for.
         self._some_slots = True
         self._saved: list[dict[int, SavedSlot]] = []
-        # What each slot that was restored counts at least, by the checkpoint of its last birth.
+        # What each slot that was restored counts at least, by the checkpoint of its last epoch.
         self._least: dict[int, tuple[int, ...]] = {}
         self._loading: set[tuple[int, int, int]] = set()
         self._later(SAVE_EVERY, self._save)
@@ -83,7 +83,7 @@ class Checkpoints:
 
     def _save_slot(self, slot: int) -> SavedSlot | None:
         before = self._saved[-1][slot].chain if self._saved else ()
-        base = (before[-1].position, before[-1].birth) if before else None
+        base = (before[-1].position, before[-1].epoch) if before else None
         for process in self._cluster.processes.values():
             if not process.is_alive or process.is_paused:
                 continue
@@ -125,7 +125,7 @@ class Checkpoints:
         self._put(RESTORE, plan.to_json())
         return True
 
-    def reborn(self, routing: RoutingTable, slot: int) -> None:
+    def new_epoch(self, routing: RoutingTable, slot: int) -> None:
         """A slot has begun anew, from a checkpoint or empty."""
         self._least.pop(slot, None)
         if slot in routing.restoring.slots:
@@ -134,17 +134,17 @@ class Checkpoints:
 
     def look(self, process: Pserver, version: int) -> None:
         """Let a process load, some time later, what its routing table asks it for."""
-        for slot, birth in process.native.to_load() if version else ():
-            if (process.instance, slot, birth) not in self._loading:
-                self._loading.add((process.instance, slot, birth))
+        for slot, epoch in process.native.to_load() if version else ():
+            if (process.instance, slot, epoch) not in self._loading:
+                self._loading.add((process.instance, slot, epoch))
                 source = self._cluster.routings[version - 1].restoring.checkpoint
-                load = partial(self._load, process, slot, birth, source)
+                load = partial(self._load, process, slot, epoch, source)
                 self._later(LOAD_LIMIT, partial(process.handle, load))
 
-    def _load(self, process: Pserver, slot: int, birth: int, source: str) -> None:
+    def _load(self, process: Pserver, slot: int, epoch: int, source: str) -> None:
         saved = self._saved[int(source.split("-")[1]) - 1][slot]
-        self._loading.discard((process.instance, slot, birth))
-        if process.native.load_slot(process.clock.now(), slot, birth, list(saved.chain)):
+        self._loading.discard((process.instance, slot, epoch))
+        if process.native.load_slot(process.clock.now(), slot, epoch, list(saved.chain)):
             self._cluster.queue.counts["slots_loaded"] += 1
             if self._counts(process, slot) != saved.counts:
                 self._cluster.fail(f"slot {slot} is not loaded as {source} has it")

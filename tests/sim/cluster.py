@@ -202,12 +202,12 @@ class Cluster:
         if routing.version != len(self.routings) + 1:
             self.fail(f"routing version {routing.version} after {len(self.routings)}")
         if self.routings:
-            births = self.routings[-1].birth_of_slot
-            for slot in np.flatnonzero(routing.birth_of_slot != births).tolist():
+            epochs = self.routings[-1].epoch_of_slot
+            for slot in np.flatnonzero(routing.epoch_of_slot != epochs).tolist():
                 self.queue.counts["slots_lost"] += 1
                 self.history.slot_lost(slot)
                 if self.checkpoints is not None:
-                    self.checkpoints.reborn(routing, slot)
+                    self.checkpoints.new_epoch(routing, slot)
         self._check_lost(routing)
         self._losses.look(routing)
         self.queue.counts["routing_changes"] += 1
@@ -221,7 +221,7 @@ class Cluster:
         if not self.routings:
             return
         before = self.routings[-1]
-        for slot in np.flatnonzero(routing.birth_of_slot != before.birth_of_slot).tolist():
+        for slot in np.flatnonzero(routing.epoch_of_slot != before.epoch_of_slot).tolist():
             if slot not in routing.lost and slot not in routing.restoring.slots:
                 self.fail(f"slot {slot} began anew, empty, in routing {routing.version}")
 
@@ -297,10 +297,10 @@ class Cluster:
             for process in self._synced(self.routings[-1], slot):
                 if not process.is_alive:
                     continue
-                _, birth, _, torn = process.native.slot_state(slot)
+                _, epoch, _, torn = process.native.slot_state(slot)
                 if torn:
                     continue
-                at = (birth, process.native.place(slot)[0])
+                at = (epoch, process.native.place(slot)[0])
                 digest = process.native.digest(slot)
                 known, other = seen.setdefault(at, (digest, process.node_id))
                 if known != digest:

@@ -316,7 +316,7 @@ class SimMaster:
             return
         self.queue.log(self.place, lambda: f"goes back to {plan.checkpoint}: {progress}")
         self.queue.counts["went_back"] += 1
-        self.book.epoch += 1
+        self.book.went_back += 1
         self._going_back = True
         job.go_back(progress)
         if why:

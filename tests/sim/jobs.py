@@ -69,7 +69,7 @@ class JobBook:
         self.spec = job_spec(seed, cuts=cluster.cuts_passes)
         self.failed = False
         self._rescues = 0
-        self.epoch = 0
+        self.went_back = 0
         self.first: Counter[tuple[int, int, int]] = Counter()
         self.masters: list[SimMaster] = []
         self.saved: list[dict[str, Any]] = []
@@ -188,9 +188,9 @@ class JobBook:
     def told_first(self, number: int, task: int, worker: str) -> None:
         """A worker was told that its attempt made a task done."""
         self.cluster.queue.counts["told_first"] += 1
-        self.first[self.epoch, number, task] += 1
+        self.first[self.went_back, number, task] += 1
         restored = self.cluster.checkpoints is not None
-        if self.first[self.epoch, number, task] > 1 and not restored:
+        if self.first[self.went_back, number, task] > 1 and not restored:
             self.cluster.fail(f"task {number}-{task} was completed first twice, now by {worker}")
 
     @property
@@ -361,7 +361,7 @@ class SlowJobCheckpoints(JobCheckpoints):
 
     def _end(self, records: dict[str, Any], found: dict[int, SavedSlot], begun: int) -> None:
         counts = self._cluster.queue.counts
-        if any(saved.chain[-1].birth > begun for saved in found.values()):
+        if any(saved.chain[-1].epoch > begun for saved in found.values()):
             counts["checkpoints_given_up"] += 1
         elif jobs_cut_short({JOBS_PROGRESS: records}, {JOBS_PROGRESS: self._book.records()}):
             # ``Saver`` begins it anew.

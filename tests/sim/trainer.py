@@ -122,7 +122,7 @@ class Trainer:
         push.sent.update(slots)
         network = self.cluster.network
         is_open = True
-        lives: dict[int, int] = {}
+        known: dict[int, int] = {}
 
         def answered(code: int) -> None:
             nonlocal is_open
@@ -133,8 +133,8 @@ class Trainer:
             if code == 0:
                 push.open_slots.difference_update(slots)
                 # A slot may have begun anew since: what it was is gone, and the push with it.
-                born = self.cluster.routings[-1].birth_of_slot
-                ended = {slot for slot in slots if lives[slot] != born[slot]}
+                epochs = self.cluster.routings[-1].epoch_of_slot
+                ended = {slot for slot in slots if known[slot] != epochs[slot]}
                 self.cluster.history.acknowledged(push.stream, push.sequence, keys, ended)
                 if not push.open_slots and self.pushes.get(push.sequence) is push:
                     del self.pushes[push.sequence]
@@ -151,7 +151,7 @@ class Trainer:
         )
 
         def request() -> None:
-            lives.update((slot, process.native.slot_state(slot)[1]) for slot in slots)
+            known.update((slot, process.native.slot_state(slot)[1]) for slot in slots)
             carried(answer)
 
         self._carry(process, request)

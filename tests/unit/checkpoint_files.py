@@ -141,7 +141,7 @@ def make_checkpoint(
         slots=SlotEntries(
             part=np.arange(SLOT_COUNT) % 2,
             position=np.full(SLOT_COUNT, position, np.uint64),
-            birth=np.ones(SLOT_COUNT, np.uint64),
+            epoch=np.ones(SLOT_COUNT, np.uint64),
             whole=np.array([base is None or slot in whole for slot in range(SLOT_COUNT)]),
             rows=counts.astype(np.uint64),
         ),

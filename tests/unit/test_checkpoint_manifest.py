@@ -45,7 +45,7 @@ def manifest(**changes: Any) -> Manifest:
         "slots": SlotEntries(
             part=np.array([0, 1, 1, 0]),
             position=np.array([5, 6, 7, 2**63 - 1], np.uint64),
-            birth=np.ones(4, np.uint64),
+            epoch=np.ones(4, np.uint64),
             whole=np.array([True, False, False, True]),
             rows=np.array([0, 1, 2, 3], np.uint64),
         ),
@@ -145,7 +145,7 @@ def set_to(*path: Any) -> Callable[[Document], None]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        pytest.param(set_to("format", 2), "format 2, this version reads 1 only", id="newer"),
+        pytest.param(set_to("format", 3), "format 3, this version reads 2 only", id="newer"),
         pytest.param(set_to("format", True), "format is not of type int", id="format is true"),
         pytest.param(set_to("more", 1), "must be an object with the fields", id="more fields"),
         pytest.param(lambda d: d.pop("tags"), "must be an object with the fields", id="fewer"),
@@ -183,7 +183,7 @@ def set_to(*path: Any) -> Callable[[Document], None]:
         pytest.param(set_to("slots", "rows", 0, 1.0), "integers", id="fraction"),
         pytest.param(set_to("slots", "rows", 0, True), "integers", id="true is no number"),
         pytest.param(set_to("slots", "position", 0, 2**63), "outside 0", id="position too high"),
-        pytest.param(set_to("slots", "birth", 0, 10**400), "outside 0", id="birth of 400 digits"),
+        pytest.param(set_to("slots", "epoch", 0, 10**400), "outside 0", id="epoch of 400 digits"),
         pytest.param(set_to("parts", []), "0 parts", id="no parts"),
         pytest.param(set_to("parts", [[]]), "a part must be an object", id="part is a list"),
         pytest.param(
@@ -273,7 +273,7 @@ def test_a_large_cluster_fits_into_the_limit() -> None:
     slots = SlotEntries(
         part=np.arange(count) % 2,
         position=np.full(count, 2**63 - 1, np.uint64),
-        birth=np.full(count, 2**63 - 1, np.uint64),
+        epoch=np.full(count, 2**63 - 1, np.uint64),
         whole=np.ones(count, np.bool_),
         rows=np.full(count, 2**40, np.uint64),
     )

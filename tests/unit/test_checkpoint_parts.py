@@ -69,7 +69,7 @@ def test_rows_and_memory_that_another_writer_wrote(checkpoint: Checkpoint) -> No
             assert state.tolist() == [-expected[int(key)]] * 7
         assert not len(rows.deleted)
     memory = part.slot_memory(4)
-    assert (memory.position, memory.birth) == (10, 1)
+    assert (memory.position, memory.epoch) == (10, 1)
     assert memory.streams.tolist() == [[77, 2**32 + 5, 3, 1, 2**63]]
     assert memory.closed.tolist() == [[77, 4]]
     assert len(part.rows("ads/user").of(1).keys) == 0
@@ -287,7 +287,7 @@ ADS_RUNS, ADS_KEYS = "table.ads/user.runs", "table.ads/user.keys"
         pytest.param(set_to("memory.slots", (0, 0), 2), "has a slot twice", id="slot twice"),
         pytest.param(set_to("memory.slots", (0, 0), 8), "has slot 8 of 8", id="slot too high"),
         pytest.param(set_to("memory.slots", (1, 1), 9), "position of slot 2", id="position"),
-        pytest.param(set_to("memory.slots", (1, 2), 9), "birth of slot 2", id="birth"),
+        pytest.param(set_to("memory.slots", (1, 2), 9), "epoch of slot 2", id="epoch"),
         pytest.param(set_to("memory.streams", (0, 0), 1), "not in this part", id="stream"),
         pytest.param(set_to("memory.closed", (0, 0), 2**63), "has slot", id="closed stream"),
         pytest.param(without("memory.slots"), "no tensor memory.slots", id="no memory"),

@@ -199,8 +199,8 @@ def test_two_checkpoints_with_one_manifest_are_told_apart(chain: CheckpointStora
     [
         ({"cluster_uid": "ffff"}, "of another cluster"),
         ({"tables": (replace(ADS, seed=1), LAYER)}, "other settings of table 'ads/user'"),
-        ({"slots": "birth"}, "another life of slot 0"),
-        ({"slots": "position"}, "another life of slot 0"),
+        ({"slots": "epoch"}, "another epoch of slot 0"),
+        ({"slots": "position"}, "another epoch of slot 0"),
         ({"slots": "fewer"}, "has 4 slots, not 8"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_base_that_does_not_fit_is_refused(
 ) -> None:
     slots = chain.read_manifest(SECOND).slots
     other = {
-        "birth": replace(slots, birth=slots.birth + np.uint64(1)),
+        "epoch": replace(slots, epoch=slots.epoch + np.uint64(1)),
         "position": replace(slots, position=slots.position - np.uint64(11)),
         "fewer": SlotEntries(*(getattr(slots, name)[:4] for name in slots.__annotations__)),
     }

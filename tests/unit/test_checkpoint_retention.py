@@ -29,7 +29,7 @@ def manifest(number: int, base: int | None = None) -> Manifest:
         slots=SlotEntries(
             part=np.zeros(1, np.int64),
             position=np.zeros(1, np.uint64),
-            birth=np.zeros(1, np.uint64),
+            epoch=np.zeros(1, np.uint64),
             whole=np.array([base is None]),
             rows=np.zeros(1, np.uint64),
         ),

@@ -69,7 +69,7 @@ def test_a_lost_nodes_slots_go_to_their_in_sync_backups() -> None:
         assert len(new.replicas_of_slot[slot].holders) == 2
     assert [node.node_id for node in new.nodes] == ["ps-0", "ps-2"]
     assert new.generation == 0
-    assert new.birth_of_slot.tolist() == [1] * SLOTS
+    assert new.epoch_of_slot.tolist() == [1] * SLOTS
     assert new.gone == ()
     assert decision.health.cluster_status == "UNHEALTHY"
     assert "with fewer than 2 copies in sync" in decision.health.reason
@@ -266,7 +266,7 @@ def test_slots_that_lost_all_copies_wait_for_a_decision_and_say_so_loudly() -> N
     ]
     assert lost
     assert new.generation == 1
-    assert np.flatnonzero(new.birth_of_slot == 2).tolist() == lost
+    assert np.flatnonzero(new.epoch_of_slot == 2).tolist() == lost
     assert list(new.lost) == lost
     assert np.flatnonzero(new.master_of_slot == NO_MASTER).tolist() == lost
     events = [event for event in decision.events if event.kind == "lost"]
@@ -298,7 +298,7 @@ def test_a_loss_that_is_accepted_lets_its_slots_begin_anew_and_no_later_one() ->
     assert set(new.master_of_slot.tolist()) == {0}
     # They were lost once: what was served since the loss is not lost now.
     assert new.generation == 1
-    assert np.array_equal(new.birth_of_slot, table(lost).birth_of_slot)
+    assert np.array_equal(new.epoch_of_slot, table(lost).epoch_of_slot)
     (event,) = [event for event in decision.events if event.kind == "loss_accepted"]
     assert event.slot_count == len(first)
     whole = settled(replace(accepted, routing=new, members=members(member(0), member(1, 999))))
@@ -344,11 +344,11 @@ def test_a_slot_waits_for_a_process_that_may_come_back_with_its_memory() -> None
     again = table(back).replicas_of_slot[slot]
     assert names(table(back), [again.master]) == ["ps-2"]
     assert names(table(back), again.in_sync) == []
-    assert table(back).birth_of_slot[slot] == 1
+    assert table(back).epoch_of_slot[slot] == 1
     # Nobody does: given up.
     given_up = table(after(replace(waits, waiting=frozenset())))
     assert given_up.generation == 1
-    assert given_up.birth_of_slot[slot] == given_up.version
+    assert given_up.epoch_of_slot[slot] == given_up.version
     # One is known to be dead: the other is still waited for.
     known = after(replace(waits, gone=frozenset({101})))
     assert names(table(known), table(known).replicas_of_slot[slot].in_sync) == ["ps-2"]
@@ -396,7 +396,7 @@ def test_a_backup_that_catches_up_never_becomes_master() -> None:
     before = with_slots(cluster(nodes=2, slots=2), [SlotReplicas(0, (), (1,))] * 2)
     new = table(after(without(before, 0)))
     assert new.generation == 1
-    assert new.birth_of_slot.tolist() == [2, 2]
+    assert new.epoch_of_slot.tolist() == [2, 2]
 
 
 def test_a_master_that_is_gone_asks_for_nothing() -> None:

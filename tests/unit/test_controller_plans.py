@@ -228,7 +228,7 @@ def test_the_only_copies_of_a_leaving_node_that_is_alone_are_promoted() -> None:
     shared = [held for held in table(moving).replicas_of_slot if 2 in held.synced]
     assert table(left).slots_per_node()["ps-2"] == 16
     assert table(left).generation == 1
-    assert int((table(left).birth_of_slot == 1).sum()) == len(shared)
+    assert int((table(left).epoch_of_slot == 1).sum()) == len(shared)
 
 
 def test_a_node_that_takes_the_place_of_another_gets_all_that_it_had() -> None:

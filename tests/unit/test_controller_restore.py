@@ -38,23 +38,23 @@ def loaded(records: ClusterRecords, slots: tuple[int, ...]) -> ClusterRecords:
     routing = table(records)
     reports = {}
     for number, node in enumerate(routing.nodes):
-        births = tuple(
-            (slot, int(routing.birth_of_slot[slot]))
+        epochs = tuple(
+            (slot, int(routing.epoch_of_slot[slot]))
             for slot in slots
             if routing.replicas_of_slot[slot].master == number
         )
-        reports[node.instance] = NodeReport(node.instance, routing.version, loaded=births)
+        reports[node.instance] = NodeReport(node.instance, routing.version, loaded=epochs)
     return replace(records, reports=reports)
 
 
-def test_a_restore_gives_every_slot_a_new_birth_and_its_master_alone() -> None:
+def test_a_restore_gives_every_slot_a_new_epoch_and_its_master_alone() -> None:
     before = cluster()
     asked = replace(before, restore=PLAN)
     decision = decide(asked)
     routing = decision.routing
     assert routing is not None
     assert routing.restoring == ("/ckpt", PLAN.checkpoint, tuple(range(SLOTS)))
-    assert routing.birth_of_slot.tolist() == [2] * SLOTS
+    assert routing.epoch_of_slot.tolist() == [2] * SLOTS
     assert routing.generation == 1
     assert routing.master_of_slot.tolist() == table(before).master_of_slot.tolist()
     assert not any(held.in_sync for held in routing.sets)
@@ -107,7 +107,7 @@ def test_slots_are_served_as_their_masters_load_them_and_then_copied() -> None:
     assert decide(records).restore is None
 
 
-def test_a_load_of_an_earlier_birth_or_by_another_node_counts_for_nothing() -> None:
+def test_a_load_of_an_earlier_epoch_or_by_another_node_counts_for_nothing() -> None:
     records = written(replace(cluster(), restore=PLAN))
     routing = table(records)
     wrong = {
@@ -134,14 +134,14 @@ def test_a_master_that_dies_while_it_loads_hands_the_load_on() -> None:
     assert NO_MASTER not in routing.master_of_slot
     assert len(routing.restoring.slots) == SLOTS
     assert routing.restoring.checkpoint == PLAN.checkpoint
-    assert {2, 3} == set(routing.birth_of_slot.tolist())
+    assert {2, 3} == set(routing.epoch_of_slot.tolist())
 
 
 def test_single_slots_can_be_restored_while_the_rest_goes_on() -> None:
     records = written(replace(cluster(), restore=replace(PLAN, slots=(3, 4))))
     routing = table(records)
     assert routing.restoring.slots == (3, 4)
-    assert [slot for slot in range(SLOTS) if routing.birth_of_slot[slot] == 2] == [3, 4]
+    assert [slot for slot in range(SLOTS) if routing.epoch_of_slot[slot] == 2] == [3, 4]
 
 
 @pytest.mark.parametrize("on_loss", [None, NEWEST])
@@ -208,7 +208,7 @@ def test_slots_that_wait_for_a_decision_come_back_when_restoring_is_chosen() -> 
     assert table(records).restoring.slots == some
 
 
-def test_another_checkpoint_gives_all_that_still_wait_a_new_birth() -> None:
+def test_another_checkpoint_gives_all_that_still_wait_a_new_epoch() -> None:
     before = cluster(replicas=1)
     dead = table(before).nodes[1].instance
     lost = replace(without(before, 1), gone=frozenset({dead}), on_loss=NEWEST, lost_only=True)
@@ -220,7 +220,7 @@ def test_another_checkpoint_gives_all_that_still_wait_a_new_birth() -> None:
     records = written(replace(records, restore=replace(PLAN, slots=(0,))))
     routing = table(records)
     assert routing.restoring == ("/ckpt", PLAN.checkpoint, (0, *waiting))
-    assert {int(routing.birth_of_slot[slot]) for slot in (0, *waiting)} == {routing.version}
+    assert {int(routing.epoch_of_slot[slot]) for slot in (0, *waiting)} == {routing.version}
     # What was loaded from the other one does not count for this one.
     assert len(table(written(replace(records, reports=late))).restoring.slots) > len(waiting)
 

@@ -32,7 +32,7 @@ def routing(*held: SlotReplicas, nodes: int = 3, replicas: int = 2) -> RoutingTa
         replicas=replicas,
         replicas_of_slot=held,
         term_of_slot=np.arange(1, len(held) + 1, dtype=np.uint64),
-        birth_of_slot=np.ones(len(held), dtype=np.uint64),
+        epoch_of_slot=np.ones(len(held), dtype=np.uint64),
     )
 
 

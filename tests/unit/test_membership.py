@@ -51,7 +51,7 @@ ROUTING = RoutingTable(
     replicas=2,
     replicas_of_slot=SETS,
     term_of_slot=np.ones(4, dtype=np.uint64),
-    birth_of_slot=np.ones(4, dtype=np.uint64),
+    epoch_of_slot=np.ones(4, dtype=np.uint64),
 )
 
 
@@ -106,7 +106,7 @@ def test_a_reader_that_is_behind_changes_nothing() -> None:
 def test_what_cannot_be_read_is_not_taken_for_absent() -> None:
     mirror = ClusterMirror(KEYS)
     mirror.load(KEYS.routing, found(3, routing=ROUTING.to_json()))
-    mirror.load(KEYS.routing, found(4, routing='{"format":2}'))
+    mirror.load(KEYS.routing, found(4, routing='{"format":1}'))
     snapshot = mirror.snapshot()
     assert snapshot.routing == ROUTING
     assert "routing" in snapshot.unreadable

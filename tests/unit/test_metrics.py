@@ -42,7 +42,7 @@ def table(version: int, *replicas_of_slot: SlotReplicas) -> RoutingTable:
         replicas=2,
         replicas_of_slot=replicas_of_slot,
         term_of_slot=ones,
-        birth_of_slot=ones,
+        epoch_of_slot=ones,
     )
 
 

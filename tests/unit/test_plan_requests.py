@@ -61,7 +61,7 @@ def routing(replicas: int) -> RoutingTable:
         replicas=replicas,
         replicas_of_slot=(SlotReplicas(0, (1,)), SlotReplicas(2, (3,))) * 4,
         term_of_slot=ones,
-        birth_of_slot=ones,
+        epoch_of_slot=ones,
     )
 
 

@@ -58,7 +58,7 @@ def routing(**changes: Any) -> RoutingTable:
         "replicas": 2,
         "replicas_of_slot": SETS,
         "term_of_slot": np.array([1, 2, 3, 4]),
-        "birth_of_slot": np.array([1, 1, 5, 1]),
+        "epoch_of_slot": np.array([1, 1, 5, 1]),
         "generation": 1,
         "gone": (99, 3),
         "restoring": Restoring("/ckpt", "ckpt-000001-abcdef", (1, 3)),
@@ -85,7 +85,7 @@ def routing(**changes: Any) -> RoutingTable:
         ({"replicas_of_slot": (*SETS[:3], SlotReplicas(0, (0,)))}, "more than once in [0, 0]"),
         ({"replicas_of_slot": (*SETS[:3], SlotReplicas(0, (1,), (1,)))}, "more than once in"),
         ({"term_of_slot": np.array([0, 1, 1, 1])}, "term_of_slot holds a number outside"),
-        ({"birth_of_slot": np.array([8, 1, 1, 1])}, "birth is after"),
+        ({"epoch_of_slot": np.array([8, 1, 1, 1])}, "epoch is after"),
         ({"gone": (5, 5)}, "one twice"),
         ({"gone": tuple(range(65))}, "over 64"),
         ({"restoring": Restoring("u", "c", (3, 1))}, "restoring names a slot twice"),
@@ -124,7 +124,7 @@ def test_the_arrays_cannot_be_changed() -> None:
     table = routing(term_of_slot=terms)
     terms[0] = 9
     assert table.term_of_slot[0] == 1
-    for array in (table.term_of_slot, table.birth_of_slot, table.master_of_slot):
+    for array in (table.term_of_slot, table.epoch_of_slot, table.master_of_slot):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
 
@@ -162,7 +162,7 @@ def test_equal_content_is_equal() -> None:
 def test_the_stored_form_is_the_one_that_the_data_server_reads() -> None:
     document = json.loads(routing(nodes=NODES).to_json())
     assert document == {
-        "format": 1,
+        "format": 2,
         "version": 7,
         "generation": 1,
         "replicas": 2,
@@ -181,7 +181,7 @@ def test_the_stored_form_is_the_one_that_the_data_server_reads() -> None:
         "sets": [[0, [1], []], [1, [0], [2]], [-1, [2, 0], []]],
         "set_of_slot": [0, 1, 2, 0],
         "term_of_slot": [1, 2, 3, 4],
-        "birth_of_slot": [1, 1, 5, 1],
+        "epoch_of_slot": [1, 1, 5, 1],
         "lost": [],
         "restoring": {"url": "/ckpt", "checkpoint": "ckpt-000001-abcdef", "slots": [1, 3]},
     }
@@ -196,7 +196,7 @@ def test_json_and_messages_lead_back() -> None:
         replicas=2,
         replicas_of_slot=SETS,
         term_of_slot=table.term_of_slot,
-        birth_of_slot=np.ones(4, dtype=np.uint64),
+        epoch_of_slot=np.ones(4, dtype=np.uint64),
         generation=1,
     )
     health = ClusterHealthRecord("UNHEALTHY", "slot 2 has no master", ("ps-0", "ps-1", "ps-2"))
@@ -216,7 +216,7 @@ def test_json_of_another_form_is_refused() -> None:
         "",
         "[]",
         json.dumps({**good, "more": 1}),
-        json.dumps({**good, "format": 2}),
+        json.dumps({**good, "format": 1}),
         json.dumps({**good, "version": "7"}),
         json.dumps({**good, "slot_count": 8}),
         json.dumps({**good, "set_of_slot": [0, 1, 2, 0.0]}),

@@ -24,7 +24,7 @@ def routing(*held: SlotReplicas) -> RoutingTable:
         replicas=2,
         replicas_of_slot=held,
         term_of_slot=np.ones(slots, np.uint64),
-        birth_of_slot=np.ones(slots, np.uint64),
+        epoch_of_slot=np.ones(slots, np.uint64),
     )
 
 

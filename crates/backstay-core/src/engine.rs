@@ -53,7 +53,7 @@ pub struct Staged {
 struct Slot {
     serving_state: ServingState,
     /// The routing version with which it began anew last; 1 or less: it never did.
-    birth: u64,
+    epoch: u64,
     /// How many transactions have been applied.
     position: u64,
     /// Prepared and not applied, in order; the front would take position + 1.
@@ -127,9 +127,9 @@ impl Engine {
     }
 
     /// A slot begins anew with a routing version, unknown to clients that go by earlier ones.
-    pub fn set_birth(&mut self, slot: u32, birth: u64) {
+    pub fn set_epoch(&mut self, slot: u32, epoch: u64) {
         let slot = self.index(slot);
-        self.slots[slot].birth = birth;
+        self.slots[slot].epoch = epoch;
     }
 
     /// A slot becomes ready to serve, or not.
@@ -277,7 +277,7 @@ impl Engine {
         for &run in runs {
             self.check_slot(run.slot)?;
             self.check_serving(run.slot)?;
-            self.check_life(run.slot, transaction)?;
+            self.check_epoch(run.slot, transaction)?;
             let index = self.index(run.slot);
             let slot = &self.slots[index];
             let mut staged = slot.staged.iter();
@@ -518,13 +518,13 @@ impl Engine {
         )))
     }
 
-    /// Refuse what was sent to an earlier life: its floor or end would hide what is to be redone.
-    fn check_life(&self, slot: u32, transaction: &Transaction) -> Result<(), Refusal> {
-        let birth = self.slots[self.index(slot)].birth;
-        if birth <= 1 || transaction.known_version >= birth {
+    /// Refuse what was sent to an earlier epoch: its floor or end would hide what is to be redone.
+    fn check_epoch(&self, slot: u32, transaction: &Transaction) -> Result<(), Refusal> {
+        let epoch = self.slots[self.index(slot)].epoch;
+        if epoch <= 1 || transaction.known_version >= epoch {
             return Ok(());
         }
-        let reason = format!("slot {slot} began anew with routing {birth}, which is newer");
+        let reason = format!("slot {slot} began anew at routing version {epoch}, which is newer");
         Err(Refusal::NotReady(reason))
     }
 

@@ -262,7 +262,7 @@ fn what_was_sent_to_an_earlier_life_of_a_slot_is_refused() {
     assert!(apply(&mut engine, &late).is_ok());
     // As a restore does: the slot is empty, and takes what was settled before once more.
     engine.clear_slot(2);
-    engine.set_birth(2, 7);
+    engine.set_epoch(2, 7);
     assert!(matches!(
         apply(&mut engine, &late),
         Err(Refusal::NotReady(_))

@@ -63,7 +63,7 @@ fn settled(slot: u32) -> SettledSlot {
         slot,
         term: 4,
         version: 5,
-        birth: 6,
+        epoch: 6,
         decided: 7,
         end: 8,
     }

@@ -31,7 +31,7 @@ fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Vec<Set> {
         in_sync: in_sync.to_vec(),
         catching_up: catching_up.to_vec(),
         term: 1,
-        birth: 1,
+        epoch: 1,
     }]
 }
 
@@ -378,7 +378,7 @@ fn what_a_lost_takeover_found_is_not_applied_by_a_later_decision() {
         in_sync: in_sync.to_vec(),
         catching_up: vec![],
         term: 1,
-        birth: 1,
+        epoch: 1,
     };
     let sets = vec![one(0, &[1, 2]), one(1, &[0])];
     let mut world = World::new(3, sets, [&[0], &[1], &[0]], ENOUGH);

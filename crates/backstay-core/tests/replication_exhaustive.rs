@@ -95,7 +95,7 @@ fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Set {
         in_sync: in_sync.to_vec(),
         catching_up: catching_up.to_vec(),
         term: 1,
-        birth: 1,
+        epoch: 1,
     }
 }
 

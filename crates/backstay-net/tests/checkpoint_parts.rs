@@ -51,13 +51,13 @@ fn node_of(version: u64, restoring: bool, memory_limit_bytes: u64) -> Arc<Replic
     node
 }
 
-fn routing(version: u64, birth: u64, restoring: bool) -> RoutingTable {
+fn routing(version: u64, epoch: u64, restoring: bool) -> RoutingTable {
     let slots: Vec<u32> = (0..if restoring { SLOTS } else { 0 }).collect();
     let record = serde_json::json!({
-        "format": 1, "version": version, "slot_count": SLOTS, "gone": [],
+        "format": 2, "version": version, "slot_count": SLOTS, "gone": [],
         "nodes": [{"instance": ME, "node_id": "n", "data_address": "127.0.0.1:1"}],
         "sets": [[0, [], []]], "set_of_slot": vec![0; SLOTS as usize],
-        "term_of_slot": vec![1; SLOTS as usize], "birth_of_slot": vec![birth; SLOTS as usize],
+        "term_of_slot": vec![1; SLOTS as usize], "epoch_of_slot": vec![epoch; SLOTS as usize],
         "restoring": {"url": "", "checkpoint": "", "slots": slots},
     });
     RoutingTable::from_json(&record.to_string(), SLOTS).unwrap()
@@ -98,7 +98,7 @@ fn write(node: &Replicator, path: &Path, base: Option<&PartWritten>) -> PartWrit
     let of = |slot: u32| base.map(|base| &base.slots[slot as usize]);
     let slots = (0..SLOTS).map(|slot| SlotToWrite {
         slot,
-        base: of(slot).map(|known| (known.position, known.birth)),
+        base: of(slot).map(|known| (known.position, known.epoch)),
     });
     let part = PartToWrite {
         path: path.to_path_buf(),
@@ -120,7 +120,7 @@ fn load(
 ) -> Result<u64, CheckpointError> {
     let slots = written.slots.iter().map(|slot| LoadedSlot {
         slot: slot.slot,
-        birth: 1,
+        epoch: 1,
         whole: slot.whole,
         last,
     });
@@ -169,7 +169,7 @@ fn what_is_written_is_loaded_bit_for_bit_and_then_served() {
     let (full, later) = (folder.0.join("full"), folder.0.join("later"));
     let source = filled();
     let first = write(&source, &full, None);
-    assert!(first.slots.iter().all(|slot| slot.whole && slot.birth == 1));
+    assert!(first.slots.iter().all(|slot| slot.whole && slot.epoch == 1));
     let keys: Vec<u64> = (100..600).map(mix64).collect();
     push(&source, 4, "ads.v1", &keys);
     let second = write(&source, &later, Some(&first));
@@ -308,9 +308,9 @@ fn rows_for_which_there_is_no_room_are_refused_and_promise_none() {
 #[test]
 fn of_the_slots_of_a_part_those_that_still_wait_are_loaded() {
     let target = node(1, true);
-    let asked = |slot: u32, birth: u64| LoadedSlot {
+    let asked = |slot: u32, epoch: u64| LoadedSlot {
         slot,
-        birth,
+        epoch,
         whole: true,
         last: true,
     };

@@ -73,7 +73,7 @@ impl SimMessage {
 pub(crate) struct SimSlot {
     /// The routing version at which its content began.
     #[pyo3(get)]
-    birth: u64,
+    epoch: u64,
     snapshot: SlotSnapshot,
 }
 
@@ -388,7 +388,7 @@ impl SimNode {
     }
 
     /// Copy a slot as a checkpoint does, whole or what has changed since `base` (position,
-    /// birth); None if this node is not surely its master now.
+    /// epoch); None if this node is not surely its master now.
     fn save_slot(
         &self,
         now: u64,
@@ -402,14 +402,14 @@ impl SimNode {
         if !serves || now >= node.replica.serving_until() {
             return Ok(None);
         }
-        let birth = node.replica.birth(slot);
-        let base = base.filter(|&(_, known)| known == birth);
+        let epoch = node.replica.epoch(slot);
+        let base = base.filter(|&(_, known)| known == epoch);
         let mut snapshot = engine.begin_snapshot(slot, base.map(|(position, _)| position));
         engine.finish_snapshot(&mut snapshot);
-        Ok(Some(SimSlot { birth, snapshot }))
+        Ok(Some(SimSlot { epoch, snapshot }))
     }
 
-    /// The slots that are to be loaded from a checkpoint, each with its birth.
+    /// The slots that are to be loaded from a checkpoint, each with its epoch.
     fn to_load(&self) -> Vec<(u32, u64)> {
         self.node().replica.to_load().collect()
     }
@@ -421,11 +421,11 @@ impl SimNode {
         py: Python<'_>,
         now: u64,
         slot: u32,
-        birth: u64,
+        epoch: u64,
         chain: Vec<Bound<'_, SimSlot>>,
     ) -> PyResult<bool> {
         let node = &mut *self.node();
-        if node.replica.check_load(slot, birth).is_err() {
+        if node.replica.check_load(slot, epoch).is_err() {
             return Ok(false);
         }
         let mut engine = node.rows.0.borrow_mut();
@@ -474,12 +474,12 @@ impl SimNode {
         })
     }
 
-    /// Term, birth and source of a slot, and whether a copy of it is under way to here.
+    /// Term, epoch and source of a slot, and whether a copy of it is under way to here.
     fn slot_state(&self, slot: u32) -> PyResult<(u64, u64, u64, bool)> {
         self.check_slot(slot)?;
         let node = self.node();
         let (term, source, torn) = node.replica.slot_state(slot);
-        Ok((term, node.replica.birth(slot), source, torn))
+        Ok((term, node.replica.epoch(slot), source, torn))
     }
 
     /// The routing version this node goes by.

@@ -73,7 +73,7 @@ impl Replica {
                 // This node has left the slot, or the slot has begun anew, by a table that its
                 // master does not have yet. That is no damage: nothing else of that master's is
                 // to be doubted.
-                _ if slot.birth == 0 => return Err(Refuse::OldTerm),
+                _ if slot.epoch == 0 => return Err(Refuse::OldTerm),
                 Role::Outside if is_behind => return Err(Refuse::OldTerm),
                 Role::Backup { master, settled } if *master == from => {
                     // The master was refused when it said how far the order goes, and will say
@@ -185,10 +185,10 @@ impl Replica {
                 return Err(Refuse::Gap);
             };
             self.check_term(one)?;
-            if slot.birth == 0 && self.routing.version > one.version {
+            if slot.epoch == 0 && self.routing.version > one.version {
                 return Err(Refuse::OldTerm);
             }
-            let (applied, end) = if slot.birth == one.birth {
+            let (applied, end) = if slot.epoch == one.epoch {
                 rows.position(one.slot)
             } else {
                 (0, 0)
@@ -252,9 +252,9 @@ impl Replica {
             self.forget_prepared(one.slot);
         }
         let slot = &mut self.slots[one.slot as usize];
-        if slot.birth != one.birth {
+        if slot.epoch != one.epoch {
             rows.clear_slot(one.slot);
-            slot.birth = one.birth;
+            slot.epoch = one.epoch;
         }
         slot.fence = one.term;
         slot.seen_version = slot.seen_version.max(one.version);

@@ -139,7 +139,7 @@ impl Replica {
             slot: number,
             term: slot.term,
             version: self.routing.version,
-            birth: slot.birth,
+            epoch: slot.epoch,
             decided: copy.memory.position,
             end: copy.memory.position + copy.staged.len() as u64,
         };
@@ -311,7 +311,7 @@ impl Replica {
             return;
         }
         // This node has left the slot by a table that its master does not have yet.
-        if self.slots[number].birth == 0 && self.routing.version > head.version {
+        if self.slots[number].epoch == 0 && self.routing.version > head.version {
             return;
         }
         self.follow_master(rows, from, head);
@@ -429,10 +429,10 @@ mod tests {
 
     fn table_of(version: u64, term: u64, in_sync: &str, catching_up: &str) -> Arc<RoutingTable> {
         let text = format!(
-            r#"{{"format":1,"version":{version},"slot_count":1,"gone":[],"nodes":[
+            r#"{{"format":2,"version":{version},"slot_count":1,"gone":[],"nodes":[
                {{"node_id":"n1","instance":1,"data_address":""}},
                {{"node_id":"n2","instance":2,"data_address":""}}],
-               "sets":[[0,{in_sync},{catching_up}]],"set_of_slot":[0],"term_of_slot":[{term}],"birth_of_slot":[1]}}"#
+               "sets":[[0,{in_sync},{catching_up}]],"set_of_slot":[0],"term_of_slot":[{term}],"epoch_of_slot":[1]}}"#
         );
         Arc::new(RoutingTable::from_json(&text, 1).unwrap())
     }
@@ -487,7 +487,7 @@ mod tests {
         for message in messages {
             other.receive(2, &rows, MASTER, message);
         }
-        assert_eq!((other.birth(0), other.slot_state(0).2), (0, false));
+        assert_eq!((other.epoch(0), other.slot_state(0).2), (0, false));
         let held = rows.0.borrow().export_slot(table_id("t"), 0).unwrap();
         assert!(held.0.is_empty());
     }
@@ -546,7 +546,7 @@ mod tests {
             slot: 0,
             term,
             version: 1,
-            birth: 1,
+            epoch: 1,
             decided: end,
             end,
         }

@@ -550,7 +550,7 @@ impl Replica {
         let settled = |&slot: &u32| SettledSlot {
             slot,
             term: self.slots[slot as usize].term,
-            birth: self.slots[slot as usize].birth,
+            epoch: self.slots[slot as usize].epoch,
             version,
             decided: self.decided_position(rows, slot),
             end: rows.position(slot).1,

@@ -18,7 +18,7 @@ pub struct SettledSlot {
     /// The routing version that the master goes by.
     pub version: u64,
     /// When its content began; another one at the backup is forgotten.
-    pub birth: u64,
+    pub epoch: u64,
     /// Everything up to here is decided: apply it.
     pub decided: u64,
     /// The order goes up to here, the undecided end of it follows: drop what is staged behind.
@@ -78,7 +78,7 @@ pub enum Message {
     },
     /// Master: a copy of a slot begins; forget what you have of it.
     CopyBegin {
-        /// Which, and its term and birth.
+        /// Which, and its term and epoch.
         slot: SettledSlot,
     },
     /// Master: rows of the copy. Other messages may come between two of these. Answered by

@@ -40,7 +40,7 @@ pub struct Replica {
     pub(super) solo: bool,
     /// Whether any slot is to be copied to another node.
     pub(super) copying: bool,
-    /// Slots that were loaded from a checkpoint, each with its birth.
+    /// Slots that were loaded from a checkpoint, each with its epoch.
     pub(super) loaded: BTreeSet<(u32, u64)>,
     /// Those that the controller was told of, and until when that is enough.
     pub(super) told_loaded: (BTreeSet<(u32, u64)>, Micros),
@@ -102,7 +102,7 @@ impl Replica {
         let lost = |slot: &u32| {
             let (slot, known) = (*slot, &self.slots[*slot as usize]);
             let goes_on = table.replicas(slot).master == self.me
-                && table.birth(slot) == known.birth
+                && table.epoch(slot) == known.epoch
                 && known.is_next_term(table.term(slot));
             known.role.is_master() && !goes_on
         };
@@ -120,8 +120,8 @@ impl Replica {
                 gained.push(slot);
             }
         }
-        let births = |&(slot, birth): &(u32, u64)| self.slots[slot as usize].birth == birth;
-        self.loaded.retain(births);
+        let current = |&(slot, epoch): &(u32, u64)| self.slots[slot as usize].epoch == epoch;
+        self.loaded.retain(current);
         self.drop_unknown_copies(skipped);
         self.forget_departed(now);
         self.recount();
@@ -142,7 +142,7 @@ impl Replica {
 
     /// Take over what the routing says of one slot; whether it is a new master's slot.
     fn follow(&mut self, rows: &impl Rows, number: u32) -> bool {
-        let (term, birth) = (self.routing.term(number), self.routing.birth(number));
+        let (term, epoch) = (self.routing.term(number), self.routing.epoch(number));
         let set = self.routing.replicas(number);
         let (me, slot) = (self.me, &mut self.slots[number as usize]);
         if self.routing.version < slot.seen_version {
@@ -152,13 +152,13 @@ impl Replica {
         let was_master = slot.role.is_master() && slot.is_next_term(term);
         let is_master = set.master == me;
         let holds = is_master || set.in_sync.contains(&me) || set.catching_up.contains(&me);
-        let fresh = holds && slot.birth != birth;
-        if fresh || (!holds && slot.birth != 0) {
+        let fresh = holds && slot.epoch != epoch;
+        if fresh || (!holds && slot.epoch != 0) {
             // Copies of what it held are copies of nothing now.
             forget_copies(&mut self.peers, number);
             rows.clear_slot(number);
             *slot = Slot {
-                birth: if holds { birth } else { 0 },
+                epoch: if holds { epoch } else { 0 },
                 fence: slot.fence,
                 seen_version: slot.seen_version,
                 ..Slot::default()
@@ -179,7 +179,7 @@ impl Replica {
         slot.term = term;
         slot.fence = slot.fence.max(term);
         if is_master {
-            rows.set_birth(number, birth);
+            rows.set_epoch(number, epoch);
             return self.lead(rows, number, fresh, was_master);
         }
         match slot.role {
@@ -539,8 +539,8 @@ impl Replica {
     }
 
     /// When the content began that this node holds of a slot; 0 if it holds none.
-    pub fn birth(&self, slot: u32) -> u64 {
-        self.slots[slot as usize].birth
+    pub fn epoch(&self, slot: u32) -> u64 {
+        self.slots[slot as usize].epoch
     }
 
     /// Transactions that wait for backups.

@@ -41,7 +41,7 @@ pub struct RoutingTable {
     sets: Vec<ReplicaSet>,
     set_of_slot: Vec<u32>,
     terms: Vec<u64>,
-    births: Vec<u64>,
+    epochs: Vec<u64>,
     restoring: BTreeSet<u32>,
 }
 
@@ -62,13 +62,13 @@ struct Record {
     sets: Vec<(i64, Vec<usize>, Vec<usize>)>,
     set_of_slot: Vec<u32>,
     term_of_slot: Vec<u64>,
-    birth_of_slot: Vec<u64>,
+    epoch_of_slot: Vec<u64>,
     #[serde(default)]
     restoring: Restoring,
 }
 
 /// The only layout of the record there is.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 impl RoutingTable {
     /// Read the record. Refuses one that contradicts itself, or of other than `slots` slots.
@@ -85,7 +85,7 @@ impl RoutingTable {
         let lengths = [
             record.set_of_slot.len(),
             record.term_of_slot.len(),
-            record.birth_of_slot.len(),
+            record.epoch_of_slot.len(),
             record.slot_count as usize,
         ];
         if lengths.iter().any(|&length| length != slots as usize) {
@@ -124,7 +124,7 @@ impl RoutingTable {
             sets,
             set_of_slot: record.set_of_slot,
             terms: record.term_of_slot,
-            births: record.birth_of_slot,
+            epochs: record.epoch_of_slot,
             restoring: record.restoring.slots,
         })
     }
@@ -141,7 +141,7 @@ impl RoutingTable {
             }],
             set_of_slot: vec![0; slots as usize],
             terms: vec![1; slots as usize],
-            births: vec![1; slots as usize],
+            epochs: vec![1; slots as usize],
             restoring: BTreeSet::new(),
         }
     }
@@ -168,8 +168,8 @@ impl RoutingTable {
     }
 
     /// The version at which the slot's content began, empty.
-    pub fn birth(&self, slot: u32) -> u64 {
-        self.births[slot as usize]
+    pub fn epoch(&self, slot: u32) -> u64 {
+        self.epochs[slot as usize]
     }
 
     /// Whether the slot's content is to come from a checkpoint before it is served.

@@ -56,8 +56,8 @@ pub trait Rows {
     fn serving_state(&self, slot: u32) -> ServingState;
     /// Change it.
     fn set_serving_state(&self, slot: u32, state: ServingState);
-    /// See [`crate::engine::Engine::set_birth`].
-    fn set_birth(&self, slot: u32, birth: u64);
+    /// See [`crate::engine::Engine::set_epoch`].
+    fn set_epoch(&self, slot: u32, epoch: u64);
     /// See [`crate::engine::Engine::begin_copy`].
     fn begin_copy(&self, slot: u32) -> SlotCopy;
     /// See [`crate::engine::Engine::read_copy`].
@@ -141,8 +141,8 @@ impl Rows for LocalRows {
         self.0.borrow_mut().set_serving_state(slot, state);
     }
 
-    fn set_birth(&self, slot: u32, birth: u64) {
-        self.0.borrow_mut().set_birth(slot, birth);
+    fn set_epoch(&self, slot: u32, epoch: u64) {
+        self.0.borrow_mut().set_epoch(slot, epoch);
     }
 
     fn begin_copy(&self, slot: u32) -> SlotCopy {

@@ -99,7 +99,7 @@ pub struct Report {
     pub caught_up: BTreeSet<(u32, u64, NodeId)>,
     /// Nodes whose port refuses connections.
     pub refused: BTreeSet<NodeId>,
-    /// (slot, its birth): its content has come from a checkpoint, let it be served.
+    /// (slot, its epoch): its content has come from a checkpoint, let it be served.
     pub loaded: BTreeSet<(u32, u64)>,
 }
 
@@ -125,7 +125,7 @@ pub(super) struct Slot {
     /// By the routing.
     pub(super) term: u64,
     /// When the content that is held here began; 0 if none is.
-    pub(super) birth: u64,
+    pub(super) epoch: u64,
     /// The newest term seen, from the routing or a master: older ones are refused.
     pub(super) fence: u64,
     /// The newest routing version by which a master gave orders here.

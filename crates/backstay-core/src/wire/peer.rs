@@ -272,7 +272,7 @@ fn settled_words(one: &SettledSlot) -> [u64; SETTLED_WORDS] {
         u64::from(one.slot),
         one.term,
         one.version,
-        one.birth,
+        one.epoch,
         one.decided,
         one.end,
     ]

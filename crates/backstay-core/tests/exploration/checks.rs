@@ -47,7 +47,7 @@ impl World {
         let set = &self.newest().0[slot as usize];
         for (at, node) in self.nodes.iter().enumerate() {
             let Some(node) = node else { continue };
-            if node.replica.slot_state(slot).2 || node.replica.birth(slot) != set.birth {
+            if node.replica.slot_state(slot).2 || node.replica.epoch(slot) != set.epoch {
                 continue;
             }
             let engine = node.rows.0.borrow();

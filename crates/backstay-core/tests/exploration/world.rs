@@ -44,7 +44,7 @@ pub struct Set {
     pub in_sync: Vec<usize>,
     pub catching_up: Vec<usize>,
     pub term: u64,
-    pub birth: u64,
+    pub epoch: u64,
 }
 
 /// What may happen, and how often, in a search.
@@ -199,8 +199,8 @@ fn table(version: u64, nodes: usize, sets: &[Set], gone: &[NodeId]) -> Arc<Routi
     }
     let list = |of: &dyn Fn(&Set) -> String| sets.iter().map(of).collect::<Vec<_>>().join(",");
     let text = format!(
-        r#"{{"format":1,"version":{version},"slot_count":{},"nodes":[{members}],"gone":{gone:?},
-           "sets":[{}],"set_of_slot":{:?},"term_of_slot":[{}],"birth_of_slot":[{}]}}"#,
+        r#"{{"format":2,"version":{version},"slot_count":{},"nodes":[{members}],"gone":{gone:?},
+           "sets":[{}],"set_of_slot":{:?},"term_of_slot":[{}],"epoch_of_slot":[{}]}}"#,
         sets.len(),
         list(&|set| {
             let master = set
@@ -210,7 +210,7 @@ fn table(version: u64, nodes: usize, sets: &[Set], gone: &[NodeId]) -> Arc<Routi
         }),
         (0..sets.len()).collect::<Vec<_>>(),
         list(&|set| set.term.to_string()),
-        list(&|set| set.birth.to_string()),
+        list(&|set| set.epoch.to_string()),
     );
     Arc::new(RoutingTable::from_json(&text, sets.len() as u32).unwrap())
 }

@@ -45,8 +45,8 @@ thread_local! {
 pub struct LoadedSlot {
     /// Which.
     pub slot: u32,
-    /// Its birth by the routing that asked for it.
-    pub birth: u64,
+    /// Its epoch by the routing that asked for it.
+    pub epoch: u64,
     /// Whether the part has all its rows; else they go over those that are there.
     pub whole: bool,
     /// Whether nothing comes behind: its streams are taken from here, and it is complete.

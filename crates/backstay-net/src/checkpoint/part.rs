@@ -20,7 +20,7 @@ pub struct SlotToWrite {
     /// Which.
     pub slot: u32,
     /// Only what has changed since the checkpoint in which it was at this position and of this
-    /// birth; None: all of it.
+    /// epoch; None: all of it.
     pub base: Option<(u64, u64)>,
 }
 
@@ -43,7 +43,7 @@ pub struct SlotWritten {
     /// Pushes that it had applied.
     pub position: u64,
     /// The routing version at which its content began.
-    pub birth: u64,
+    pub epoch: u64,
     /// Whether all its rows were written.
     pub whole: bool,
     /// Rows that were written.
@@ -80,7 +80,7 @@ struct Content {
 
 /// Slots as they were copied, to be written.
 pub struct CopiedSlots {
-    /// Each with its birth.
+    /// Each with its epoch.
     slots: Vec<(u64, SlotSnapshot)>,
     /// The names of the tables with rows in them.
     names: BTreeMap<u64, String>,
@@ -112,7 +112,7 @@ pub fn copy_slots(
         if bytes > most_bytes {
             break;
         }
-        let Some((birth, snapshot)) = replicator.snapshot_slot(asked.slot, asked.base) else {
+        let Some((epoch, snapshot)) = replicator.snapshot_slot(asked.slot, asked.base) else {
             continue;
         };
         let words = snapshot.tables.iter().map(|table| table.words.len() as u64);
@@ -122,7 +122,7 @@ pub fn copy_slots(
                 name.insert(replicator.store().spec(table.table)?.name.clone());
             }
         }
-        copied.slots.push((birth, snapshot));
+        copied.slots.push((epoch, snapshot));
     }
     Ok(copied)
 }
@@ -139,13 +139,13 @@ impl CopiedSlots {
         }
         let mut content = Content::default();
         let mut slots = Vec::with_capacity(self.slots.len());
-        for (birth, snapshot) in self.slots {
+        for (epoch, snapshot) in self.slots {
             slots.push(SlotWritten {
                 slot: snapshot.slot,
                 position: snapshot.memory.position,
-                birth,
+                epoch,
                 whole: snapshot.whole,
-                rows: content.add(&self.names, birth, &snapshot),
+                rows: content.add(&self.names, epoch, &snapshot),
             });
         }
         let tensors = content.tensors();
@@ -171,9 +171,9 @@ impl CopiedSlots {
 
 impl Content {
     /// Add a slot; returns its rows.
-    fn add(&mut self, names: &BTreeMap<u64, String>, birth: u64, snapshot: &SlotSnapshot) -> u64 {
+    fn add(&mut self, names: &BTreeMap<u64, String>, epoch: u64, snapshot: &SlotSnapshot) -> u64 {
         let slot = u64::from(snapshot.slot);
-        self.slots.extend([slot, snapshot.memory.position, birth]);
+        self.slots.extend([slot, snapshot.memory.position, epoch]);
         self.add_streams(slot, &snapshot.memory);
         let mut all = 0;
         for table in &snapshot.tables {

@@ -9,8 +9,8 @@ use crate::checkpoint::LoadedSlot;
 use crate::store::Store;
 
 impl Replicator {
-    /// Copy a slot, with its birth, at an instant at which this node surely was its master; None
-    /// if it is not. `base`: position and birth of what is known of it already.
+    /// Copy a slot, with its epoch, at an instant at which this node surely was its master; None
+    /// if it is not. `base`: position and epoch of what is known of it already.
     pub fn snapshot_slot(
         &self,
         slot: u32,
@@ -19,18 +19,18 @@ impl Replicator {
         if slot >= self.store.space().count() {
             return None;
         }
-        let birth = self.state.lock().replica.birth(slot);
-        let base = base.filter(|&(_, known)| known == birth);
+        let epoch = self.state.lock().replica.epoch(slot);
+        let base = base.filter(|&(_, known)| known == epoch);
         let snapshot = self
             .store
             .snapshot(slot, base.map(|(position, _)| position))?;
         // As with a read: what was copied counts only if nobody else could be master by now.
         self.check_alive().ok()?;
-        let unchanged = self.state.lock().replica.birth(slot) == birth;
-        unchanged.then_some((birth, snapshot))
+        let unchanged = self.state.lock().replica.epoch(slot) == epoch;
+        unchanged.then_some((epoch, snapshot))
     }
 
-    /// The slots that wait to be loaded here, each with its birth.
+    /// The slots that wait to be loaded here, each with its epoch.
     pub fn to_load(&self) -> Vec<(u32, u64)> {
         self.state.lock().replica.to_load().collect()
     }
@@ -42,7 +42,7 @@ impl Replicator {
         change: impl FnOnce(&Store) -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         self.with(|replica, _, store| {
-            replica.check_load(asked.slot, asked.birth)?;
+            replica.check_load(asked.slot, asked.epoch)?;
             change(store)
         })
     }
@@ -54,7 +54,7 @@ impl Replicator {
             let mut outcome = Ok(());
             let mut loaded = Vec::with_capacity(slots.len());
             for (asked, memory) in slots {
-                match replica.check_load(asked.slot, asked.birth) {
+                match replica.check_load(asked.slot, asked.epoch) {
                     Ok(()) => {
                         store.set_memory(asked.slot, memory);
                         loaded.push(asked.slot);

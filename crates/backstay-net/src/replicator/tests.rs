@@ -124,11 +124,11 @@ fn alone(with_newcomer: bool) -> RoutingTable {
         .map(|one| u32::from(with_newcomer && one != slot))
         .collect();
     let text = format!(
-        r#"{{"format":1,"version":1,"slot_count":4,"nodes":[
+        r#"{{"format":2,"version":1,"slot_count":4,"nodes":[
            {{"node_id":"a","instance":1,"data_address":""}},
            {{"node_id":"b","instance":2,"data_address":"127.0.0.1:1"}}],"gone":[],
            "sets":[[0,[],[]],[0,[],[1]]],"set_of_slot":{set_of_slot:?},
-           "term_of_slot":[1,1,1,1],"birth_of_slot":[1,1,1,1]}}"#
+           "term_of_slot":[1,1,1,1],"epoch_of_slot":[1,1,1,1]}}"#
     );
     RoutingTable::from_json(&text, 4).unwrap()
 }
@@ -255,9 +255,9 @@ fn copied_to() -> Arc<Replicator> {
     let spec = Arc::new(TableSpec::from_json(spec).unwrap());
     store.create_table(&spec, 1).unwrap();
     let replicator = Replicator::new(1, store, ReplicaOptions::default());
-    let routing = r#"{"format":1,"version":1,"slot_count":2,"gone":[],"nodes":[
+    let routing = r#"{"format":2,"version":1,"slot_count":2,"gone":[],"nodes":[
         {"node_id":"a","instance":7,"data_address":""},{"node_id":"b","instance":1,"data_address":""}],
-        "sets":[[0,[1],[]],[0,[],[1]]],"set_of_slot":[0,1],"term_of_slot":[1,1],"birth_of_slot":[1,1]}"#;
+        "sets":[[0,[1],[]],[0,[],[1]]],"set_of_slot":[0,1],"term_of_slot":[1,1],"epoch_of_slot":[1,1]}"#;
     replicator.set_routing(RoutingTable::from_json(routing, 2).unwrap());
     assert!(replicator.master_connected(7, 1));
     let slots = vec![settled(0)];
@@ -280,7 +280,7 @@ fn settled(slot: u32) -> SettledSlot {
         slot,
         term: 1,
         version: 1,
-        birth: 1,
+        epoch: 1,
         decided: 0,
         end: 0,
     }

@@ -108,10 +108,10 @@ impl Rows for Store {
             .set_serving_state(slot, state);
     }
 
-    fn set_birth(&self, slot: u32, birth: u64) {
+    fn set_epoch(&self, slot: u32, epoch: u64) {
         self.stripes[self.stripe(slot)]
             .write()
-            .set_birth(slot, birth);
+            .set_epoch(slot, epoch);
     }
 
     fn begin_copy(&self, slot: u32) -> SlotCopy {

@@ -502,23 +502,23 @@ class SlotBase(_message.Message):
     SLOT_FIELD_NUMBER: _builtins.int
     HAS_BASE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
-    BIRTH_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     has_base: _builtins.bool
-    """Only what has changed since it was at this position and of this birth; else all of it."""
+    """Only what has changed since it was at this position and of this epoch; else all of it."""
     position: _builtins.int
-    birth: _builtins.int
+    epoch: _builtins.int
     def __init__(
         self,
         *,
         slot: _builtins.int = ...,
         has_base: _builtins.bool = ...,
         position: _builtins.int = ...,
-        birth: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["birth", b"birth", "has_base", b"has_base", "position", b"position", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "has_base", b"has_base", "position", b"position", "slot", b"slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -560,12 +560,12 @@ class WrittenSlot(_message.Message):
 
     SLOT_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
-    BIRTH_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     position: _builtins.int
-    birth: _builtins.int
+    epoch: _builtins.int
     whole: _builtins.bool
     rows: _builtins.int
     def __init__(
@@ -573,13 +573,13 @@ class WrittenSlot(_message.Message):
         *,
         slot: _builtins.int = ...,
         position: _builtins.int = ...,
-        birth: _builtins.int = ...,
+        epoch: _builtins.int = ...,
         whole: _builtins.bool = ...,
         rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["birth", b"birth", "position", b"position", "rows", b"rows", "slot", b"slot", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "position", b"position", "rows", b"rows", "slot", b"slot", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

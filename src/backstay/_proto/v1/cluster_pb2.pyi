@@ -339,14 +339,14 @@ class GetSlotResponse(_message.Message):
 
     ROUTING_VERSION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
-    BIRTH_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     MASTER_FIELD_NUMBER: _builtins.int
     IN_SYNC_FIELD_NUMBER: _builtins.int
     CATCHING_UP_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     routing_version: _builtins.int
     term: _builtins.int
-    birth: _builtins.int
+    epoch: _builtins.int
     """The routing version at which the slot began, empty."""
     master: _builtins.str
     """node_id of its master; empty if there is none now."""
@@ -363,7 +363,7 @@ class GetSlotResponse(_message.Message):
         *,
         routing_version: _builtins.int = ...,
         term: _builtins.int = ...,
-        birth: _builtins.int = ...,
+        epoch: _builtins.int = ...,
         master: _builtins.str = ...,
         in_sync: _abc.Iterable[_builtins.str] | None = ...,
         catching_up: _abc.Iterable[_builtins.str] | None = ...,
@@ -371,7 +371,7 @@ class GetSlotResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["birth", b"birth", "catching_up", b"catching_up", "in_sync", b"in_sync", "master", b"master", "replicas", b"replicas", "routing_version", b"routing_version", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catching_up", b"catching_up", "epoch", b"epoch", "in_sync", b"in_sync", "master", b"master", "replicas", b"replicas", "routing_version", b"routing_version", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -275,7 +275,7 @@ impl<'a> Words<'a> {
             slot: self.slot(words[0])?,
             term: words[1],
             version: words[2],
-            birth: words[3],
+            epoch: words[3],
             decided: words[4],
             end: words[5],
         })
