@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from backstay.data import BadRecords, open_reader
 from backstay.job_spec import DataSpec
-from backstay.trainer.readers import BadRecords, open_reader
 
 RANGE = 4096
 INTEGERS, FLOATS = 14, 6

@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from backstay._proto.v1 import job_pb2_grpc
 from backstay.addresses import split_address
+from backstay.cluster.checkpoints import Checkpoints
+from backstay.cluster.directory import Directory
 from backstay.consensus.job_records import MasterRecord, RunState
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.remote_store import RemoteStore
@@ -38,8 +40,6 @@ from backstay.master.opening import open_job
 from backstay.master.saving import Saving, restored_job, rows_of
 from backstay.master.service import JobService
 from backstay.tasks import end_tasks
-from backstay.trainer.checkpoints import Checkpoints
-from backstay.trainer.directory import Directory
 
 __all__ = ["MasterHost"]
 

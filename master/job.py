@@ -16,6 +16,7 @@ from dataclasses import replace
 from backstay.consensus.job_records import RunState, stream_job_of
 from backstay.consensus.keys import JobKeys
 from backstay.errors import InvalidRequest, LimitExceeded
+from backstay.job.metrics import METRICS
 from backstay.master.core.progress import JobProgress
 from backstay.master.core.reconcile import reconcile
 from backstay.master.core.task_bits import TaskBits
@@ -33,7 +34,6 @@ from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.evaluation import TaskOutputs
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.schedule import Schedule
-from backstay.trainer.metrics import METRICS
 
 __all__ = ["Job"]
 

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from backstay._proto.v1 import job_pb2, store_pb2, store_pb2_grpc
+from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, MasterRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
 from backstay.errors import JobRefused
+from backstay.job.calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 from backstay.job_spec import JobSpec
 from backstay.master.status import recorded_dead_letters, recorded_status
 from backstay.schedule.schedule import Schedule
-from backstay.trainer.directory import Directory
-from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 
 __all__ = ["JobClient", "JobEntry", "find_job", "forget_job", "list_jobs"]
 

@@ -4,7 +4,7 @@ A worker sends a sign of life four times in the time that a lease lasts. At 10,0
 these alone would be more calls than one process answers, so the time grows with the number of
 workers. A longer time is recorded before any worker is told of it: the next master takes over what
 they have, and must not take it for over too soon. It never gets shorter again, as a worker may not
-have heard of that. Imports ``master`` and the rate of signs that workers keep to.
+have heard of that. Imports ``master`` and the rate of signs of life.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 
 from backstay.errors import StoreUnavailable
+from backstay.job.messages import SIGNS_PER_TTL
 from backstay.master.job import Job
-from backstay.trainer.worker.master_link import SIGNS_PER_TTL
 
 __all__ = ["keep_lease_time", "lengthen_leases", "task_lease_ttl_ms"]
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
+from backstay.job.metrics import METRICS
 from backstay.job_spec import JobSpec
 from backstay.master.core.ledger import NOBODY, TaskLedger
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
@@ -22,7 +23,6 @@ from backstay.schedule.evaluation import RoundOutputs
 from backstay.schedule.orders import record_order_seed, task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
-from backstay.trainer.metrics import METRICS
 
 __all__ = [
     "Given",

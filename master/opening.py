@@ -16,13 +16,13 @@ from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStat
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
 from backstay.errors import InvalidRequest, JobRefused
+from backstay.job.data_scan import scan
 from backstay.job_spec import JobSpec
 from backstay.master.core.ledger import NOBODY
 from backstay.master.core.reconcile import is_over, reconcile
 from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
 from backstay.master.core.values import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRecord
 from backstay.master.core.worker_set import WorkerSet
-from backstay.master.data_scan import scan
 from backstay.master.journal import Journal
 from backstay.master.open_round import OpenRound, open_round, worker_policy
 from backstay.master.opened_job import OpenedJob

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backstay.checkpoint.remote import RestoreState
+from backstay.cluster.checkpoints import Checkpoints
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.json_fields import fields_of
 from backstay.errors import (
@@ -31,7 +32,6 @@ from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.task_table import TaskTable, round_table
 from backstay.tasks import end_tasks
-from backstay.trainer.checkpoints import Checkpoints
 
 __all__ = ["KeptJob", "Saving", "kept_job", "restored_job", "rows_of"]
 

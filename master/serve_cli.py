@@ -17,6 +17,7 @@ import click
 
 from backstay import lifeline
 from backstay.addresses import parse_endpoints
+from backstay.cluster.directory import reach
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
 from backstay.consensus.job_records import RunState
 from backstay.errors import (
@@ -34,7 +35,6 @@ from backstay.job_spec import JobSpec
 from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
-from backstay.trainer.directory import reach
 
 __all__ = ["EXIT_FAILED", "EXIT_JOB_FAILED", "EXIT_REPLACED", "main"]
 

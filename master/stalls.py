@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from backstay.job.messages import clock_of_worker
 from backstay.job_spec import JobSpec
 from backstay.master.core.step_watch import StepWatch
 from backstay.master.core.task import Lease
 from backstay.master.known_workers import KnownWorkers
 from backstay.master.open_round import OpenRound
 from backstay.schedule.rounds import RoundId, RoundKind
-from backstay.trainer.worker.job_tasks import clock_of_worker
 
 __all__ = ["Stalls"]
 

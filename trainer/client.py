@@ -1,6 +1,6 @@
 """The client of a cluster: tables, pulls and pushes, for any framework.
 
-Membership and tables travel over gRPC (:mod:`backstay.trainer.directory`); keys and rows go
+Membership and tables travel over gRPC (:mod:`backstay.cluster.directory`); keys and rows go
 through the native data plane, with the GIL released. Imports no framework and nothing of
 the server's.
 """
@@ -19,13 +19,13 @@ from typing import Literal
 import numpy as np
 
 from backstay._native import KeyPlan, PushRequest
+from backstay.cluster.checkpoints import Checkpoints
+from backstay.cluster.directory import ClusterInfo, Directory, TableTerms
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
-from backstay.trainer.checkpoints import Checkpoints
 from backstay.trainer.data_plane import make_data_plane
-from backstay.trainer.directory import ClusterInfo, Directory, TableTerms
 from backstay.trainer.pending import Pending
 from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
 from backstay.trainer.table import KeyBatch, Table

@@ -11,8 +11,8 @@ import secrets
 import socket
 
 from backstay._native import DataClient
+from backstay.cluster.directory import ClusterInfo
 from backstay.config import ClientConfig
-from backstay.trainer.directory import ClusterInfo
 from backstay.trainer.watch import set_routing
 
 

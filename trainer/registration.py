@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from backstay._proto.v1 import trainers_pb2
+from backstay.cluster.directory import Directory
 from backstay.errors import BackstayError, ClosedError
-from backstay.trainer.directory import Directory
 
 __all__ = ["NO_JOB", "TrainerName", "TrainerRegistration"]
 

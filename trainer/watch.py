@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from backstay._native import DataClient
+from backstay.cluster.directory import ClusterInfo, Directory, RoutingStream
 from backstay.errors import BackstayError, ClosedError
-from backstay.trainer.directory import ClusterInfo, Directory, RoutingStream
 
 __all__ = ["ClusterWatch", "ProgressHook", "set_routing"]
 

@@ -43,11 +43,12 @@ from backstay import rpc
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.config import ClientConfig, SecurityConfig
 from backstay.errors import BackstayError
+from backstay.job.calls import FIRST_PAUSE_S, PAUSE_MAX_S, JobCalls
+from backstay.job.messages import SIGNS_PER_TTL
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, WorkersSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tasks import end_tasks
-from backstay.trainer.worker.job_calls import FIRST_PAUSE_S, PAUSE_MAX_S, JobCalls
-from backstay.trainer.worker.master_link import MARGIN_PART, SIGNS_PER_TTL
+from backstay.trainer.worker.master_link import MARGIN_PART
 from bench.jobs.local import print_result
 
 JOB = "crowd"

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from backstay.data import BadRecords, open_reader, read_batch
+from backstay.data.batch import Batch
+from backstay.job.model_definition import TRAINING, ModelDefinition, load
 from backstay.job_spec import DataSpec
-from backstay.trainer.batch import Batch
 from backstay.trainer.model.frameworks import arguments_of
-from backstay.trainer.model.model_definition import TRAINING, ModelDefinition, load
-from backstay.trainer.readers import BadRecords, open_reader, read_batch
 from bench.jobs.local import print_result
 from examples.ctr.clicks import CRITEO_COLUMNS
 from examples.ctr.generate import write_criteo

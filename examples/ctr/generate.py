@@ -3,7 +3,7 @@
     python examples/ctr/generate.py --rows 100000 --seed 7 clicks.txt
 
 Made up from a seed: labels follow from hidden weights of the categories, from pairs of them,
-and from the numbers. May import numpy and backstay.trainer.metrics.
+and from the numbers. May import numpy and backstay.job.metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.trainer.metrics import auc
+from backstay.job.metrics import auc
 
 __all__ = ["write_criteo"]
 

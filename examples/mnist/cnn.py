@@ -15,7 +15,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle import nn
 
-from backstay.trainer.readers import Metadata, Shard
+from backstay.data import Metadata, Shard
 
 SIDE = 28
 # Bytes before the values: a word that says the type, then one word for each dimension.

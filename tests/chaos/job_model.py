@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backstay.trainer.worker.job_tasks import Task
+from backstay.job.messages import Task
 from backstay.trainer.worker.master_link import MasterLink
 
 HERE = Path(__file__).parent

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from backstay.job.model_definition import load
 from backstay.master.job_file import load_job
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter import session
-from backstay.trainer.model.model_definition import load
 from backstay.trainer.worker.local_run import LocalRun
 from examples.common.split import split
 from examples.ctr.generate import write_criteo

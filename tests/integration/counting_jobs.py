@@ -12,9 +12,9 @@ from pathlib import Path
 
 from backstay.config import ClientConfig
 from backstay.errors import UnknownJob
+from backstay.job.messages import Ended, Task, Wait
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.job_client import JobClient
-from backstay.trainer.worker.job_tasks import Ended, Task, Wait
 from backstay.trainer.worker.master_link import MasterLink
 
 JOB = "counting"

@@ -14,12 +14,12 @@ from backstay import rpc
 from backstay.checkpoint import remote
 from backstay.config import SecurityConfig
 from backstay.errors import BackstayError, StateLost
+from backstay.job.messages import Ended, Task, Wait
 from backstay.job_spec import CheckpointSpec, JobSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer import Client
 from backstay.trainer.worker.audit import RecordCounter
-from backstay.trainer.worker.job_tasks import Ended, Task, Wait
 from backstay.trainer.worker.master_link import MasterLink
 from tests.integration.counting_jobs import (
     CLIENT,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backstay.data import BadRecords, Reader, open_reader
 from backstay.job_spec import DataSpec
-from backstay.trainer.readers import BadRecords, Reader, open_reader
 
 
 def reader_of(*paths: str | Path, kind: str = "auto", **options: Any) -> Reader:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from backstay.job.model_definition import load
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer.model.model_definition import load
 from backstay.trainer.worker.local_run import LocalRun
 from tests.integration.job_processes import JobProcesses
 from tests.integration.tiny_jobs import write_clicks, write_model
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarn
 
 RECORDER = """
 
-from backstay.trainer.callbacks import Callback
+from backstay.job.callbacks import Callback
 
 
 class Recorder(Callback):

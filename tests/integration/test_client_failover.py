@@ -25,6 +25,7 @@ from backstay._proto.v1 import (
     tables_pb2,
     tables_pb2_grpc,
 )
+from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.messages import routing_to_message
@@ -33,7 +34,6 @@ from backstay.consensus.routing import SlotReplicas
 from backstay.errors import ClosedError
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
-from backstay.trainer.directory import Directory
 
 SLOTS = 64
 DIM = 4

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from backstay.errors import ConfigError
+from backstay.job_check.process import dry_run_apart
+from backstay.job_check.trial_servers import TrialServers
 from backstay.job_spec import JobSpec
-from backstay.master.check_process import dry_run_apart
-from backstay.master.trial_servers import TrialServers
 
 LARGE = 200_000  # rows of 4 float32: more than swap_embeddings_over_bytes
 RECORDS = "x,y\n" + "1,0\n" * 10

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from backstay.cli.exit_codes import EXIT_NEVER_REACHED, EXIT_STOPPED
+from backstay.cluster.directory import reach
 from backstay.config import ClientConfig
 from backstay.errors import NeverReached
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.trainer import Client
-from backstay.trainer.directory import reach
 
 LIMIT_S = 60.0
 HOUR_MS = 3_600_000

@@ -18,9 +18,9 @@ import pytest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.cli.exit_codes import EXIT_STOPPED
 from backstay.errors import ConfigError, JobError, NonFiniteLoss
+from backstay.job_check import process as check_process
+from backstay.job_check.process import check_job_apart, dry_run_apart
 from backstay.job_spec import JobSpec
-from backstay.master import check_process
-from backstay.master.check_process import check_job_apart, dry_run_apart
 
 pytest.importorskip("torch")
 

@@ -14,6 +14,7 @@ import pytest
 
 from backstay import rpc
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
+from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig, SecurityConfig
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
@@ -25,12 +26,11 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
+from backstay.job.calls import read_keys
+from backstay.job.messages import Ended, EvaluationOutputs, Task, Wait
 from backstay.job_spec import DataSpec, WorkersSpec
 from backstay.master.job_client import JobClient, find_job, forget_job, list_jobs
 from backstay.pserver.local_cluster import LocalCluster
-from backstay.trainer.directory import Directory
-from backstay.trainer.worker.job_calls import read_keys
-from backstay.trainer.worker.job_tasks import Ended, EvaluationOutputs, Task, Wait
 from backstay.trainer.worker.master_link import MasterLink
 from tests.etcd import EtcdCluster
 from tests.integration.counting_jobs import (

@@ -22,12 +22,12 @@ from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables
 from backstay.cli import main
 from backstay.errors import ConfigError, InvalidRequest
+from backstay.job.model_definition import load
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import TableSpec
 from backstay.trainer.adapter.session import init
 from backstay.trainer.model.frameworks import adapter
-from backstay.trainer.model.model_definition import load
 from tests.integration.tiny_jobs import write_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from backstay.errors import ConfigError, NonFiniteLoss, TooManyBadRecords
+from backstay.job.model_definition import load
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.schedule.orders import task_order, task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.trainer.adapter.session import Session, init
-from backstay.trainer.model.model_definition import load
 from backstay.trainer.worker.local_run import LocalProgress, LocalRun
 from tests.integration.tiny_jobs import write_clicks, write_model
 
@@ -155,7 +155,7 @@ def test_predictions_need_a_place(data: Path, tmp_path: Path) -> None:
 
 CALLBACKS = """
 
-from backstay.trainer.callbacks import Callback, LearningRateScheduler
+from backstay.job.callbacks import Callback, LearningRateScheduler
 
 CALLS = []
 RATES = []
@@ -202,7 +202,7 @@ def test_callbacks(framework: str, data: Path, tmp_path: Path) -> None:
 
 TASKS_SEEN = """
 
-from backstay.trainer.callbacks import Callback
+from backstay.job.callbacks import Callback
 
 TASKS = []
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from backstay.job.model_definition import load
 from backstay.job_spec import JobSpec
-from backstay.trainer.model.model_definition import load
 from backstay.trainer.worker.local_run import LocalRun
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from backstay.errors import ConfigError
+from backstay.job.model_definition import load
 from backstay.job_spec import DataSpec, JobSpec, ModeSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import init
 from backstay.trainer.model.frameworks import Program, adapter
-from backstay.trainer.model.model_definition import load
 from tests.integration.tiny_jobs import write_model
 
 # PyTorch says so of its own sparse gradients.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from backstay._proto.v1 import job_pb2
 from backstay.config import SecurityConfig
 from backstay.errors import ConfigError, HoldLost, NotLeading, Unauthenticated
+from backstay.job.messages import Task
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, Adagrad, Adam, TableSpec, Zeros
 from backstay.trainer import Client
@@ -21,7 +22,6 @@ from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, p
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.staleness import StalenessGate
-from backstay.trainer.worker.job_tasks import Task
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.pace import BoundedPace
 from backstay.trainer.worker.peers import Peers

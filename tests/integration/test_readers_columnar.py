@@ -18,6 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backstay.data import BadRecords, Reader, open_reader, read_batch
+from backstay.data.crc32c import crc32c
+from backstay.data.recordio_format import (
+    MAGIC,
+    Layout,
+    RecordIOWriter,
+    write_recordio,
+)
 from backstay.errors import (
     ConfigError,
     DataChanged,
@@ -26,14 +34,6 @@ from backstay.errors import (
     TooManyBadRecords,
 )
 from backstay.job_spec import DataSpec
-from backstay.trainer.readers import BadRecords, Reader, open_reader, read_batch
-from backstay.trainer.readers.crc32c import crc32c
-from backstay.trainer.readers.recordio_format import (
-    MAGIC,
-    Layout,
-    RecordIOWriter,
-    write_recordio,
-)
 from tests.integration.readers_data import read_all, reader_of, shard_sizes
 
 ROWS = 1000

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 
+from backstay.data import BadRecords
+from backstay.data.files import FileSet
 from backstay.errors import ConfigError, DataChanged, DataUnavailable
-from backstay.trainer.readers import BadRecords
-from backstay.trainer.readers.files import FileSet
 from tests.integration.readers_data import read_all, reader_of, shard_sizes
 from tests.s3 import s3_server
 

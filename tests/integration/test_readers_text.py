@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backstay.data import BadRecords, read_batch
 from backstay.errors import (
     ConfigError,
     DataChanged,
@@ -17,7 +18,6 @@ from backstay.errors import (
     InvalidRequest,
     TooManyBadRecords,
 )
-from backstay.trainer.readers import BadRecords, read_batch
 from tests.integration.readers_data import read_all, reader_of, shard_sizes
 
 

@@ -30,7 +30,7 @@ SIGNAL_AT_BATCH = """
 
 import os
 import signal
-from backstay.trainer.callbacks import Callback
+from backstay.job.callbacks import Callback
 
 
 class SignalAtBatch(Callback):

@@ -32,7 +32,7 @@ import os
 import signal
 import threading
 import time
-from backstay.trainer.callbacks import Callback
+from backstay.job.callbacks import Callback
 
 torch.manual_seed(1)
 

@@ -20,9 +20,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from backstay.errors import DataDamaged
-from backstay.job_spec import DataSpec
-from backstay.trainer.readers import (
+from backstay.data import (
     BadRecords,
     Reader,
     Shard,
@@ -33,9 +31,11 @@ from backstay.trainer.readers import (
     text_files,
     typed_text,
 )
-from backstay.trainer.readers.crc32c import crc32c
-from backstay.trainer.readers.recordio_format import Layout, RecordIOWriter
-from backstay.trainer.readers.splitting import Piece, Quoting, pieces
+from backstay.data.crc32c import crc32c
+from backstay.data.recordio_format import Layout, RecordIOWriter
+from backstay.data.splitting import Piece, Quoting, pieces
+from backstay.errors import DataDamaged
+from backstay.job_spec import DataSpec
 
 TEXT = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0") | st.sampled_from('",\r\n '),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.store import Put, Txn
+from backstay.data import Shard
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
 from backstay.master.core.task_bits import TaskBits
 from backstay.master.job import Job
@@ -20,7 +21,6 @@ from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, jobs_cut_short
 from backstay.schedule.schedule import Schedule, is_cut_short
 from backstay.schedule.task_table import TaskTable
-from backstay.trainer.readers import Shard
 from tests.sim.checkpoints import NEWEST, RESTORE, SAVE_EVERY, URL, Checkpoints, SavedSlot
 from tests.sim.events import MS, Micros
 from tests.sim.job_master import KEYS, LEASE_TTL_MS, UID, SimMaster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from backstay.data.batch import Batch
 from backstay.errors import InvalidRequest
-from backstay.trainer.batch import Batch
 
 COLUMNS = {"a": np.arange(6), "s": np.array(list("uvwxyz"), dtype=object)}
 RECORDS = [{"a": i, "s": letter} for i, letter in enumerate("uvwxyz")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backstay.trainer.callbacks import Callback, Callbacks, Evaluation
+from backstay.job.callbacks import Callback, Callbacks, Evaluation
 
 
 class Recorder(Callback):

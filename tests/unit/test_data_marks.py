@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from backstay.errors import DataChanged, JobError
-from backstay.job_spec import DataSpec, JobSpec
-from backstay.master.data_marks import (
+from backstay.job_check.data_marks import (
     BLOCK_BYTES,
     FILE_NAME,
     check_unchanged,
     marks_of,
     write_marks,
 )
+from backstay.job_spec import DataSpec, JobSpec
 
 LARGE = 5 * BLOCK_BYTES
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backstay.job.data_scan import open_data
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.master.data_scan import open_data
 
 MODEL = """
 def custom_model(): ...

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from backstay.checkpoint.remote import CheckpointInfo, RestoreState
+from backstay.cluster.checkpoints import Checkpoints
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import (
@@ -30,7 +31,6 @@ from backstay.master.job import Job
 from backstay.master.saving import Saving
 from backstay.master.status import job_status
 from backstay.tasks import end_tasks
-from backstay.trainer.checkpoints import Checkpoints
 from tests.unit.job_records_of import counting_spec, do_one, master_of
 from tests.unit.memory_nodes import run
 

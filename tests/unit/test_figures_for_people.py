@@ -13,13 +13,13 @@ from backstay.checkpoint.remote import CheckpointInfo
 from backstay.cli.progress import summary_lines
 from backstay.config import ClientConfig
 from backstay.errors import ConfigError, NonFiniteLoss
+from backstay.job.model_definition import load
 from backstay.job_spec import JobSpec
 from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl import checkpoint
 from backstay.pserver.ctl import verify as verify_module
 from backstay.pserver.ctl.cli import main
 from backstay.trainer.model.frameworks import checked_loss
-from backstay.trainer.model.model_definition import load
 
 MODEL = """
 def custom_model(): ...

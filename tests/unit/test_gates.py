@@ -26,14 +26,14 @@ FOLDERS = ("consensus", "master", "pserver", "trainer")
 ROOMS = (
     "src/backstay/_proto/__init__.py",
     "src/backstay/rpc.py",
+    "src/backstay/data/__init__.py",
+    "src/backstay/job/__init__.py",
+    "src/backstay/job/calls.py",
     "src/backstay/schedule/__init__.py",
     "master/core/__init__.py",
     "master/job.py",
-    *(f"trainer/worker/{module}.py" for module in ("job_calls", "local_run", "master_link")),
-    *(
-        f"trainer/{room}/__init__.py"
-        for room in ("adapter", "modes", "paddle", "readers", "torch", "worker")
-    ),
+    *(f"trainer/worker/{module}.py" for module in ("local_run", "master_link")),
+    *(f"trainer/{room}/__init__.py" for room in ("adapter", "modes", "paddle", "torch", "worker")),
 )
 CLEAN_PYTHON: Files = {
     "src/backstay/__init__.py": '"""Root."""\n',
@@ -180,11 +180,13 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("pserver/fault.py", "torch", "backstay.pserver.fault -> torch"),
         ("src/backstay/homeless.py", "math", "homeless"),
         ("trainer/eager.py", "backstay.master", "backstay.trainer.eager -> backstay.master"),
+        ("master/eager.py", "backstay.trainer", "backstay.master.eager -> backstay.trainer"),
+        ("src/backstay/job/fault.py", "backstay.master", "backstay.job.fault -> "),
         ("master/server.py", "backstay.pserver", "backstay.master.server -> backstay.pserver"),
         ("trainer/homeless.py", "math", "homeless"),
-        ("trainer/readers/fault.py", "backstay.rpc", "readers.fault -> backstay.rpc"),
-        ("trainer/readers/fault.py", "socket", "readers.fault -> socket"),
-        ("trainer/readers/fault.py", "backstay.trainer.worker", "readers.fault -> "),
+        ("src/backstay/data/fault.py", "backstay.rpc", "data.fault -> backstay.rpc"),
+        ("src/backstay/data/fault.py", "socket", "data.fault -> socket"),
+        ("src/backstay/data/fault.py", "backstay.trainer.worker", "data.fault -> "),
         ("trainer/adapter/fault.py", "backstay.trainer.torch", "adapter.fault -> "),
         ("trainer/paddle/fault.py", "backstay.trainer.torch", "paddle.fault -> "),
         ("trainer/modes/fault.py", "backstay.trainer.worker", "modes.fault -> "),

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from backstay.data import open_reader
 from backstay.errors import BackstayError, ConfigError, DataUnavailable
+from backstay.job.data_scan import first_look
+from backstay.job_check.check import Checked, check_job
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.master.data_scan import first_look
-from backstay.master.job_check import Checked, check_job
-from backstay.trainer.readers import open_reader
 
 MODEL = """\
 import numpy
@@ -158,7 +158,7 @@ def test_a_model_file_that_does_not_fit_is_refused(
 
 def test_every_error_goes_through_json_and_comes_back(tmp_path: Path) -> None:
     from backstay import errors
-    from backstay.master.check_process import _answer
+    from backstay.job_check.process import _answer
 
     kinds = [
         kind

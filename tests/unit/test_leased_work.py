@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
-from backstay.trainer.worker.job_tasks import Task
+from backstay.job.messages import Task
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.task_feed import TaskFeed
 

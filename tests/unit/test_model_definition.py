@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from backstay.errors import ConfigError
-from backstay.trainer.callbacks import LearningRateScheduler
-from backstay.trainer.model.model_definition import ModelDefinition, load, user_traceback
+from backstay.job.callbacks import LearningRateScheduler
+from backstay.job.model_definition import ModelDefinition, load, user_traceback
 
 # No framework: what is checked is the file, not the model.
 WHOLE = {
@@ -58,7 +58,7 @@ def test_names_that_elasticdl_users_know(tmp_path: Path) -> None:
             "    return {'auc': 'auc', 'own': lambda a, b: 1.0}\n",
             "processor": "class PredictionOutputsProcessor:\n"
             "    def process(self, predictions, worker_id):\n        pass\n",
-            "callbacks": "from backstay.trainer.callbacks import LearningRateScheduler\n"
+            "callbacks": "from backstay.job.callbacks import LearningRateScheduler\n"
             "def callbacks(rate):\n    return [LearningRateScheduler(lambda step: rate)]\n",
         },
         callback_params={"rate": 0.5},

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from backstay.cli.recorded_counts import RecordedCounts, recorded_counts
 from backstay.consensus.job_records import stream_job_of
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import JobRefused
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.master.core.values import Failure
 from backstay.master.job import Job
-from backstay.master.recorded_counts import RecordedCounts, recorded_counts
 from backstay.schedule.rounds import RoundKind
 from backstay.trainer.worker.audit import records_table
 from tests.unit.job_records_of import KEYS, counting_spec, master_of

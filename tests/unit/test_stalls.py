@@ -10,11 +10,11 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.job.messages import clock_of_worker
 from backstay.job_spec import ModeSpec
 from backstay.master.core.step_watch import FIRST_STEP_FACTOR, StepWatch
 from backstay.master.job import Job
 from backstay.master.service import JobService
-from backstay.trainer.worker.job_tasks import clock_of_worker
 from tests.unit.job_records_of import Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
 

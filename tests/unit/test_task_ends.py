@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from backstay.errors import ServerUnavailable
-from backstay.trainer.worker.job_tasks import Task
+from backstay.job.messages import Task
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.stream_closing import StreamCloser
 from backstay.trainer.worker.task_ends import TaskEnds

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backstay.data import BadRecords, Metadata, Shard
+from backstay.data.batch import Column, Record
 from backstay.errors import DataDamaged, TooManyBadRecords
-from backstay.trainer.batch import Column, Record
-from backstay.trainer.model.model_definition import ModelDefinition, load
-from backstay.trainer.readers import BadRecords, Metadata, Shard
+from backstay.job.model_definition import ModelDefinition, load
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, record_order
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.trainer.metrics import METRICS, accuracy, auc, compute, logloss, logloss_of_logits
-from backstay.trainer.metrics import mae as mean_absolute
-from backstay.trainer.metrics import mse as mean_squared
+from backstay.job.metrics import METRICS, accuracy, auc, compute, logloss, logloss_of_logits
+from backstay.job.metrics import mae as mean_absolute
+from backstay.job.metrics import mse as mean_squared
 from backstay.trainer.worker.evaluation import Outputs
 
 

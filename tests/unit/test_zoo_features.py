@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backstay.trainer.batch import Batch
-from backstay.trainer.readers.base import Metadata
+from backstay.data.base import Metadata
+from backstay.data.batch import Batch
 from examples.census import census_features
 from examples.ctr.clicks import CRITEO_COLUMNS, FRAPPE_COLUMNS, ids_of, labels_of
 

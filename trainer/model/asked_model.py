@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backstay.errors import ConfigError
+from backstay.job.model_definition import ModelDefinition, load
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.trainer.model.model_definition import ModelDefinition, load
 
 __all__ = ["asked_model"]
 

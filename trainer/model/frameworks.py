@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError, NonFiniteLoss
+from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
-from backstay.trainer.model.model_definition import ModelDefinition
 
 __all__ = [
     "Adapter",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from backstay.errors import ConfigError
-from backstay.trainer.model.model_definition import ModelDefinition
+from backstay.job.model_definition import ModelDefinition
 
 __all__ = ["Together", "Updates", "check_each_has_one", "made_optimizers", "rates_of"]
 

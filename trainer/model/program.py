@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
+from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import ModeSpec
 from backstay.trainer.model.frameworks import arguments_of, checked_loss, plain_array
-from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.model.optimizers import Together, Updates, rates_of
 from backstay.trainer.model.prefetch import PrefetchPlan
 

@@ -19,11 +19,11 @@ from backstay.checkpoint.export import ModelLayer, ModelPart
 from backstay.checkpoint.lookup import ExportedTable, Unknown
 from backstay.checkpoint.trained import TrainedTables, open_trained
 from backstay.errors import CheckpointUnavailable, ConfigError
+from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
 from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
 from backstay.trainer.model.asked_model import asked_model
-from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
 from backstay.trainer.paddle.lookup import as_keys, as_tensor
 from backstay.trainer.paddle.training import build

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
+from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import opened_client
 from backstay.trainer.client import Client
-from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.model.optimizers import check_each_has_one, made_optimizers
 from backstay.trainer.model.prefetch import PrefetchPlan
 from backstay.trainer.model.program import BaseProgram, steps_in_flight

@@ -16,11 +16,11 @@ from types import FrameType
 import click
 
 from backstay import lifeline
+from backstay.cluster.directory import reach
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError, ConfigError, TableConflict
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
-from backstay.trainer.directory import reach
 from backstay.trainer.worker.worker import Worker
 
 __all__ = ["main"]

@@ -10,18 +10,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from backstay.cluster.directory import TableTerms
 from backstay.config import ClientConfig
 from backstay.errors import BackstayError
+from backstay.job.messages import JobTerms
+from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.client import Client
-from backstay.trainer.directory import TableTerms
 from backstay.trainer.model.frameworks import Program, adapter
-from backstay.trainer.model.model_definition import ModelDefinition
 from backstay.trainer.registration import TrainerName
 from backstay.trainer.table import Table
 from backstay.trainer.worker.audit import RecordCounter
-from backstay.trainer.worker.job_tasks import JobTerms
 from backstay.trainer.worker.pace import Pace
 
 __all__ = ["Engine", "open_engine"]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.errors import ConfigError
-from backstay.trainer.metrics import Metric, compute
-from backstay.trainer.worker.job_tasks import EvaluationOutputs
+from backstay.job.messages import EvaluationOutputs
+from backstay.job.metrics import Metric, compute
 
 __all__ = ["Outputs"]
 

@@ -6,8 +6,8 @@ Pure. May import the feed and the model definition.
 from __future__ import annotations
 
 from backstay.errors import BackstayError
-from backstay.trainer.model.model_definition import ModelDefinition, is_users, user_traceback
-from backstay.trainer.worker.job_tasks import BadRecordsMet
+from backstay.job.messages import BadRecordsMet
+from backstay.job.model_definition import ModelDefinition, is_users, user_traceback
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 
 from backstay.errors import HoldLost
+from backstay.job.messages import Task
 from backstay.trainer.task_stream import TaskStream
-from backstay.trainer.worker.job_tasks import Task
 from backstay.trainer.worker.task_feed import TaskFeed
 
 __all__ = ["LeasedWork"]

@@ -17,7 +17,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from backstay.data import Reader, open_reader
 from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
+from backstay.job.callbacks import Callbacks, Evaluation, TaskReport
+from backstay.job.metrics import METRICS
+from backstay.job.model_definition import (
+    Mode,
+    ModelDefinition,
+    is_users,
+    user_traceback,
+)
 from backstay.job_spec import JobSpec
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.evaluation import RoundOutputs, TaskOutputs
@@ -25,16 +34,7 @@ from backstay.schedule.local import LocalSchedule, LocalTask, RoundOver
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import cut_data, round_table
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
-from backstay.trainer.callbacks import Callbacks, Evaluation, TaskReport
-from backstay.trainer.metrics import METRICS
 from backstay.trainer.model.frameworks import Program, adapter
-from backstay.trainer.model.model_definition import (
-    Mode,
-    ModelDefinition,
-    is_users,
-    user_traceback,
-)
-from backstay.trainer.readers import Reader, open_reader
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
 

@@ -3,7 +3,7 @@
 Blocking calls, each with retries and backoff while no master answers, up to a deadline; every
 call may be repeated, so a retry does no harm. A thread renews the leases. The master's address is
 read from the job's record through any pserver, and read anew when a call does not get through.
-Imports :mod:`backstay.trainer.worker.job_calls` and the generated messages; never moves rows.
+Imports :mod:`backstay.job.calls` and the generated messages; never moves rows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
-from backstay.trainer.worker.job_calls import ATTEMPT_S, JobCalls, JobIsOver
-from backstay.trainer.worker.job_tasks import (
+from backstay.job.calls import ATTEMPT_S, JobCalls, JobIsOver
+from backstay.job.messages import (
+    SIGNS_PER_TTL,
     TASK_KINDS,
     BadRecordsMet,
     Ended,
@@ -50,8 +51,6 @@ from backstay.trainer.worker.peers import Peers
 
 __all__ = ["MasterLink"]
 
-# Signs of life in the time that a lease lasts.
-SIGNS_PER_TTL = 4
 # Taken off the time of a lease, for clocks that run at slightly different speeds.
 MARGIN_PART = 0.05
 ERROR_CHARACTERS_MAX = 4096

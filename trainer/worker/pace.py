@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from backstay.errors import ConfigError
+from backstay.job.messages import Task
 from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
-from backstay.trainer.worker.job_tasks import Task
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.peers import Peers
 from backstay.trainer.worker.task_feed import Fed, TaskFeed

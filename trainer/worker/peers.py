@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backstay._proto.v1 import job_pb2
-from backstay.trainer.worker.job_tasks import Task, key_of, key_of_message
+from backstay.job.messages import Task, key_of, key_of_message
 
 __all__ = ["Peers"]
 

@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from backstay.errors import BackstayError
+from backstay.job.messages import Task
 from backstay.trainer.client import Client
 from backstay.trainer.task_stream import TaskStream
-from backstay.trainer.worker.job_tasks import Task
 from backstay.trainer.worker.master_link import MasterLink
 
 __all__ = ["StreamCloser"]

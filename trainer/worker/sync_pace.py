@@ -25,6 +25,7 @@ from backstay.errors import (
     NotLeading,
     ServerUnavailable,
 )
+from backstay.job.messages import Task, clock_of_worker
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program
@@ -32,7 +33,6 @@ from backstay.trainer.modes.gathering import GatheringClient, Gradient, Piece, p
 from backstay.trainer.modes.leading import FollowedTask, LedTask, StepLeader
 from backstay.trainer.modes.pieces import piece_of
 from backstay.trainer.modes.step_book import Patience
-from backstay.trainer.worker.job_tasks import Task, clock_of_worker
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay.data import BadRecords, Metadata, Reader, open_reader, read_batch
+from backstay.data.batch import Batch
+from backstay.job.messages import Task
+from backstay.job.model_definition import Mode, ModelDefinition
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.schedule.rounds import RoundKind, data_of
-from backstay.trainer.batch import Batch
 from backstay.trainer.model.frameworks import split_feed
-from backstay.trainer.model.model_definition import Mode, ModelDefinition
-from backstay.trainer.readers import BadRecords, Metadata, Reader, open_reader, read_batch
-from backstay.trainer.worker.job_tasks import Task
 
 __all__ = [
     "Fed",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeAlias
 
-from backstay.trainer.worker.job_tasks import Ended, Task, Wait
+from backstay.job.messages import Ended, Task, Wait
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import Pace

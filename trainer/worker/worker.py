@@ -27,14 +27,14 @@ from backstay.errors import (
     Unauthenticated,
     WorkerReplaced,
 )
+from backstay.job.callbacks import Callbacks, TaskReport
+from backstay.job.messages import Ended, EvaluationOutputs, JobTerms, Task, Wait
+from backstay.job.model_definition import ModelDefinition, load
 from backstay.job_spec import JobSpec
-from backstay.trainer.callbacks import Callbacks, TaskReport
-from backstay.trainer.model.model_definition import ModelDefinition, load
 from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.engine import Engine, open_engine
 from backstay.trainer.worker.failure_report import bad_records_of, failure_report
 from backstay.trainer.worker.figures import Figures
-from backstay.trainer.worker.job_tasks import Ended, EvaluationOutputs, JobTerms, Task, Wait
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks

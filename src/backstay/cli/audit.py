@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from backstay.cli.recorded_counts import recorded_counts
+from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.consensus.keys import JobKeys
-from backstay.master.recorded_counts import recorded_counts
+from backstay.job.calls import read_keys
 from backstay.master.rows_change import change_of, why_inexact
 from backstay.trainer.client import Client
-from backstay.trainer.directory import Directory
 from backstay.trainer.worker.audit import RecordsAudit, audit_records
-from backstay.trainer.worker.job_calls import read_keys
 
 __all__ = ["audit_job", "audit_lines", "audit_mapping"]
 

@@ -19,6 +19,7 @@ from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables, find_checkpoint
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
 from backstay.cli.last_status import checkpoint_folder, default_folder
+from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
@@ -28,6 +29,7 @@ from backstay.errors import (
     UnknownJob,
 )
 from backstay.exits import examples, exit_on_error, print_json
+from backstay.job.model_definition import load
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import find_job
 from backstay.pserver.ctl.asking import (
@@ -38,9 +40,7 @@ from backstay.pserver.ctl.asking import (
     named_endpoints,
 )
 from backstay.trainer.adapter.offline import job_of
-from backstay.trainer.directory import Directory
 from backstay.trainer.model.asked_model import asked_model
-from backstay.trainer.model.model_definition import load
 
 __all__ = ["export"]
 

@@ -24,8 +24,8 @@ from backstay.cli.stop_signals import StopSignals
 from backstay.cli.supervisor import Outcome
 from backstay.cli.threads import chosen_threads, usable_cores
 from backstay.errors import BackstayError
+from backstay.job_check.check import check_data, check_folders, load_definition
 from backstay.job_spec import JobSpec
-from backstay.master.job_check import check_data, check_folders, load_definition
 from backstay.master.status import MESSAGE_OF_KIND
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import Session, init

@@ -21,9 +21,9 @@ from backstay.cli.supervisor import Outcome, Supervisor
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, NeverReached
 from backstay.exits import examples, exit_on_error, print_json
+from backstay.job_check.dry_run import DryRun
+from backstay.job_check.process import dry_run_apart
 from backstay.job_spec import MODES, JobSpec
-from backstay.master.check_process import dry_run_apart
-from backstay.master.dry_run import DryRun
 from backstay.master.job_file import load_job, parse_value, to_yaml
 
 __all__ = ["evaluate", "predict", "train"]

@@ -20,13 +20,13 @@ from backstay.checkpoint.catalogue import catalogue
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.cli.last_status import Newest, checkpoint_folder
 from backstay.cli.progress import Servers
+from backstay.cluster.directory import reach
 from backstay.config import ENDPOINT_VARIABLE, ClientConfig
 from backstay.errors import BackstayError, ConfigError, InvalidRequest, JobError
 from backstay.job_spec import LOCAL_SERVERS, JobSpec
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.pserver.provisioning import PlanFollower
-from backstay.trainer.directory import reach
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 

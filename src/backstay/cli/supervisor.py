@@ -35,9 +35,9 @@ from backstay.config import ENDPOINT_VARIABLE, FILE_VARIABLE, ClientConfig
 from backstay.consensus.job_records import OVER_STATES
 from backstay.errors import BackstayError, ConfigError, JobError
 from backstay.exits import EXIT_WRONG_SETTING
+from backstay.job_check.data_marks import Marks, check_unchanged, write_marks
+from backstay.job_check.process import check_job_apart
 from backstay.job_spec import JobSpec
-from backstay.master.check_process import check_job_apart
-from backstay.master.data_marks import Marks, check_unchanged, write_marks
 from backstay.master.job_client import JobClient, find_job
 from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
 from backstay.master.local_launcher import LocalLauncher

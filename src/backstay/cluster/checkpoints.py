@@ -1,4 +1,4 @@
-"""Checkpoints as a trainer asks for them: at the end of a pass, say, and after a restart.
+"""Checkpoints as a trainer or a job master asks for them.
 
 Imports :mod:`backstay.checkpoint.remote`; rows never pass here.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from backstay.checkpoint import remote
 from backstay.checkpoint.remote import CheckpointInfo, RestoreState, SaveKind
+from backstay.cluster.directory import Directory
 from backstay.errors import CheckpointNotFound
-from backstay.trainer.directory import Directory
 
 __all__ = ["CheckpointInfo", "Checkpoints", "RestoreState", "Restored"]
 

@@ -1,9 +1,9 @@
-"""Readers of training data: files of several formats, SQL, or a reader of the user's own.
+"""Training data: batches of records, and readers of files, of SQL, or of the user's own.
 
 ``open_reader`` returns the reader of a DataSpec; ``read_batch`` reads a task's records with it.
 """
 
-from backstay.trainer.readers.base import (
+from backstay.data.base import (
     BadRecord,
     BadRecords,
     Metadata,
@@ -11,7 +11,7 @@ from backstay.trainer.readers.base import (
     Shard,
     read_batch,
 )
-from backstay.trainer.readers.opening import open_reader
+from backstay.data.opening import open_reader
 
 __all__ = [
     "BadRecord",

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from backstay.data.base import BadRecords, Metadata, Shard
+from backstay.data.batch import Record
+from backstay.data.files import DataFile, FileSet
+from backstay.data.options import check_options, text_tuple
+from backstay.data.splitting import Piece
+from backstay.data.streams import after_byte_order_mark
+from backstay.data.text_files import TextFile, TextFiles
 from backstay.errors import DataDamaged
-from backstay.trainer.batch import Record
-from backstay.trainer.readers.base import BadRecords, Metadata, Shard
-from backstay.trainer.readers.files import DataFile, FileSet
-from backstay.trainer.readers.options import check_options, text_tuple
-from backstay.trainer.readers.splitting import Piece
-from backstay.trainer.readers.streams import after_byte_order_mark
-from backstay.trainer.readers.text_files import TextFile, TextFiles
 
 __all__ = ["JsonLinesReader"]
 

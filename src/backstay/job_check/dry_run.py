@@ -1,7 +1,7 @@
 """What a job would do, without doing it: its tasks counted, its model tried on a few records.
 
 Loads the model file, so it runs the file's code, and scans the data's index as the master would.
-Starts nothing and leaves no file; for a process of its own (``backstay.master.check_process``).
+Starts nothing and leaves no file; for a process of its own (``backstay.job_check.process``).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backstay.data import open_reader
+from backstay.job.model_definition import ModelDefinition
+from backstay.job_check.check import check_data, check_folders, load_definition
+from backstay.job_check.trial import Trial
 from backstay.job_spec import JobSpec
-from backstay.master.job_check import check_data, check_folders, load_definition
-from backstay.master.trial import Trial
 from backstay.schedule.task_table import cut_data
-from backstay.trainer.model.model_definition import ModelDefinition
-from backstay.trainer.readers import open_reader
 
 __all__ = ["DataPlan", "DryRun", "dry_run"]
 

@@ -1,7 +1,7 @@
 """What can be told of a job before anything of it is started: its model file and its data.
 
 Loads the model file, and with it the framework, so it runs the file's top level code; the command
-has a process of its own do it (``backstay.master.check_process``). Starts nothing; leaves no file.
+has a process of its own do it (``backstay.job_check.process``). Starts nothing; leaves no file.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backstay.data import open_reader
 from backstay.errors import BackstayError, ConfigError, DataError
+from backstay.job import model_definition
+from backstay.job.data_scan import first_look
+from backstay.job.model_definition import ModelDefinition, user_traceback
+from backstay.job_check.data_marks import Marks, marks_of
 from backstay.job_spec import JobSpec
-from backstay.master.data_marks import Marks, marks_of
-from backstay.master.data_scan import first_look
-from backstay.trainer.model import model_definition
-from backstay.trainer.model.model_definition import ModelDefinition, user_traceback
-from backstay.trainer.readers import open_reader
 from backstay.trainer.worker.outputs import try_writing
 
 __all__ = ["Checked", "check_data", "check_folders", "check_job", "load_definition"]

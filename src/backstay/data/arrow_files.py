@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from backstay.trainer.readers.arrow_columns import ColumnarReader, PartedFile
+from backstay.data.arrow_columns import ColumnarReader, PartedFile
 
 __all__ = ["ArrowReader"]
 

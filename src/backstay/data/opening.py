@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from backstay.data.base import Reader
+from backstay.data.delimited import DelimitedOptions, DelimitedReader
+from backstay.data.files import FileSet
 from backstay.errors import ConfigError
 from backstay.job_spec import DataSpec
-from backstay.trainer.readers.base import Reader
-from backstay.trainer.readers.delimited import DelimitedOptions, DelimitedReader
-from backstay.trainer.readers.files import FileSet
 
 __all__ = ["files_of", "kind_of", "open_reader"]
 
@@ -58,11 +58,11 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
     """
     options = data.options
     if data.kind == "custom":
-        from backstay.trainer.readers.custom import open_custom
+        from backstay.data.custom import open_custom
 
         return open_custom(data, module)
     if data.kind == "sql":
-        from backstay.trainer.readers.sql import SqlReader
+        from backstay.data.sql import SqlReader
 
         return SqlReader(data.paths, options)
     files = files_of(data)
@@ -71,18 +71,18 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
     if kind in ("csv", "tsv"):
         return DelimitedReader(files, DelimitedOptions.from_mapping(kind, options))
     if kind == "jsonl":
-        from backstay.trainer.readers.json_lines import JsonLinesReader
+        from backstay.data.json_lines import JsonLinesReader
 
         return JsonLinesReader(files, options)
     if kind == "recordio":
-        from backstay.trainer.readers.recordio import RecordIOReader
+        from backstay.data.recordio import RecordIOReader
 
         return RecordIOReader(files, options)
     if kind == "parquet":
-        from backstay.trainer.readers.parquet import ParquetReader
+        from backstay.data.parquet import ParquetReader
 
         return ParquetReader(files, options)
-    from backstay.trainer.readers.arrow_files import ArrowReader
+    from backstay.data.arrow_files import ArrowReader
 
     return ArrowReader(files, options)
 

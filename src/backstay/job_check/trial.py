@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from backstay.data import BadRecords, Reader, Shard, read_batch
 from backstay.errors import (
     BackstayError,
     ConfigError,
@@ -19,21 +20,20 @@ from backstay.errors import (
     NonFiniteLoss,
     TableConflict,
 )
-from backstay.job_spec import JobSpec
-from backstay.master.trial_servers import TrialServers
-from backstay.trainer.adapter.session import set_session_factory
-from backstay.trainer.client import Client
-from backstay.trainer.model.frameworks import Program, adapter, predictions_of, split_feed
-from backstay.trainer.model.model_definition import (
+from backstay.job.model_definition import (
     Mode,
     ModelDefinition,
     is_users,
     user_traceback,
 )
+from backstay.job_check.trial_servers import TrialServers
+from backstay.job_spec import JobSpec
+from backstay.trainer.adapter.session import set_session_factory
+from backstay.trainer.client import Client
+from backstay.trainer.model.frameworks import Program, adapter, predictions_of, split_feed
 from backstay.trainer.modes.gathering import GatheringClient, Piece
 from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.pieces import piece_of
-from backstay.trainer.readers import BadRecords, Reader, Shard, read_batch
 
 __all__ = ["Trial"]
 

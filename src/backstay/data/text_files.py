@@ -15,11 +15,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from backstay.data.base import check_range
+from backstay.data.files import DataFile, KnownSizes
+from backstay.data.splitting import Piece, Quoting, pieces
+from backstay.data.streams import ContentStream, open_stream
 from backstay.errors import DataDamaged
-from backstay.trainer.readers.base import check_range
-from backstay.trainer.readers.files import DataFile, KnownSizes
-from backstay.trainer.readers.splitting import Piece, Quoting, pieces
-from backstay.trainer.readers.streams import ContentStream, open_stream
 
 __all__ = ["TextFile", "TextFiles", "first_record"]
 

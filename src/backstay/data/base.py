@@ -4,7 +4,7 @@ A shard is a file or a table. Its records are numbered from 0, and a damaged rec
 (its *place*): ``read(shard, start, count)`` looks at the places ``start`` to ``start + count - 1``
 and yields the good ones, the same ones in the same order each time and on each machine.
 
-Imports the errors and ``backstay.trainer.batch``; no I/O.
+Imports the errors and ``backstay.data.batch``; no I/O.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from backstay.data.batch import Batch, Column, Record
 from backstay.errors import DataChanged, InvalidRequest, TooManyBadRecords
-from backstay.trainer.batch import Batch, Column, Record
 
 __all__ = [
     "BadRecord",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backstay.trainer.readers.arrow_columns import ColumnarReader, PartedFile
-from backstay.trainer.readers.files import FileSet
-from backstay.trainer.readers.options import optional_import
+from backstay.data.arrow_columns import ColumnarReader, PartedFile
+from backstay.data.files import FileSet
+from backstay.data.options import optional_import
 
 __all__ = ["ParquetReader"]
 

@@ -19,6 +19,7 @@ import grpc
 
 from backstay import rpc
 from backstay._proto.v1 import job_pb2_grpc, store_pb2, store_pb2_grpc
+from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.consensus.keys import JobKeys
@@ -32,7 +33,6 @@ from backstay.errors import (
     StoreUnavailable,
     UnknownJob,
 )
-from backstay.trainer.directory import Directory
 
 __all__ = ["JobCalls", "JobIsOver", "read_keys"]
 

@@ -1,4 +1,4 @@
-"""The control plane as a trainer sees it: who is in the cluster, which tables exist.
+"""The control plane as its callers see it: who is in the cluster, which tables exist.
 
 Imports :mod:`backstay.rpc` and the records of :mod:`backstay.consensus`. Never moves rows.
 """

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from backstay.data.base import BadRecords, Metadata, Shard, check_range
+from backstay.data.batch import Batch, Column, Record, object_array
+from backstay.data.files import DataFile, FileSet, KnownSizes
+from backstay.data.options import check_options, optional_import, text_tuple
 from backstay.errors import ConfigError, DataDamaged, DataUnavailable
-from backstay.trainer.batch import Batch, Column, Record, object_array
-from backstay.trainer.readers.base import BadRecords, Metadata, Shard, check_range
-from backstay.trainer.readers.files import DataFile, FileSet, KnownSizes
-from backstay.trainer.readers.options import check_options, optional_import, text_tuple
 
 __all__ = ["ColumnarReader", "PartedFile", "columns_of_table"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from backstay.trainer.readers.files import DataFile, OpenFile
+from backstay.data.files import DataFile, OpenFile
 
 __all__ = [
     "BYTE_ORDER_MARK",

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from backstay.data.arrow_columns import columns_of_table
+from backstay.data.base import BadRecords, Metadata, Shard, check_range
+from backstay.data.batch import Batch, Column, Record, object_array
+from backstay.data.files import reading
+from backstay.data.options import check_options, optional_import, text_tuple
 from backstay.errors import ConfigError, DataChanged
-from backstay.trainer.batch import Batch, Column, Record, object_array
-from backstay.trainer.readers.arrow_columns import columns_of_table
-from backstay.trainer.readers.base import BadRecords, Metadata, Shard, check_range
-from backstay.trainer.readers.files import reading
-from backstay.trainer.readers.options import check_options, optional_import, text_tuple
 
 __all__ = ["SqlReader"]
 

@@ -15,6 +15,13 @@ import numpy as np
 
 from backstay._native import DataServer, canonical_table
 from backstay._proto.v1 import cluster_pb2
+from backstay.cluster.directory import (
+    ClusterInfo,
+    DeclaredTable,
+    Directory,
+    RoutingStream,
+    TableTerms,
+)
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
 from backstay.consensus.routing import SlotReplicas
@@ -22,13 +29,6 @@ from backstay.errors import BackstayError, TableConflict, UnknownTable
 from backstay.tables import TableSpec
 from backstay.trainer.adapter.session import Session, TrainerEnvironment, open_session
 from backstay.trainer.client import Client
-from backstay.trainer.directory import (
-    ClusterInfo,
-    DeclaredTable,
-    Directory,
-    RoutingStream,
-    TableTerms,
-)
 
 __all__ = ["TrialServers"]
 

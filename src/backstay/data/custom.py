@@ -11,10 +11,10 @@ from itertools import islice
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from backstay.data.base import BadRecords, Metadata, Reader, Shard, check_range
+from backstay.data.batch import Record
 from backstay.errors import ConfigError
 from backstay.job_spec import DataSpec
-from backstay.trainer.batch import Record
-from backstay.trainer.readers.base import BadRecords, Metadata, Reader, Shard, check_range
 
 __all__ = ["FUNCTION", "open_custom"]
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay._proto.v1 import job_pb2
-from backstay.trainer.callbacks import Evaluation
+from backstay.job.callbacks import Evaluation
 
 __all__ = [
+    "SIGNS_PER_TTL",
     "TASK_KINDS",
     "BadRecordsMet",
     "Ended",
@@ -40,6 +41,8 @@ TaskKind: TypeAlias = Literal["training", "evaluation", "prediction", "train_end
 TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 
 BAD_RECORDS_MAX = 100
+# Signs of life that a worker sends in the time that a lease lasts.
+SIGNS_PER_TTL = 4
 
 
 @dataclass(frozen=True)

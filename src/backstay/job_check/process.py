@@ -17,9 +17,9 @@ from typing import Any
 
 from backstay import errors, lifeline
 from backstay.errors import BackstayError, JobError
+from backstay.job_check.check import Checked, check_job
+from backstay.job_check.dry_run import DryRun, dry_run
 from backstay.job_spec import JobSpec
-from backstay.master.dry_run import DryRun, dry_run
-from backstay.master.job_check import Checked, check_job
 
 __all__ = ["check_job_apart", "dry_run_apart"]
 
@@ -66,7 +66,7 @@ def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool], *, shown: bool) 
         (folder / SPEC_FILE).write_text(spec.to_json(), encoding="utf-8")
         with (folder / OUTPUT_FILE).open("ab") as output:
             process, line = lifeline.start(
-                [sys.executable, "-m", "backstay.master.check_process", kind, name],
+                [sys.executable, "-m", "backstay.job_check.process", kind, name],
                 # As a worker has it.
                 env={**os.environ, **spec.workers.env},
                 log=STDERR if shown else output,

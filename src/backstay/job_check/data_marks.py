@@ -13,10 +13,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from backstay.data.files import DataFile
+from backstay.data.opening import files_of
 from backstay.errors import DataChanged, JobError
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.trainer.readers.files import DataFile
-from backstay.trainer.readers.opening import files_of
 
 __all__ = ["FILE_NAME", "Marks", "check_unchanged", "marks_of", "write_marks"]
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import BinaryIO
 
+from backstay.data.crc32c import crc32c
+from backstay.data.options import optional_import
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.trainer.readers.crc32c import crc32c
-from backstay.trainer.readers.options import optional_import
 
 __all__ = [
     "HEADER_BYTES",

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterator
 from types import ModuleType
 
+from backstay.data import BadRecords, Reader, open_reader
+from backstay.data.opening import files_of
 from backstay.errors import DataChanged
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.schedule.task_table import TaskTable, cut_data, no_records, shown_places
-from backstay.trainer.readers import BadRecords, Reader, open_reader
-from backstay.trainer.readers.opening import files_of
 
 __all__ = ["first_look", "open_data", "scan"]
 
@@ -107,7 +107,7 @@ def _has_a_record(reader: Reader, shard: str) -> bool:
 
 def _module(spec: JobSpec) -> ModuleType:
     """Load the model file: a custom reader is in it."""
-    from backstay.trainer.model.model_definition import load
+    from backstay.job.model_definition import load
 
     definition = load(
         spec.model, model_params=spec.model_params, callback_params=spec.callback_params

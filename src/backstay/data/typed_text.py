@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from backstay.trainer.batch import Column, object_array
-from backstay.trainer.readers.splitting import Piece
+from backstay.data.batch import Column, object_array
+from backstay.data.splitting import Piece
 
 __all__ = ["TYPES", "column_of", "empty_column", "parse_with_arrow"]
 

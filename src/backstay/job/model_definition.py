@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from backstay.errors import ConfigError
-from backstay.trainer.callbacks import Callback
-from backstay.trainer.metrics import METRICS, Metric
+from backstay.job.callbacks import Callback
+from backstay.job.metrics import METRICS, Metric
 
 __all__ = ["EVALUATION", "PREDICTION", "TRAINING", "Mode", "ModelDefinition", "load"]
 
@@ -76,7 +76,7 @@ class ModelDefinition:
         optimizer: Of the model's parameters and the model.
         clip_gradients: Of the model's parameters; or None.
         feed: Of (records, mode, metadata).
-        metrics: By name: one of ``backstay.trainer.metrics.METRICS``, or a function.
+        metrics: By name: one of ``backstay.job.metrics.METRICS``, or a function.
         make_callbacks: Without arguments: those of the job are bound.
         custom_data_reader: Or None.
         prediction_outputs_processor: The class, or None.
@@ -359,7 +359,7 @@ def _callbacks(
         if not isinstance(member, Callback):
             raise ConfigError(
                 f"model: callbacks in {file} returned a {type(member).__name__}; it must return a "
-                "list of backstay.trainer.callbacks.Callback"
+                "list of backstay.job.callbacks.Callback"
             )
     return members
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from backstay.errors import ConfigError, DataDamaged
-from backstay.trainer.batch import Batch, Column, Record
-from backstay.trainer.readers.base import BadRecords, Metadata, Shard
-from backstay.trainer.readers.files import DataFile, FileSet
-from backstay.trainer.readers.options import check_options, text_tuple
-from backstay.trainer.readers.splitting import Piece, Quoting
-from backstay.trainer.readers.streams import BYTE_ORDER_MARK, ContentStream
-from backstay.trainer.readers.text_files import TextFile, TextFiles, first_record
-from backstay.trainer.readers.typed_text import (
+from backstay.data.base import BadRecords, Metadata, Shard
+from backstay.data.batch import Batch, Column, Record
+from backstay.data.files import DataFile, FileSet
+from backstay.data.options import check_options, text_tuple
+from backstay.data.splitting import Piece, Quoting
+from backstay.data.streams import BYTE_ORDER_MARK, ContentStream
+from backstay.data.text_files import TextFile, TextFiles, first_record
+from backstay.data.typed_text import (
     TYPES,
     column_of,
     empty_column,
     parse_with_arrow,
 )
+from backstay.errors import ConfigError, DataDamaged
 
 __all__ = ["DelimitedOptions", "DelimitedReader"]
 

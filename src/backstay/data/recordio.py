@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backstay.errors import ConfigError, DataDamaged
-from backstay.trainer.batch import Record
-from backstay.trainer.readers.base import BadRecords, Metadata, Shard, check_range
-from backstay.trainer.readers.files import DataFile, FileSet, KnownSizes, OpenFile
-from backstay.trainer.readers.options import check_options
-from backstay.trainer.readers.recordio_format import (
+from backstay.data.base import BadRecords, Metadata, Shard, check_range
+from backstay.data.batch import Record
+from backstay.data.files import DataFile, FileSet, KnownSizes, OpenFile
+from backstay.data.options import check_options
+from backstay.data.recordio_format import (
     HEADER_BYTES,
     MAGIC,
     DamagedChunk,
@@ -25,6 +24,7 @@ from backstay.trainer.readers.recordio_format import (
     Layout,
     records_of,
 )
+from backstay.errors import ConfigError, DataDamaged
 
 __all__ = ["RecordIOReader"]
 
