@@ -105,8 +105,9 @@ _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[BackstayError]] = {
     grpc.StatusCode.CANCELLED: errors.ClosedError,
 }
 
-# How gRPC says that this process has cancelled the call, and not the server.
-_CANCELLED_HERE = ("Locally cancelled", "Channel closed", "Channel deallocated")
+# How gRPC says that this process has cancelled the call, and not the server. A call under way says
+# it in brackets: "Stream removed (Channel closed!)".
+_CANCELLED_HERE = re.compile("Locally cancelled|Channel closed|Channel deallocated")
 
 # gRPC says the same thing several times: that it could not connect, and where, which the address
 # in our message tells already.
@@ -219,7 +220,7 @@ def error_of(error: grpc.RpcError, address: str) -> BackstayError:
             return _ERROR_CLASSES[value](f"{address}: {details}")
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(details, address)
-    if code is grpc.StatusCode.CANCELLED and not details.startswith(_CANCELLED_HERE):
+    if code is grpc.StatusCode.CANCELLED and not _CANCELLED_HERE.search(details):
         return errors.ServerUnavailable(
             f"{address} broke the call off: it ends, or has too much to do"
         )

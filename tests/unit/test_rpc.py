@@ -68,9 +68,18 @@ def test_a_status_of_another_program_is_told_by_its_code(
             raise FailedCall(code, details)
 
 
-def test_a_call_that_this_process_cancelled_is_closed() -> None:
+@pytest.mark.parametrize(
+    "details",
+    [
+        "Locally cancelled by application!",
+        "Channel closed!",
+        "Stream removed (Channel closed!)",
+        "Channel deallocated!",
+    ],
+)
+def test_a_call_that_this_process_cancelled_is_closed(details: str) -> None:
     with pytest.raises(errors.ClosedError), rpc.mapped_errors("h:1"):
-        raise FailedCall(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
+        raise FailedCall(grpc.StatusCode.CANCELLED, details)
 
 
 REFUSED = "ipv4:127.0.0.1:1: Failed to connect to remote host: Connection refused"
