@@ -33,7 +33,7 @@ from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.master.launch_desk import LaunchDesk
+from backstay.master.launch_handler import LaunchHandler
 from backstay.master.leadership import Leadership
 from backstay.master.lease_time import keep_lease_time, lengthen_leases
 from backstay.master.opening import open_job
@@ -195,7 +195,7 @@ class MasterHost:
         # Before the first worker is told how long they last.
         await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        self._service.launch_desk = LaunchDesk(job)
+        self._service.launch_handler = LaunchHandler(job)
         self._service.job = job
         await self._control.set_serving()
         log.info(

@@ -20,6 +20,8 @@ from backstay.consensus.store_messages import txn_to_message
 from backstay.errors import JobRefused
 from backstay.job.calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 from backstay.job_spec import JobSpec
+from backstay.master.core.launch import LauncherReport, WorkerWish
+from backstay.master.launcher import report_message, wish_of
 from backstay.master.status import recorded_dead_letters, recorded_status
 from backstay.schedule.schedule import Schedule
 
@@ -242,30 +244,22 @@ class JobClient:
 
     def launch(
         self,
-        launcher: str,
-        alive: Sequence[str],
-        exits: Sequence[job_pb2.WorkerExit],
+        report: LauncherReport,
         *,
         known_version: int = 0,
-        wait_s: float = 1.0,
-    ) -> job_pb2.LaunchResponse:
+        wait_ms: int = 1000,
+    ) -> WorkerWish:
         """Tell which workers run and which have ended; return which should run.
 
-        The id of a worker stands for one process and is never used again. Answers at once if what
-        should run is not what ``known_version`` stands for, else after ``wait_s``. Repeat exits
-        until they come back as acknowledged.
+        Answers at once if what should run is not what ``known_version`` stands for, else after
+        ``wait_ms``. It is the ``LauncherPort`` of a launcher in another process.
         """
-        request = job_pb2.LaunchRequest(
-            launcher=launcher,
-            alive=alive,
-            exits=exits,
-            known_version=known_version,
-            wait_ms=int(wait_s * 1000),
-        )
-        return self._calls.call(
+        request = report_message(report, known_version=known_version, wait_ms=wait_ms)
+        answer = self._calls.call(
             lambda stub, timeout: stub.Launch(request, timeout=timeout),
-            attempt_s=wait_s + ATTEMPT_S,
+            attempt_s=wait_ms / 1000 + ATTEMPT_S,
         )
+        return wish_of(answer)
 
     def close(self) -> None:
         """Close the connections."""

@@ -6,8 +6,9 @@ back. Does no I/O of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from backstay.master.core.launch import LauncherReport, WorkerExit
 from backstay.master.core.worker_set import WorkerPolicy, WorkerSet
 from backstay.master.known_workers import KnownWorkers
 
@@ -54,17 +55,17 @@ class JobWorkers:
             self._drop(worker, "another process has joined in its place")
             self._known.join(worker, instance, host, pid, self._now())
 
-    def ended(self, worker: str, code: int, how: str) -> None:
-        """Take note that a process has ended, with a code as ``Popen`` has it."""
-        self._set.exited(worker, code, self._now())
-        self._drop(worker, f"its process has ended ({how})")
-        self._changed()
+    def report(self, report: LauncherReport) -> None:
+        """Take in what a launcher reports. The tasks of each worker that has ended go back."""
+        for end in report.exits:
+            self._ended(end)
+        for end in self._set.running(report.running, self._now()):
+            self._ended(end)
 
-    def alive(self, workers: Iterable[str]) -> None:
-        """Take over a launcher's list of running processes; ends were told before."""
-        for worker in self._set.alive(workers, self._now()):
-            self._drop(worker, "its process is gone")
-            self._changed()
+    def _ended(self, end: WorkerExit) -> None:
+        self._set.exited(end, self._now())
+        self._drop(end.worker_id, f"it {end.how}")
+        self._changed()
 
     def replace(self, worker: str, why: str) -> bool:
         """Want another process instead of one that hangs; False if it is not wanted."""

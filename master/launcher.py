@@ -1,10 +1,12 @@
-"""What starts and ends worker processes for a job, wherever those run.
+"""The launcher: what starts and ends worker processes for a job, wherever they run.
 
-The master says which workers should run (``WorkerSet`` decides it), a launcher makes it so and
-tells what has become of them. ``local_launcher`` has the one for processes of this machine;
-another kind of cluster needs another class of the same shape. ``LaunchFollower`` joins the two.
+The job master wishes, a launcher makes it so and reports (``master.core.launch`` has the values).
+The field ``launcher`` of the job file says which one. Each kind is a class of the shape of
+``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run where the kind needs it:
+the one for this machine (``local_launcher``) in the command, which reaches the job master by
+gRPC; one for a cluster manager may run in the job master's own process.
 
-It imports ``backstay.errors`` only, and starts nothing itself.
+It imports ``master.core``, ``backstay.errors`` and the messages, and starts nothing itself.
 """
 
 from __future__ import annotations
@@ -12,14 +14,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Protocol
 
+from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError
+from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 
-__all__ = ["Launch", "LaunchFollower", "Launcher", "LauncherPort", "WorkerExit"]
+__all__ = [
+    "LaunchFollower",
+    "Launcher",
+    "LauncherPort",
+    "report_message",
+    "report_of",
+    "wish_message",
+    "wish_of",
+]
 
 # How soon the master hears of an exit, at the latest.
 ASK_WAIT_MS = 250
@@ -32,75 +43,41 @@ TROUBLE_AFTER_S = 3.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class WorkerExit:
-    """The end of a worker's process.
-
-    Attributes:
-        worker_id: Which one; an id stands for one process and is never used again.
-        code: Exit code; negative: ended by that signal.
-        last_words: The end of its log, for people.
-    """
-
-    worker_id: str
-    code: int
-    last_words: str = ""
-
-
 class Launcher(Protocol):
-    """Runs workers. All calls come from one thread, and none waits for a worker."""
+    """Runs workers. All calls come from one thread, and none waits for a worker to end."""
 
     def reconcile(self, wanted: Collection[str]) -> None:
-        """Start what is missing and tell the others to end, and make sure in later calls.
+        """Start each wanted worker that does not run, and tell each other worker to end.
 
-        One that has ended is not started again; its exit is told again instead.
+        It is called again and again: later calls make sure. A worker that has ended is not started
+        again. Its exit is reported again instead.
         """
 
-    def alive(self) -> Sequence[str]:
-        """Return what runs, also what was told to end and has not yet."""
+    def report(self) -> LauncherReport:
+        """Return what runs and what has ended.
 
-    def exits(self) -> Sequence[WorkerExit]:
-        """Return the exits that were not acknowledged; every one until it is."""
+        If workers may outlive this process, what runs includes the workers that an earlier
+        launcher of the same job started: this one takes them over.
+        """
 
     def acknowledge(self, worker_ids: Collection[str]) -> None:
-        """Forget these exits: the master knows."""
+        """Forget the exits of these workers: the job master knows them."""
 
     def close(self) -> None:
-        """End all workers: politely, after a while by force; wait until they are gone."""
+        """Let go. Workers that cannot outlive this process end: politely, then by force.
 
-
-@dataclass(frozen=True)
-class Launch:
-    """What the master answers to a launcher.
-
-    Attributes:
-        version: Of the wanted set; give it back, and the answer waits for a change.
-        wanted: The ids that should run.
-        acknowledged: Exits that need not be told again.
-        ended: The job is over: its state and the reason; None: it is not.
-    """
-
-    version: int
-    wanted: tuple[str, ...]
-    acknowledged: tuple[str, ...] = ()
-    ended: tuple[str, str] | None = None
+        It waits until they are gone. Workers that can outlive it go on, for the next launcher.
+        """
 
 
 class LauncherPort(Protocol):
-    """The master, as a launcher needs it."""
+    """The job master, as a launcher sees it."""
 
-    def __call__(
-        self,
-        alive: Sequence[str],
-        exits: Sequence[WorkerExit],
-        *,
-        known_version: int,
-        wait_ms: int,
-    ) -> Launch:
-        """Tell what runs and what has ended; return what should run.
+    def __call__(self, report: LauncherReport, *, known_version: int, wait_ms: int) -> WorkerWish:
+        """Report, and return what the job master wishes.
 
         Raises:
-            BackstayError: No master answers now.
+            BackstayError: No job master answers now.
         """
 
 
@@ -116,6 +93,7 @@ class LaunchFollower:
         master: LauncherPort,
         *,
         on_trouble: Callable[[str], None],
+        on_exit: Callable[[WorkerExit], None] = lambda _: None,
         trouble_after_s: float = TROUBLE_AFTER_S,
     ) -> None:
         """Prepare.
@@ -124,11 +102,13 @@ class LaunchFollower:
             launcher: Starts and ends the workers; the follower closes it at its end.
             master: Asks the master of the job.
             on_trouble: Told why no master answers, and "" when one does again; from the thread.
+            on_exit: Told each exit, perhaps more than once; from the thread.
             trouble_after_s: How long there must have been none before that is told.
         """
         self._launcher = launcher
         self._master = master
         self._on_trouble = on_trouble
+        self._on_exit = on_exit
         self._trouble_after_s = trouble_after_s
         self._trouble_since_s: float | None = None
         self._trouble = ""
@@ -159,7 +139,7 @@ class LaunchFollower:
         """Start no more workers, and wait until all have left by themselves.
 
         Args:
-            timeout_s: How long at most; the end of ``with`` then ends those that are left.
+            timeout_s: How long at most; workers that are left then are told to end.
 
         Returns:
             Whether all have.
@@ -168,8 +148,9 @@ class LaunchFollower:
         self._thread.join(JOIN_S)
         deadline_s = time.monotonic() + timeout_s
         pause = threading.Event()
-        while self._launcher.alive():
+        while self._launcher.report().running:
             if time.monotonic() >= deadline_s:
+                self._launcher.reconcile(())
                 return False
             pause.wait(LOOK_PAUSE_S)
         return True
@@ -177,12 +158,13 @@ class LaunchFollower:
     def _run(self) -> None:
         version = 0
         while not self._stopping.is_set():
-            exits = self._launcher.exits()
+            report = self._launcher.report()
+            for end in report.exits:
+                self._on_exit(end)
             try:
                 # With news there is nothing to wait for.
-                wait_ms = 0 if exits else ASK_WAIT_MS
-                told = self._launcher.alive()
-                launch = self._master(told, exits, known_version=version, wait_ms=wait_ms)
+                wait_ms = 0 if report.exits else ASK_WAIT_MS
+                wish = self._master(report, known_version=version, wait_ms=wait_ms)
             except BackstayError as error:
                 # Another master may count its versions from the beginning.
                 version = 0
@@ -191,14 +173,14 @@ class LaunchFollower:
                 self._stopping.wait(RETRY_PAUSE_S)
                 continue
             self._say("")
-            self._launcher.acknowledge(launch.acknowledged)
-            if launch.ended is None:
-                version, self._wanted = launch.version, launch.wanted
+            self._launcher.acknowledge(wish.acknowledged)
+            if wish.ended is None:
+                version, self._wanted = wish.version, wish.workers
                 self._launcher.reconcile(self._wanted)
             else:
                 # The workers hear of it as well, and leave by themselves.
                 self._stopping.wait(RETRY_PAUSE_S)
-            if exits and not launch.acknowledged:
+            if report.exits and not wish.acknowledged:
                 # A master that does not take an exit now must not be asked without a pause.
                 self._stopping.wait(RETRY_PAUSE_S)
 
@@ -214,3 +196,56 @@ class LaunchFollower:
         if bool(trouble) != bool(self._trouble):
             self._trouble = trouble
             self._on_trouble(trouble)
+
+
+# The values as messages.
+
+_REASONS = {job_pb2.ExitReason.Value(f"EXIT_REASON_{one.name}"): one for one in ExitReason}
+
+
+def report_message(
+    report: LauncherReport, *, known_version: int, wait_ms: int
+) -> job_pb2.LaunchRequest:
+    """Return a report as the message of the call."""
+    exits = [
+        job_pb2.WorkerExit(
+            worker_id=one.worker_id,
+            reason=job_pb2.ExitReason.Value(f"EXIT_REASON_{one.reason.name}"),
+            code=one.code,
+            last_words=one.last_words,
+        )
+        for one in report.exits
+    ]
+    return job_pb2.LaunchRequest(
+        running=report.running, exits=exits, known_version=known_version, wait_ms=wait_ms
+    )
+
+
+def report_of(message: job_pb2.LaunchRequest) -> LauncherReport:
+    """Return the report of a message. A reason that this version does not know is a failure."""
+    exits = (
+        WorkerExit(
+            one.worker_id,
+            _REASONS.get(one.reason, ExitReason.FAILED),
+            one.code,
+            one.last_words,
+        )
+        for one in message.exits
+    )
+    return LauncherReport(tuple(message.running), tuple(exits))
+
+
+def wish_message(wish: WorkerWish) -> job_pb2.LaunchResponse:
+    """Return a wish as a message."""
+    answer = job_pb2.LaunchResponse(
+        version=wish.version, wanted=wish.workers, acknowledged=wish.acknowledged
+    )
+    if wish.ended is not None:
+        answer.ended.CopyFrom(job_pb2.JobEnded(state=wish.ended[0], reason=wish.ended[1]))
+    return answer
+
+
+def wish_of(message: job_pb2.LaunchResponse) -> WorkerWish:
+    """Return the wish of a message."""
+    ended = (message.ended.state, message.ended.reason) if message.HasField("ended") else None
+    return WorkerWish(message.version, tuple(message.wanted), tuple(message.acknowledged), ended)

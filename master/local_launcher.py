@@ -2,9 +2,9 @@
 
 Each has a session of its own, its output in ``<log_dir>/<worker id>.log``, and a line to this
 process (``backstay.lifeline``), so that none outlives it. A thread waits for each process; what it
-finds is handed over in ``exits``.
+finds is handed over in ``report``.
 
-It imports ``backstay.master.launcher`` and ``backstay.lifeline``, and knows no program.
+It imports ``master.core.launch`` and ``backstay.lifeline``, and knows no program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backstay import lifeline
-from backstay.master.launcher import WorkerExit
+from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit
 
-__all__ = ["EXIT_NOT_STARTED", "LocalLauncher", "log_path"]
+__all__ = ["LocalLauncher", "log_path"]
 
-EXIT_NOT_STARTED = 127
 LAST_WORDS_BYTES_MAX = 2048
 # Each has a thread here; more belong on more machines.
 WORKERS_MAX = 512
@@ -79,7 +78,7 @@ class LocalLauncher:
         self._changed = threading.Condition(self._lock)
         self._exits: dict[str, WorkerExit] = {}
         # Of all that were ever started: none of them is started again.
-        self._ended: dict[str, int] = {}
+        self._ended: dict[str, WorkerExit] = {}
 
     def reconcile(self, wanted: Collection[str]) -> None:
         """Start what is missing and tell the others to end."""
@@ -89,19 +88,15 @@ class LocalLauncher:
         for worker_id in sorted(set(wanted) - self._running.keys()):
             if worker_id in self._ended:
                 # What is still to be told has its last words.
-                self._exits.setdefault(worker_id, WorkerExit(worker_id, self._ended[worker_id]))
+                self._exits.setdefault(worker_id, self._ended[worker_id])
             else:
                 self._start(worker_id)
 
-    def alive(self) -> list[str]:
-        """Return what runs."""
+    def report(self) -> LauncherReport:
+        """Return what runs and what has ended."""
         self._take_in()
-        return sorted(self._running)
-
-    def exits(self) -> list[WorkerExit]:
-        """Return the exits that were not acknowledged."""
-        self._take_in()
-        return [self._exits[worker_id] for worker_id in sorted(self._exits)]
+        exits = (self._exits[worker_id] for worker_id in sorted(self._exits))
+        return LauncherReport(tuple(sorted(self._running)), tuple(exits))
 
     def acknowledge(self, worker_ids: Collection[str]) -> None:
         """Forget these exits."""
@@ -128,7 +123,7 @@ class LocalLauncher:
 
     def _start(self, worker_id: str) -> None:
         if len(self._running) >= WORKERS_MAX:
-            self._note_exit(worker_id, EXIT_NOT_STARTED, f"{WORKERS_MAX} workers run here already")
+            self._cannot_start(worker_id, f"{WORKERS_MAX} workers run here already")
             return
         self._log_dir.mkdir(parents=True, exist_ok=True)
         path = log_path(self._log_dir, worker_id)
@@ -137,7 +132,7 @@ class LocalLauncher:
             try:
                 process, line = lifeline.start(self._command(worker_id), env=self._env, log=output)
             except OSError as error:
-                self._note_exit(worker_id, EXIT_NOT_STARTED, f"cannot start it: {error}")
+                self._cannot_start(worker_id, str(error))
                 return
         self._running[worker_id] = _Running(process, line, begin)
         log.info("worker %s runs as %d", worker_id, process.pid)
@@ -160,12 +155,15 @@ class LocalLauncher:
             running.line.close()
             path = log_path(self._log_dir, worker_id)
             words = lifeline.last_words(path, LAST_WORDS_BYTES_MAX, begin=running.log_begin)
-            self._note_exit(worker_id, code, words)
+            self._note_exit(WorkerExit(worker_id, ExitReason.of_code(code), code, words))
 
-    def _note_exit(self, worker_id: str, code: int, last_words: str) -> None:
-        log.info("worker %s ended with %d", worker_id, code)
-        self._exits[worker_id] = WorkerExit(worker_id, code, last_words)
-        self._ended[worker_id] = code
+    def _cannot_start(self, worker_id: str, why: str) -> None:
+        self._note_exit(WorkerExit(worker_id, ExitReason.CANNOT_START, last_words=why))
+
+    def _note_exit(self, end: WorkerExit) -> None:
+        log.info("worker %s %s", end.worker_id, end.how)
+        self._exits[end.worker_id] = end
+        self._ended[end.worker_id] = end._replace(last_words="")
 
     def _end(self, worker_id: str) -> None:
         """Tell a worker to end; once its grace is over, make it."""

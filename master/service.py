@@ -20,7 +20,8 @@ from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
 from backstay.master.core.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
 from backstay.master.job import Job
 from backstay.master.known_workers import KnownWorker
-from backstay.master.launch_desk import LaunchDesk
+from backstay.master.launch_handler import LaunchHandler
+from backstay.master.launcher import report_of, wish_message
 from backstay.master.open_round import Given
 from backstay.master.status import (
     KIND_OF_MESSAGE,
@@ -61,7 +62,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self.job: Job | None = None
         self._told = job_pb2.JobStatus()
         self._told_until_s = 0.0
-        self.launch_desk: LaunchDesk | None = None
+        self.launch_handler: LaunchHandler | None = None
         # Takes keep_state when somebody stops the job.
         self.on_stop: Callable[[bool], None] | None = None
         # Tries a last checkpoint at once that could not be written.
@@ -282,14 +283,12 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.LaunchRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.LaunchResponse:
         """Hear what runs, tell what should."""
-        job, desk = self._open(), self.launch_desk
-        if desk is None:
+        if self.launch_handler is None:
             raise NotJobMaster("the job is not open here yet")
-        answer = await desk.hear(request)
-        await job.journal.durable(DURABLE_S)
-        if job.is_over:
-            answer.ended.CopyFrom(_ended(job))
-        return answer
+        wish = await self.launch_handler.exchange(
+            report_of(request), known_version=request.known_version, wait_ms=request.wait_ms
+        )
+        return wish_message(wish)
 
     # How it is done.
 

@@ -1,28 +1,25 @@
 """Which worker processes should run: their number, relaunches with a pause and a limit.
 
-Level-triggered: the launcher reports who is alive and who ended how; ``wanted`` says which ids
-should run. An id stands for one process and is never used again. A *place* is what a worker
-fills: when its worker ends, another one takes it after a pause, until it was in vain too often.
-Imports ``backstay.errors`` and ``json_fields``; does no I/O.
+Level-triggered: the launcher reports which workers run and which ended, and why; ``wanted`` says
+which ids should run. An id stands for one process and is never used again. A *place* is what a
+worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
+often.
+Imports ``backstay.errors``, ``json_fields`` and ``master.core``; does no I/O.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
 from backstay.errors import ConfigError, InvalidRequest
+from backstay.master.core.launch import ExitReason, WorkerExit
 
 __all__ = ["WorkerPolicy", "WorkerSet"]
 
 # In a record that is read.
 PLACES_MAX = 1_000_000
-
-# As Popen tells it, and as a shell or a container does. Whoever sends these means the process,
-# or needs its memory; neither is a fault of the program.
-_KILLED = {code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number)}
 
 
 @dataclass(frozen=True)
@@ -31,10 +28,10 @@ class WorkerPolicy:
 
     Attributes:
         initial, least, most: Number at the start, and the bounds of ``scale``.
-        max_relaunches: How often in a row a worker that failed by itself is replaced; one that was
-            killed (signal 9 or 15) always is.
-        backoff_s: Pause before a replacement; doubled with each in a row. The first one of a
-            worker that was killed needs none.
+        max_relaunches: How often in a row a worker that failed is replaced; one whose end is no
+            failure (``ExitReason``) always is.
+        backoff_s: Pause before a replacement; doubled with each in a row. After an end that is no
+            failure, the first replacement needs none.
         backoff_max_s: The longest such pause.
         steady_s: After a worker that ran so long the counts of its place begin anew.
     """
@@ -66,7 +63,7 @@ class _Place:
         failures: How often in a row a worker of it failed by itself.
         relaunches: How often in a row a worker of it ended, by itself or not.
         not_before_s: When the next worker may come.
-        since_s: When its worker was first reported alive; None: not yet.
+        since_s: When its worker was first reported to run; None: not yet.
         last: How its last worker ended.
         given_up: Whether there will be no other one.
     """
@@ -137,38 +134,37 @@ class WorkerSet:
         ends = [p.not_before_s for p in self._places if p.worker is None and not p.given_up]
         return min(ends) if ends and not self._finished else None
 
-    def alive(self, workers: Iterable[str], now_s: float) -> list[str]:
-        """Take over a launcher's list of running processes; return those found to be lost.
+    def running(self, workers: Iterable[str], now_s: float) -> list[WorkerExit]:
+        """Take over a launcher's list of running processes; return the exits that it did not tell.
 
-        Lost is who was in an earlier list, is not in this one, and whose end was not reported:
-        it counts as killed. Report exits first.
+        Such a worker was in an earlier list, and is not in this one. Pass these exits to
+        ``exited``, after the ones that the launcher told.
         """
         running = set(workers)
         lost = []
-        for worker, place in list(self._by_worker.items()):
+        for worker, place in self._by_worker.items():
             if worker in running:
                 place.since_s = now_s if place.since_s is None else place.since_s
             elif place.since_s is not None:
-                lost.append(worker)
-                self._ended(place, f"{worker} was lost", killed=True, now_s=now_s)
+                lost.append(WorkerExit(worker, ExitReason.NODE_LOST))
         return lost
 
-    def exited(self, worker: str, code: int, now_s: float) -> None:
-        """Take note that a process ended; ``code`` is negative for a signal, as Popen has it.
+    def exited(self, end: WorkerExit, now_s: float) -> None:
+        """Take note that a process ended.
 
         One that is not wanted (any more) is ignored, so exits may be told again.
         """
-        place = self._by_worker.get(worker)
+        place = self._by_worker.get(end.worker_id)
         if place is not None:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._ended(place, f"{worker} ended with {how}", killed=code in _KILLED, now_s=now_s)
+            how = f"{end.worker_id} {end.how}"
+            self._ended(place, how, failed=end.reason.is_a_failure, now_s=now_s)
 
     def replace(self, worker: str, now_s: float) -> bool:
         """Want another process instead of this one, which hangs; False if it is not wanted."""
         place = self._by_worker.get(worker)
         if place is None:
             return False
-        self._ended(place, f"{worker} hung", killed=False, now_s=now_s)
+        self._ended(place, f"{worker} hung", failed=True, now_s=now_s)
         return True
 
     def scale(self, workers: int) -> None:
@@ -258,7 +254,7 @@ class WorkerSet:
         workers._set_places(min(max(fields["desired"], policy.least), policy.most))
         return workers
 
-    def _ended(self, place: _Place, how: str, *, killed: bool, now_s: float) -> None:
+    def _ended(self, place: _Place, how: str, *, failed: bool, now_s: float) -> None:
         """Empty a place; its next worker comes after a pause, if there is to be one."""
         self._text = None
         policy = self._policy
@@ -268,11 +264,11 @@ class WorkerSet:
         place.worker = place.since_s = None
         place.last = how
         place.relaunches += 1
-        if not killed:
+        if failed:
             place.failures += 1
             place.given_up = place.failures > policy.max_relaunches
-        # What was killed once is back at once; 2.0 ** 64 is beyond any pause.
-        doublings = place.relaunches - (2 if killed else 1)
+        # After an end that is no failure it is back at once; 2.0 ** 64 is beyond any pause.
+        doublings = place.relaunches - (1 if failed else 2)
         pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
         place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
 

@@ -34,6 +34,7 @@ DATA_KINDS = ("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl", "sq
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
+LAUNCHERS = ("local",)
 WORKERS_MAX = 10_000
 SERVERS_MAX = 64
 # Servers of its own that a job has if nothing says how many.
@@ -326,6 +327,11 @@ class JobSpec:
     )
     output: str = entry("", "Folder or URL for predictions and exported models.")
     workers: WorkersSpec = entry(WorkersSpec, "How many workers.")
+    launcher: str = entry(
+        "local",
+        "What starts the workers. local: the command that runs the job, on its own machine.",
+        choices=LAUNCHERS,
+    )
     servers: ServersSpec = entry(ServersSpec, "The parameter servers.")
     hooks: HooksSpec = entry(HooksSpec, "Commands before and after the job.")
     log_dir: str = entry("", "Folder for logs and metrics. Empty: `backstay-jobs/NAME`.")

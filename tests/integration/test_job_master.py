@@ -29,6 +29,7 @@ from backstay.errors import (
 from backstay.job.calls import read_keys
 from backstay.job.messages import Ended, EvaluationOutputs, Task, Wait
 from backstay.job_spec import DataSpec, WorkersSpec
+from backstay.master.core.launch import LauncherReport
 from backstay.master.job_client import JobClient, find_job, forget_job, list_jobs
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.worker.master_link import MasterLink
@@ -247,20 +248,22 @@ def test_a_launcher_is_told_which_workers_should_run(
     masters.start(spec)
     wait_for_master(masters.endpoints, 1, eventually)
     client = JobClient(masters.endpoints, JOB, config=CLIENT)
-    answer = client.launch("here", [], [], wait_s=0.0)
-    assert len(answer.wanted) == 2
+    answer = client.launch(LauncherReport(), wait_ms=0)
+    assert len(answer.workers) == 2
     assert client.scale(3) == 2
-    answer = client.launch("here", answer.wanted, [], known_version=answer.version, wait_s=10.0)
-    assert len(answer.wanted) == 3
+    answer = client.launch(
+        LauncherReport(answer.workers), known_version=answer.version, wait_ms=10_000
+    )
+    assert len(answer.workers) == 3
     # The next master wants the same ones.
     masters.replace(spec)
     wait_for_master(masters.endpoints, 2, eventually)
-    after = client.launch("here", answer.wanted, [], known_version=answer.version, wait_s=0.0)
-    assert set(after.wanted) == set(answer.wanted)
+    after = client.launch(LauncherReport(answer.workers), known_version=answer.version, wait_ms=0)
+    assert set(after.workers) == set(answer.workers)
     with pytest.raises(InvalidRequest):
         client.scale(4)
     client.stop("enough", keep_state=False)
-    assert client.launch("here", after.wanted, [], wait_s=0.0).ended.state == "stopped"
+    assert client.launch(LauncherReport(after.workers), wait_ms=0).ended == ("stopped", "enough")
     assert masters.processes[-1].wait(LIMIT_S) == 0
     assert list_jobs(masters.endpoints, config=CLIENT) == ()
     with pytest.raises(UnknownJob, match="it has: none"):

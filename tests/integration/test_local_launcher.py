@@ -9,15 +9,16 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from backstay.errors import ServerUnavailable
-from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
-from backstay.master.local_launcher import EXIT_NOT_STARTED, LocalLauncher, log_path
+from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.master.launcher import LaunchFollower
+from backstay.master.local_launcher import LocalLauncher, log_path
 from tests.processes import is_gone
 
 WAIT_S = 30.0
@@ -67,37 +68,37 @@ def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_pa
     }
     with launched(tmp_path, programs) as launcher:
         launcher.reconcile(programs)
-        wait_for(lambda: len(launcher.exits()) == 3)
-        exits = {one.worker_id: one for one in launcher.exits()}
+        wait_for(lambda: len(launcher.report().exits) == 3)
+        exits = {one.worker_id: one for one in launcher.report().exits}
         assert {name: one.code for name, one in exits.items()} == {"good": 0, "bad": 1, "shot": -9}
         assert exits["bad"].last_words.endswith("this went wrong")
         assert len(exits["bad"].last_words) < 2100
         # A master that has not heard of it yet wants it still.
         launcher.reconcile(programs)
-        [bad] = [one for one in launcher.exits() if one.worker_id == "bad"]
+        [bad] = [one for one in launcher.report().exits if one.worker_id == "bad"]
         assert bad.last_words.endswith("this went wrong")
-        assert launcher.alive() == []
+        assert launcher.report().running == ()
         launcher.acknowledge(["good", "bad"])
-        assert [one.worker_id for one in launcher.exits()] == ["shot"]
+        assert [one.worker_id for one in launcher.report().exits] == ["shot"]
 
 
 def test_what_has_ended_is_not_started_again_but_told_again(tmp_path: Path) -> None:
     with launched(tmp_path, {"w-0": "print('once')"}) as launcher:
         launcher.reconcile(["w-0"])
-        wait_for(launcher.exits)
+        wait_for(lambda: launcher.report().exits)
         launcher.acknowledge(["w-0"])
-        assert launcher.exits() == []
+        assert launcher.report().exits == ()
         # A master that lost the news wants it still.
         launcher.reconcile(["w-0"])
-        assert launcher.exits() == [WorkerExit("w-0", 0)]
+        assert launcher.report().exits == (WorkerExit("w-0", ExitReason.FINISHED),)
         assert log_path(tmp_path / "logs", "w-0").read_text() == "once\n"
 
 
 def test_a_program_that_cannot_be_started_counts_as_ended(tmp_path: Path) -> None:
     launcher = LocalLauncher(lambda _: ["/no/such/program"], tmp_path)
     launcher.reconcile(["w-0"])
-    assert [(one.worker_id, one.code) for one in launcher.exits()] == [("w-0", EXIT_NOT_STARTED)]
-    assert "/no/such/program" in launcher.exits()[0].last_words
+    assert [one[:2] for one in launcher.report().exits] == [("w-0", ExitReason.CANNOT_START)]
+    assert "/no/such/program" in launcher.report().exits[0].last_words
     launcher.close()
 
 
@@ -107,8 +108,10 @@ def test_one_that_is_no_longer_wanted_ends_and_the_others_go_on(tmp_path: Path) 
         wait_until_up(tmp_path, "w-0", "w-1")
         pid = launcher.pids()["w-1"]
         launcher.reconcile(["w-1"])
-        wait_for(launcher.exits)
-        assert launcher.exits() == [WorkerExit("w-0", -signal.SIGTERM, "up")]
+        wait_for(lambda: launcher.report().exits)
+        assert launcher.report().exits == (
+            WorkerExit("w-0", ExitReason.PREEMPTED, -signal.SIGTERM, "up"),
+        )
         assert launcher.pids() == {"w-1": pid}
 
 
@@ -123,10 +126,10 @@ def test_one_that_will_not_end_is_killed(tmp_path: Path, paused: bool) -> None:
 
         def reconciled() -> bool:
             launcher.reconcile([])
-            return bool(launcher.exits())
+            return bool(launcher.report().exits)
 
         wait_for(reconciled)
-        assert launcher.exits()[0].code == (-signal.SIGTERM if paused else -signal.SIGKILL)
+        assert launcher.report().exits[0].code == (-signal.SIGTERM if paused else -signal.SIGKILL)
 
 
 def test_closing_leaves_no_process(tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_closing_leaves_no_process(tmp_path: Path) -> None:
         wait_until_up(tmp_path, *programs)
         pids = launcher.pids().values()
     assert all(is_gone(pid) for pid in pids)
-    assert sorted(one.code for one in launcher.exits()) == [-signal.SIGTERM, -signal.SIGKILL]
+    assert sorted(one.code for one in launcher.report().exits) == [-signal.SIGTERM, -signal.SIGKILL]
 
 
 def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -169,26 +172,19 @@ class Master:
         self.has_told_end = False
         self.away = False
         self.version = 1
-        self.alive: Sequence[str] = ()
+        self.running: tuple[str, ...] = ()
         self.codes: dict[str, int] = {}
 
-    def __call__(
-        self,
-        alive: Sequence[str],
-        exits: Sequence[WorkerExit],
-        *,
-        known_version: int,
-        wait_ms: int,
-    ) -> Launch:
+    def __call__(self, report: LauncherReport, *, known_version: int, wait_ms: int) -> WorkerWish:
         if self.away:
             raise ServerUnavailable("no master answers")
-        self.alive = alive
-        self.codes.update((one.worker_id, one.code) for one in exits)
+        self.running = report.running
+        self.codes.update((one.worker_id, one.code) for one in report.exits)
         if known_version == self.version:
             threading.Event().wait(wait_ms / 1000)
-        acknowledged = tuple(one.worker_id for one in exits)
+        acknowledged = tuple(one.worker_id for one in report.exits)
         self.has_told_end = self.ended is not None
-        return Launch(self.version, self.wanted, acknowledged, self.ended)
+        return WorkerWish(self.version, self.wanted, acknowledged, self.ended)
 
 
 def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path: Path) -> None:
@@ -199,14 +195,14 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
     with LaunchFollower(
         launcher, master, on_trouble=troubles.append, trouble_after_s=0
     ) as follower:
-        wait_for(lambda: list(master.alive) == ["w-0", "w-1"])
+        wait_for(lambda: master.running == ("w-0", "w-1"))
         wait_until_up(tmp_path, "w-0", "w-1")
         master.away = True
         wait_for(lambda: troubles)
         assert troubles == ["no master answers"]
         # Another one takes over, and wants another set.
         master.wanted, master.version, master.away = ("w-1", "w-2"), 2, False
-        wait_for(lambda: list(master.alive) == ["w-1", "w-2"] and master.codes)
+        wait_for(lambda: master.running == ("w-1", "w-2") and master.codes)
         assert master.codes == {"w-0": -signal.SIGTERM}
         assert troubles == ["no master answers", ""]
         wait_until_up(tmp_path, "w-2")
@@ -214,8 +210,7 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
         wait_for(lambda: master.has_told_end)
         # They have not heard of it, and do not leave by themselves.
         assert not follower.let_leave(0.2)
-        assert len(launcher.alive()) == 2
-    assert not launcher.alive()
+    assert not launcher.report().running
 
 
 def test_workers_leave_by_themselves_when_the_job_is_over(tmp_path: Path) -> None:
@@ -230,4 +225,4 @@ def test_workers_leave_by_themselves_when_the_job_is_over(tmp_path: Path) -> Non
         wait_for(lambda: master.has_told_end)
         flag.touch()
         assert follower.let_leave(WAIT_S)
-    assert [one.code for one in launcher.exits()] in ([0], [])
+    assert [one.code for one in launcher.report().exits] in ([0], [])

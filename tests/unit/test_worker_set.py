@@ -5,17 +5,22 @@ import signal
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
+from backstay.master.core.launch import ExitReason, WorkerExit
 from backstay.master.core.worker_set import WorkerPolicy, WorkerSet
 
 POLICY = WorkerPolicy(initial=2, least=1, most=5, max_relaunches=2, backoff_s=1.0, steady_s=60.0)
 
 
+def exited(workers: WorkerSet, worker: str, code: int, now_s: float) -> None:
+    workers.exited(WorkerExit(worker, ExitReason.of_code(code), code), now_s)
+
+
 def test_ids_are_given_once() -> None:
     workers = WorkerSet(POLICY)
     assert workers.wanted(0.0) == workers.wanted(0.0) == ("w-0", "w-1")
-    workers.exited("w-0", -signal.SIGKILL, 0.0)
+    exited(workers, "w-0", -signal.SIGKILL, 0.0)
     assert workers.wanted(0.0) == ("w-1", "w-2")
-    workers.exited("w-0", -signal.SIGKILL, 0.0)  # told again
+    exited(workers, "w-0", -signal.SIGKILL, 0.0)  # told again
     assert workers.wanted(0.0) == ("w-1", "w-2")
 
 
@@ -26,7 +31,7 @@ def test_a_worker_that_is_killed_is_always_replaced(code: int) -> None:
     pauses = []
     for number in range(1, 30):
         workers.wanted(now_s)
-        workers.exited(f"w-{number}", code, now_s)
+        exited(workers, f"w-{number}", code, now_s)
         due_s = workers.next_change_s()
         assert due_s is not None
         pauses.append(due_s - now_s)
@@ -42,12 +47,12 @@ def test_a_worker_that_fails_is_replaced_so_many_times(code: int) -> None:
     now_s = 0.0
     for number, pause_s in enumerate((1.0, 2.0)):
         assert workers.wanted(now_s) == (f"w-{number}",)
-        workers.exited(f"w-{number}", code, now_s)
+        exited(workers, f"w-{number}", code, now_s)
         assert workers.wanted(now_s + 0.9 * pause_s) == ()
         assert not workers.failed
         now_s += pause_s
     workers.wanted(now_s)
-    workers.exited("w-2", code, now_s)
+    exited(workers, "w-2", code, now_s)
     assert workers.wanted(now_s + 1e6) == ()
     assert workers.next_change_s() is None
     assert "only 0 of at least 1 workers can be kept: w-2 ended with" in workers.failed
@@ -59,16 +64,16 @@ def test_a_worker_that_fails_is_replaced_so_many_times(code: int) -> None:
 def test_the_job_goes_on_while_enough_workers_can_be_kept() -> None:
     workers = WorkerSet(WorkerPolicy(initial=2, least=1, most=2, max_relaunches=0))
     workers.wanted(0.0)
-    workers.exited("w-1", 1, 0.0)
+    exited(workers, "w-1", 1, 0.0)
     assert not workers.failed
-    workers.exited("w-0", 1, 0.0)
+    exited(workers, "w-0", 1, 0.0)
     assert workers.failed
 
 
 def test_with_no_least_number_the_last_worker_counts() -> None:
     workers = WorkerSet(WorkerPolicy(initial=1, least=0, most=2, max_relaunches=0))
     workers.wanted(0.0)
-    workers.exited("w-0", 1, 0.0)
+    exited(workers, "w-0", 1, 0.0)
     assert "at least 1" in workers.failed
 
 
@@ -77,23 +82,45 @@ def test_counts_begin_anew_after_a_steady_time() -> None:
     now_s = 0.0
     for number in range(5):
         workers.wanted(now_s)
-        workers.alive([f"w-{number}"], now_s)
-        workers.exited(f"w-{number}", 1, now_s + 61.0)
+        workers.running([f"w-{number}"], now_s)
+        exited(workers, f"w-{number}", 1, now_s + 61.0)
         now_s += 100.0
     assert not workers.failed
     workers.wanted(now_s)
-    workers.exited("w-5", 1, now_s)
+    exited(workers, "w-5", 1, now_s)
     assert workers.failed
 
 
 def test_who_is_missing_in_a_launchers_list_is_lost_once_it_was_there() -> None:
     workers = WorkerSet(POLICY)
     workers.wanted(0.0)
-    assert workers.alive([], 0.0) == []  # not started yet
-    assert workers.alive(["w-0", "w-1"], 1.0) == []
-    assert workers.alive(["w-1"], 2.0) == ["w-0"]
-    assert workers.alive(["w-1"], 2.0) == []
+    assert workers.running([], 0.0) == []  # not started yet
+    assert workers.running(["w-0", "w-1"], 1.0) == []
+    lost = workers.running(["w-1"], 2.0)
+    assert lost == [WorkerExit("w-0", ExitReason.NODE_LOST)]
+    workers.exited(lost[0], 2.0)
+    assert workers.running(["w-1"], 2.0) == []
     assert workers.wanted(2.0) == ("w-1", "w-2")
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_a_failure"),
+    [
+        (ExitReason.FINISHED, True),
+        (ExitReason.FAILED, True),
+        (ExitReason.OUT_OF_MEMORY, True),
+        (ExitReason.CANNOT_START, True),
+        (ExitReason.PREEMPTED, False),
+        (ExitReason.EVICTED, False),
+        (ExitReason.NODE_LOST, False),
+    ],
+)
+def test_the_reason_says_whether_an_end_counts(reason: ExitReason, is_a_failure: bool) -> None:
+    workers = WorkerSet(WorkerPolicy(max_relaunches=0))
+    workers.wanted(0.0)
+    workers.exited(WorkerExit("w-0", reason), 0.0)
+    assert workers.wanted(0.0) == (() if is_a_failure else ("w-1",))
+    assert bool(workers.failed) == is_a_failure
 
 
 def test_a_worker_that_hangs_is_replaced() -> None:
@@ -108,12 +135,12 @@ def test_the_newest_are_stopped_first() -> None:
     workers = WorkerSet(POLICY)
     workers.scale(4)
     assert workers.wanted(0.0) == ("w-0", "w-1", "w-2", "w-3")
-    workers.exited("w-1", 9, 0.0)
+    exited(workers, "w-1", 9, 0.0)
     workers.scale(3)
     assert workers.wanted(0.5) == ("w-0", "w-2", "w-3"), "a place that waits goes first"
     workers.scale(1)
     assert workers.wanted(10.0) == ("w-0",)
-    workers.exited("w-3", 0, 10.0)
+    exited(workers, "w-3", 0, 10.0)
     workers.scale(2)
     assert workers.wanted(10.0) == ("w-0", "w-4")
     assert workers.desired == 2
@@ -130,7 +157,7 @@ def test_scaling_has_bounds(count: int) -> None:
 def test_nobody_is_wanted_at_the_end() -> None:
     workers = WorkerSet(POLICY)
     workers.wanted(0.0)
-    workers.exited("w-0", 1, 0.0)
+    exited(workers, "w-0", 1, 0.0)
     workers.finish()
     assert workers.wanted(100.0) == ()
     assert workers.next_change_s() is None
@@ -142,7 +169,7 @@ def test_a_new_master_knows_ids_places_and_counts() -> None:
     workers.scale(3)
     workers.wanted(0.0)
     for number in (1, 3, 4):
-        workers.exited(f"w-{number}", 1, 100.0 * number)
+        exited(workers, f"w-{number}", 1, 100.0 * number)
         workers.wanted(100.0 * number + 50)
     text = workers.to_json()
     again = WorkerSet.from_json(POLICY, text)
@@ -159,9 +186,9 @@ def test_every_change_is_in_the_record() -> None:
     texts = [workers.to_json()]
     for change in (
         lambda: workers.wanted(0.0),
-        lambda: workers.exited("w-0", 1, 0.0),
+        lambda: exited(workers, "w-0", 1, 0.0),
         lambda: workers.wanted(100.0),
-        lambda: workers.alive(["w-1"], 100.0) or workers.alive([], 100.0),
+        lambda: workers.exited(WorkerExit("w-1", ExitReason.NODE_LOST), 100.0),
         lambda: workers.scale(3),
         lambda: workers.wanted(100.0),
         lambda: workers.replace("w-2", 100.0),
@@ -178,14 +205,14 @@ def test_ten_thousand_workers_fit_into_a_record() -> None:
     # The record is written anew with every few tasks that are done.
     assert len(workers.to_json()) < 100
     for number in range(0, 10_000, 100):
-        workers.exited(f"w-{number}", -9, 0.0)
+        exited(workers, f"w-{number}", -9, 0.0)
     workers.wanted(1.0)
     assert len(workers.to_json()) < 10_000
     assert WorkerSet.from_json(WorkerPolicy(most=10_000), workers.to_json()).wanted(
         1.0
     ) == workers.wanted(1.0)
     for number in range(10_000):
-        workers.exited(f"w-{number}", 1, 0.0)
+        exited(workers, f"w-{number}", 1, 0.0)
     assert (
         len(WorkerSet.from_json(WorkerPolicy(most=10_000), workers.to_json()).to_json()) < 1 << 20
     )

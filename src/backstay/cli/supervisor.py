@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,8 +37,9 @@ from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_check.data_marks import Marks, check_unchanged, write_marks
 from backstay.job_check.process import check_job_apart
 from backstay.job_spec import JobSpec
+from backstay.master.core.launch import ExitReason, WorkerExit
 from backstay.master.job_client import JobClient, find_job
-from backstay.master.launcher import Launch, LaunchFollower, WorkerExit
+from backstay.master.launcher import LaunchFollower
 from backstay.master.local_launcher import LocalLauncher
 from backstay.master.serve_cli import EXIT_JOB_FAILED, EXIT_REPLACED
 from backstay.master.status import complete_with_spec
@@ -270,6 +270,7 @@ class Supervisor:
                 spec, os.environ, processes=max(1, spec.workers.initial), cores=usable_cores()
             )
             self._show.say(f"{spec.name}: {threads.text}")
+            # What ``launcher: local`` means; the job file accepts no other one yet.
             launcher = LocalLauncher(
                 self._worker_command,
                 self._log_dir / "workers",
@@ -277,7 +278,10 @@ class Supervisor:
             )
             follower = stack.enter_context(
                 LaunchFollower(
-                    launcher, _Port(launch_client, self._show.say), on_trouble=_log_trouble
+                    launcher,
+                    launch_client.launch,
+                    on_trouble=_log_trouble,
+                    on_exit=_ExitsSaid(self._show.say),
                 )
             )
             end = self._watch(client, servers, master, metrics, stops)
@@ -480,43 +484,21 @@ class _SavesSaid:
             )
 
 
-class _Port:
-    """The master as the launcher's follower needs it; shows workers that failed."""
+class _ExitsSaid:
+    """Shows people the first exits of workers that failed."""
 
-    def __init__(self, client: JobClient, say: Callable[[str], None]) -> None:
-        self._client = client
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said: set[str] = set()
-        self._name = f"{socket.gethostname()}-{os.getpid()}"
 
-    def __call__(
-        self,
-        alive: Sequence[str],
-        exits: Sequence[WorkerExit],
-        *,
-        known_version: int,
-        wait_ms: int,
-    ) -> Launch:
-        """Tell the master what runs and has ended; return what should run."""
-        for one in exits:
-            self._show_failure(one)
-        told = [
-            job_pb2.WorkerExit(worker_id=one.worker_id, code=one.code, last_words=one.last_words)
-            for one in exits
-        ]
-        answer = self._client.launch(
-            self._name, alive, told, known_version=known_version, wait_s=wait_ms / 1000
-        )
-        ended = (answer.ended.state, answer.ended.reason) if answer.HasField("ended") else None
-        return Launch(answer.version, tuple(answer.wanted), tuple(answer.acknowledged), ended)
-
-    def _show_failure(self, one: WorkerExit) -> None:
-        if one.code == 0 or one.worker_id in self._said or len(self._said) >= FAILURES_SHOWN_MAX:
+    def __call__(self, end: WorkerExit) -> None:
+        is_news = end.worker_id not in self._said and len(self._said) < FAILURES_SHOWN_MAX
+        if end.reason is ExitReason.FINISHED or not is_news:
             return
-        self._said.add(one.worker_id)
-        how = f"exit code {one.code}" if one.code > 0 else f"signal {-one.code}"
-        last = one.last_words.rpartition("\n")[2] if one.code > 0 else ""
-        self._say(f"worker {one.worker_id} ended by {how}{f': {last}' if last else ''}")
+        self._said.add(end.worker_id)
+        # A worker that was killed had no last words about it.
+        last = "" if end.code < 0 else end.last_words.rpartition("\n")[2]
+        self._say(f"worker {end.worker_id} {end.how}{f': {last}' if last else ''}")
 
 
 def _log_trouble(trouble: str) -> None:

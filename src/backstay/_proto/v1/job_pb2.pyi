@@ -51,6 +51,48 @@ TASK_KIND_TRAIN_END: TaskKind.ValueType  # 4
 """Once, after the last pass: what callbacks do at the end."""
 Global___TaskKind: _TypeAlias = TaskKind  # noqa: Y015
 
+class _ExitReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EXIT_REASON_UNSPECIFIED: _ExitReason.ValueType  # 0
+    EXIT_REASON_FINISHED: _ExitReason.ValueType  # 1
+    """Its program ended with exit code 0."""
+    EXIT_REASON_FAILED: _ExitReason.ValueType  # 2
+    """Its program ended with another exit code, or by a fault."""
+    EXIT_REASON_PREEMPTED: _ExitReason.ValueType  # 3
+    """Something outside told it to end or killed it."""
+    EXIT_REASON_EVICTED: _ExitReason.ValueType  # 4
+    """Its machine needed the room for other processes."""
+    EXIT_REASON_NODE_LOST: _ExitReason.ValueType  # 5
+    """Its machine, or the launcher that ran it, is gone."""
+    EXIT_REASON_OUT_OF_MEMORY: _ExitReason.ValueType  # 6
+    """It needed more memory than it may have."""
+    EXIT_REASON_CANNOT_START: _ExitReason.ValueType  # 7
+    """No process of it ever ran."""
+
+class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
+    """Why a worker's process ended."""
+
+EXIT_REASON_UNSPECIFIED: ExitReason.ValueType  # 0
+EXIT_REASON_FINISHED: ExitReason.ValueType  # 1
+"""Its program ended with exit code 0."""
+EXIT_REASON_FAILED: ExitReason.ValueType  # 2
+"""Its program ended with another exit code, or by a fault."""
+EXIT_REASON_PREEMPTED: ExitReason.ValueType  # 3
+"""Something outside told it to end or killed it."""
+EXIT_REASON_EVICTED: ExitReason.ValueType  # 4
+"""Its machine needed the room for other processes."""
+EXIT_REASON_NODE_LOST: ExitReason.ValueType  # 5
+"""Its machine, or the launcher that ran it, is gone."""
+EXIT_REASON_OUT_OF_MEMORY: ExitReason.ValueType  # 6
+"""It needed more memory than it may have."""
+EXIT_REASON_CANNOT_START: ExitReason.ValueType  # 7
+"""No process of it ever ran."""
+Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
+
 @_typing.final
 class Worker(_message.Message):
     """Who calls."""
@@ -1348,21 +1390,24 @@ class WorkerExit(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     LAST_WORDS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     code: _builtins.int
     """As the system tells it; negative: by that signal."""
     last_words: _builtins.str
     """The end of its log, for people."""
+    reason: Global___ExitReason.ValueType
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         code: _builtins.int = ...,
         last_words: _builtins.str = ...,
+        reason: Global___ExitReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "last_words", b"last_words", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "last_words", b"last_words", "reason", b"reason", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1372,16 +1417,14 @@ Global___WorkerExit: _TypeAlias = WorkerExit  # noqa: Y015
 class LaunchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LAUNCHER_FIELD_NUMBER: _builtins.int
-    ALIVE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     EXITS_FIELD_NUMBER: _builtins.int
     KNOWN_VERSION_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
-    launcher: _builtins.str
     known_version: _builtins.int
     wait_ms: _builtins.int
     @_builtins.property
-    def alive(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def running(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Worker processes that run. An id stands for one process and is never used again."""
 
     @_builtins.property
@@ -1389,15 +1432,14 @@ class LaunchRequest(_message.Message):
     def __init__(
         self,
         *,
-        launcher: _builtins.str = ...,
-        alive: _abc.Iterable[_builtins.str] | None = ...,
+        running: _abc.Iterable[_builtins.str] | None = ...,
         exits: _abc.Iterable[Global___WorkerExit] | None = ...,
         known_version: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "exits", b"exits", "known_version", b"known_version", "launcher", b"launcher", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exits", b"exits", "known_version", b"known_version", "running", b"running", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,147 @@
+"""Reports of launchers, and what the job master wishes then."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Any, cast
+
+from backstay._proto.v1 import job_pb2
+from backstay.consensus.job_records import MasterRecord
+from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.exits import EXIT_WRONG_SETTING
+from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.master.job import Job
+from backstay.master.launch_handler import LaunchHandler
+from backstay.master.launcher import (
+    report_message,
+    report_of,
+    wish_message,
+    wish_of,
+)
+from backstay.master.service import JobService
+from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.memory_nodes import run
+
+NO_CONTEXT = cast(Any, None)
+CONFLICT = "ERROR table 'counting/users' exists with other settings: dim is 4, not 8"
+
+
+def scenario(folder: Path, play: Callable[[Job, LaunchHandler], Awaitable[None]]) -> None:
+    async def inside(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(folder)
+        async with master_of(store, spec, 1) as (_, job):
+            # The tables of an earlier run of the same job.
+            job.declare_tables(["counting/users"])
+            await play(job, LaunchHandler(job))
+
+    run(inside)
+
+
+def ended(worker: str, code: int, words: str = "") -> LauncherReport:
+    return LauncherReport(exits=(WorkerExit(worker, ExitReason.of_code(code), code, words),))
+
+
+def test_a_model_that_does_not_fit_the_tables_fails_the_job_at_once(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        wanted = (await handler.exchange(LauncherReport())).workers
+        await handler.exchange(ended(wanted[0], EXIT_WRONG_SETTING, f"Traceback\n{CONFLICT}\n"))
+        assert job.state.state == "failed"
+        assert job.state.reason == f"the model file or a setting is wrong: {CONFLICT}"
+
+    scenario(tmp_path, play)
+
+
+def test_one_wrong_worker_beside_others_that_work_is_only_replaced(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+        service.job = job
+        wanted = (await handler.exchange(LauncherReport())).workers
+        other = job_pb2.Worker(id=wanted[1], instance=5)
+        given = await service.GetTask(job_pb2.GetTaskRequest(worker=other, request=1), NO_CONTEXT)
+        assert given.HasField("task")
+        await handler.exchange(ended(wanted[0], EXIT_WRONG_SETTING, CONFLICT))
+        assert not job.is_over
+        # It ends, too: nobody works any more.
+        await handler.exchange(ended(wanted[1], -9))
+        await handler.exchange(ended("w-2", EXIT_WRONG_SETTING, CONFLICT))
+        assert job.is_over
+
+    scenario(tmp_path, play)
+
+
+def test_a_worker_that_joined_an_earlier_master_counts_as_one_that_works(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
+        service.job = job
+        given = job.assign("w-1")
+        assert given is not None
+        lease = job_pb2.TaskLease(
+            kind=job_pb2.TASK_KIND_TRAINING, round=1, number=given.lease.task,
+            attempt=given.lease.attempt,
+        )  # fmt: skip
+        sign = job_pb2.RenewLeasesRequest(
+            worker=job_pb2.Worker(id="w-1", instance=5), leases=[lease]
+        )
+        await service.RenewLeases(sign, NO_CONTEXT)
+        await handler.exchange(ended("w-0", EXIT_WRONG_SETTING, CONFLICT))
+        assert not job.is_over
+
+    scenario(tmp_path, play)
+
+
+class ClusterLauncher:
+    """Workers that outlive the job master, as those of a cluster manager do."""
+
+    def __init__(self, running: set[str]) -> None:
+        self.running = running
+        self.exits: dict[str, WorkerExit] = {}
+
+    def reconcile(self, wanted: Collection[str]) -> None:
+        self.running |= set(wanted) - self.exits.keys()
+        for one in self.running - set(wanted):
+            self.end(one, ExitReason.PREEMPTED)
+
+    def end(self, worker: str, reason: ExitReason) -> None:
+        self.running.discard(worker)
+        self.exits[worker] = WorkerExit(worker, reason)
+
+    def report(self) -> LauncherReport:
+        return LauncherReport(tuple(sorted(self.running)), tuple(self.exits.values()))
+
+    def acknowledge(self, worker_ids: Collection[str]) -> None:
+        for one in worker_ids:
+            del self.exits[one]
+
+    def close(self) -> None:
+        """They go on."""
+
+
+def test_a_launcher_in_the_masters_process_takes_over_what_runs(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        async def follow(launcher: ClusterLauncher) -> None:
+            for _ in range(3):
+                wish = await handler.exchange(launcher.report())
+                launcher.acknowledge(wish.acknowledged)
+                launcher.reconcile(wish.workers)
+
+        pods: set[str] = set()
+        await follow(ClusterLauncher(pods))
+        assert pods == {"w-0", "w-1"}
+        # The next launcher finds them. One that nobody wishes ends; an evicted one is replaced.
+        after = ClusterLauncher(pods | {"w-77"})
+        after.end("w-0", ExitReason.EVICTED)
+        await follow(after)
+        assert after.report() == LauncherReport(("w-1", "w-2"))
+
+    scenario(tmp_path, play)
+
+
+def test_reports_and_wishes_are_the_same_on_the_other_side() -> None:
+    exits = tuple(WorkerExit("w-1", one, -9, "oh") for one in ExitReason)
+    report = LauncherReport(("w-0",), exits)
+    message = report_message(report, known_version=7, wait_ms=5)
+    assert (message.known_version, message.wait_ms) == (7, 5)
+    assert report_of(message) == report
+    for wish in (WorkerWish(3, ("w-0",), ("w-1",)), WorkerWish(3, (), (), ("done", "all of it"))):
+        assert wish_of(wish_message(wish)) == wish
