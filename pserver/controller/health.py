@@ -6,12 +6,11 @@ import numpy as np
 
 from backstay.consensus.checkpoint_records import RestorePlan, loss_in_words
 from backstay.consensus.records import ClusterHealthRecord, RoutingTable
+from backstay.listing import listed
 from backstay.pserver.controller.inputs import ClusterRecords
 from backstay.pserver.controller.routing_builder import counted
 
 __all__ = ["health_of", "health_without_routing"]
-
-_NAMES_MAX = 8
 
 
 def health_without_routing(records: ClusterRecords) -> ClusterHealthRecord:
@@ -21,7 +20,8 @@ def health_without_routing(records: ClusterRecords) -> ClusterHealthRecord:
     wanted = records.config.initial_nodes
     return ClusterHealthRecord(
         "UNKNOWN",
-        f"waits for its first nodes: {len(serving)} of {wanted} serve ({_list(serving)})",
+        f"waits for its first nodes: {len(serving)} of {wanted} serve "
+        f"({listed(serving) or 'none'})",
         nodes,
     )
 
@@ -39,7 +39,7 @@ def health_of(records: ClusterRecords, routing: RoutingTable) -> ClusterHealthRe
     ]
     if outcast:
         reasons.append(
-            f"{_list(outcast)}: taken for dead and no longer part of the cluster; start it again"
+            f"{listed(outcast)}: taken for dead and no longer part of the cluster; start it again"
         )
     serving = [n for n in nodes if members[n].status == "serving" and n not in outcast]
     if records.plan is not None:
@@ -97,11 +97,4 @@ def _awaited(routing: RoutingTable) -> str:
             for number in held.in_sync
         }
     )
-    return f"waits for {_list(names)}" if names else "no node serves"
-
-
-def _list(names: list[str]) -> str:
-    if not names:
-        return "none"
-    more = f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else ""
-    return ", ".join(names[:_NAMES_MAX]) + more
+    return f"waits for {listed(names)}" if names else "no node serves"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backstay.errors import LimitExceeded, TableConflict, UnknownTable
+from backstay.listing import listed
 from backstay.pserver.tables.settings import NON_FINITE, shown_policy
 
 __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
@@ -100,8 +101,8 @@ class TableRegistry:
             return "this node knows no tables"
         near = difflib.get_close_matches(name[:200], names[:NAMES_COMPARED_MAX], NAMES_SHOWN_MAX)
         shown = near or names[:NAMES_SHOWN_MAX]
-        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        return f"this node knows: {', '.join(shown)}{more}"
+        left = [name for name in names if name not in shown]
+        return f"this node knows: {listed([*shown, *left], len(shown))}"
 
     def check(self, spec_json: str) -> KnownTable:
         """Return the table that a description makes, after asking whether it may be here.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from backstay.checkpoint.trained import TrainedTables, check_has
 from backstay.errors import ConfigError, UnknownTable
+from backstay.listing import listed
 from backstay.tables import TableSpec
 from backstay.trainer.adapter.session import Session, TrainerEnvironment, open_session
 from backstay.trainer.arrays import Keys, as_keys
@@ -26,8 +27,6 @@ from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
 __all__ = ["OfflineClient", "job_of", "offline", "warn_untrained"]
-
-NAMED_MAX = 5
 
 
 @dataclass(frozen=True)
@@ -164,9 +163,8 @@ def warn_untrained(names: Sequence[str], saved_file: str) -> None:
         names: Of the state, as in ``state_dict()``.
         saved_file: What the end of training saves such state in.
     """
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     warnings.warn(
-        f"{', '.join(names[:NAMED_MAX])}{more}: on no server, and there is no {saved_file} "
+        f"{listed(names)}: on no server, and there is no {saved_file} "
         "in the job's output; they are as the model file makes them",
-        stacklevel=4,
+        stacklevel=5,
     )

@@ -10,10 +10,9 @@ from typing import Any, Protocol
 
 from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
+from backstay.listing import listed
 
 __all__ = ["Together", "Updates", "check_each_has_one", "made_optimizers", "rates_of"]
-
-NAMED_MAX = 5
 
 
 class Updates(Protocol):
@@ -126,14 +125,14 @@ def check_each_has_one(
     missing = [_shown(path) for path, holding in named if not holding]
     if missing:
         raise ConfigError(
-            f"optimizer in {definition.path}: no optimizer has {_listed(missing)}; give each "
+            f"optimizer in {definition.path}: no optimizer has {listed(missing)}; give each "
             "parameter to one, or freeze it (requires_grad_(False) in PyTorch, stop_gradient = "
             "True in Paddle)"
         )
     twice = [f"{_shown(path)} (in {_names(holding)})" for path, holding in named if holding[1:]]
     if twice:
         raise ConfigError(
-            f"optimizer in {definition.path}: more than one optimizer has {_listed(twice)}; give "
+            f"optimizer in {definition.path}: more than one optimizer has {listed(twice)}; give "
             "each parameter to one"
         )
 
@@ -153,7 +152,7 @@ def rates_of(optimizers: Mapping[str, Any], rate: float | Mapping[str, float]) -
     unknown = [str(name) for name in rate if str(name) not in optimizers]
     if unknown:
         raise ConfigError(
-            f"the schedule has a rate for {_listed(unknown)}; the model file's optimizers are "
+            f"the schedule has a rate for {listed(unknown)}; the model file's optimizers are "
             f"{_names(list(optimizers))}"
         )
     return {str(name): float(value) for name, value in rate.items()}
@@ -167,8 +166,3 @@ def _shown(path: str) -> str:
 
 def _names(names: Sequence[str]) -> str:
     return " and ".join(repr(name) for name in names)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
-    return ", ".join(names[:NAMED_MAX]) + more

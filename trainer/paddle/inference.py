@@ -5,25 +5,25 @@ May import paddle, ``backstay.checkpoint``, this package and what is neutral of 
 
 from __future__ import annotations
 
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import fsspec
-import numpy as np
 import paddle
+from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
 from backstay.checkpoint.lookup import ExportedTable, Unknown
-from backstay.checkpoint.trained import TrainedTables, open_trained
-from backstay.errors import CheckpointUnavailable, ConfigError
+from backstay.checkpoint.trained import TrainedTables
+from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
+from backstay.listing import listed
+from backstay.trainer.adapter import inference
 from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
-from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
-from backstay.trainer.model.asked_model import asked_model
+from backstay.trainer.adapter.session import Session
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
 from backstay.trainer.paddle.lookup import as_keys, as_tensor
 from backstay.trainer.paddle.training import build
@@ -36,8 +36,6 @@ __all__ = [
     "model_part",
 ]
 
-SAVED_FILE = "model.pdparams"
-NAMED_MAX = 5
 # What makes a model: a file, a function, or the model itself.
 Asked: TypeAlias = "str | Path | Callable[[], Any] | paddle.nn.Layer"
 
@@ -160,6 +158,76 @@ class CopiedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
         return f"rows={self.keys.shape[0]}, dim={self.weight.shape[-1]}"
 
 
+class _Paddle:
+    """See :class:`backstay.trainer.adapter.inference.Framework`."""
+
+    name = "paddle"
+    module = "a paddle.nn.Layer"
+    saved_file = "model.pdparams"
+
+    def is_module(self, made: Any) -> bool:
+        return isinstance(made, paddle.nn.Layer)
+
+    def fresh_names(self) -> AbstractContextManager[Any]:
+        guard: AbstractContextManager[Any] = paddle.utils.unique_name.guard()
+        return guard
+
+    def build(self, definition: ModelDefinition, session: Session, spec: JobSpec) -> Any:
+        return build(definition, session.client, spec).model
+
+    def children(self, module: Any) -> Mapping[str, Any]:
+        children: Mapping[str, Any] = module._sub_layers
+        return children
+
+    def layer(self, path: str, module: Any) -> ModelLayer | None:
+        if isinstance(module, EmbeddingBag):
+            return ModelLayer(path, module.table_name, module.mode, module.padding_idx)
+        if isinstance(module, Embedding):
+            return ModelLayer(path, module.table_name, padding_idx=module.padding_idx)
+        return None
+
+    def trained_names(self, model: Any) -> set[str]:
+        return {name for name, one in model.named_parameters() if not one.stop_gradient}
+
+    def state(self, model: Any) -> dict[str, NDArray[Any]]:
+        return {name: value.numpy() for name, value in model.state_dict().items()}
+
+    def load_state(self, model: Any, state: Mapping[str, NDArray[Any]], where: str) -> None:
+        own = model.state_dict()
+        if own.keys() != state.keys():
+            differing = listed(sorted(own.keys() ^ state.keys()))
+            raise ConfigError(f"{where} is of another model: only one of them has {differing}")
+        for name, value in state.items():
+            if tuple(own[name].shape) != value.shape:
+                raise ConfigError(
+                    f"{where} is of another model: {name} has the shape {value.shape} there "
+                    f"and {tuple(own[name].shape)} here"
+                )
+            own[name].set_value(value)
+
+    def read_saved(self, content: bytes) -> dict[str, Any]:
+        saved: dict[str, Any] = paddle.load(io.BytesIO(content))
+        return saved
+
+    def load_saved(self, model: Any, values: Mapping[str, Any]) -> None:
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, value in values.items():
+            own[name].set_value(value)
+
+    def mapped(self, table: ExportedTable, layer: ModelLayer, unknown: Unknown) -> Any:
+        if layer.bag is None:
+            return MappedEmbedding(table, layer.padding_idx, unknown=unknown)
+        return MappedEmbeddingBag(
+            table,
+            layer.padding_idx,
+            mode=layer.bag,  # type: ignore[arg-type]
+            unknown=unknown,
+        )
+
+
+_FRAMEWORK = _Paddle()
+
+
 def load_for_inference(
     model: Asked,
     source: str | Path,
@@ -190,45 +258,10 @@ def load_for_inference(
         CheckpointNotFound: There is no checkpoint and no export.
         CheckpointDamaged: It is damaged.
     """
-    with open_trained(source) as tables:
-        return _loaded(model, tables, job, model_params, unknown)
-
-
-def _loaded(
-    model: Asked,
-    tables: TrainedTables,
-    job: str | None,
-    model_params: Mapping[str, Any] | None,
-    unknown: Unknown,
-) -> Any:
-    part = tables.model
-    if isinstance(model, paddle.nn.Layer):
-        if part is None:
-            raise ConfigError(
-                f"{tables.where} does not say which tables a model has: pass the model file or a "
-                "function that makes the model and its optimizer, or make an export of a job with "
-                "`backstay export`"
-            )
-        return _filled(model, part, tables, unknown)
-    if isinstance(model, str | Path):
-        definition, spec, job = asked_model(
-            model, job=job, only_job=lambda: job_of(tables), model_params=model_params
-        )
-        if part is None:
-            made, layers, untrained = trained(definition, spec, tables, job)
-            saved = _saved(spec.output) if untrained else {}
-            _load_saved(made, saved, untrained)
-            return _with_rows(made, layers, tables, unknown)
-        model = definition.make_model
-    job = job_of(tables) if job is None else job
-    # Layers and parameters are numbered from 0, as in the process that trained them.
-    with offline(tables, job), paddle.utils.unique_name.guard():
-        made = model()
-    if not isinstance(made, paddle.nn.Layer):
-        raise ConfigError(f"the model is a {type(made).__name__}, not a paddle.nn.Layer")
-    if part is not None:
-        return _filled(made, part, tables, unknown)
-    return _with_rows(made, _layers_of(made), tables, unknown)
+    made: paddle.nn.Layer = inference.load_for_inference(
+        _FRAMEWORK, model, source, job=job, model_params=model_params, unknown=unknown
+    )
+    return made
 
 
 def model_part(
@@ -244,124 +277,4 @@ def model_part(
         ConfigError: The model file is wrong.
         InvalidRequest: The tables are of another model.
     """
-    model, layers, untrained = trained(definition, spec, tables, spec.model_from or spec.name)
-    untrained = _load_saved(model, _saved(spec.output) if untrained else {}, untrained, warn=False)
-    model = _with_rows(model, layers, tables, "initial")
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    return ModelPart("paddle", layers, state), untrained
-
-
-def trained(
-    definition: ModelDefinition, spec: JobSpec, tables: TrainedTables, job: str
-) -> tuple[Any, tuple[ModelLayer, ...], list[str]]:
-    """Make a job's model as its workers do, on trained tables.
-
-    Returns:
-        The model, with layers on servers that are not there; these layers; and the names of what
-        no optimizer has trained.
-    """
-    with offline(tables, job) as session:
-        model = build(definition, session.client, spec).model
-    layers = _layers_of(model)
-    handles = {f"{layer.path}.handle".lstrip(".") for layer in layers}
-    trains = {name for name, one in model.named_parameters() if not one.stop_gradient}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that are not in state_dict()
-        names = list(model.state_dict())
-    return model, layers, [name for name in names if name not in trains | handles]
-
-
-def _layers_of(model: Any) -> tuple[ModelLayer, ...]:
-    found = []
-    for path, layer in _places(model):
-        if isinstance(layer, EmbeddingBag):
-            found.append(ModelLayer(path, layer.table_name, layer.mode, layer.padding_idx))
-        elif isinstance(layer, Embedding):
-            found.append(ModelLayer(path, layer.table_name, padding_idx=layer.padding_idx))
-    return tuple(found)
-
-
-def _places(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every place of a module in a model; one that is shared has several."""
-    yield path, model
-    for name, child in model._sub_layers.items():
-        yield from _places(child, f"{path}.{name}" if path else name)
-
-
-def _filled(model: Any, part: ModelPart, tables: TrainedTables, unknown: Unknown) -> Any:
-    """Put an exported model's rows and state into a model."""
-    model = _with_rows(model, part.layers, tables, unknown)
-    own = model.state_dict()
-    if own.keys() != part.state.keys():
-        differing = ", ".join(sorted(own.keys() ^ part.state.keys())[:NAMED_MAX])
-        raise ConfigError(f"{tables.where} is of another model: only one of them has {differing}")
-    for name, value in part.state.items():
-        if tuple(own[name].shape) != value.shape:
-            raise ConfigError(
-                f"{tables.where} is of another model: {name} has the shape {value.shape} there "
-                f"and {tuple(own[name].shape)} here"
-            )
-        own[name].set_value(np.array(value))
-    return model
-
-
-def _with_rows(
-    model: Any, layers: Sequence[ModelLayer], tables: TrainedTables, unknown: Unknown
-) -> Any:
-    for layer in layers:
-        table = tables.table(layer.table)
-        rows: Any
-        if layer.bag is None:
-            rows = MappedEmbedding(table, layer.padding_idx, unknown=unknown)
-        else:
-            rows = MappedEmbeddingBag(
-                table,
-                layer.padding_idx,
-                mode=layer.bag,  # type: ignore[arg-type]
-                unknown=unknown,
-            )
-        above, _, name = layer.path.rpartition(".")
-        if not name:
-            model = rows
-            continue
-        parent = model
-        for step in above.split(".") if above else ():
-            parent = parent._sub_layers.get(step)
-            if parent is None:
-                raise ConfigError(f"the model has no {above!r}, where {name!r} should be")
-        if name not in parent._sub_layers:
-            raise ConfigError(f"the model has no layer {layer.path!r}")
-        setattr(parent, name, rows)
-    model.eval()
-    return model
-
-
-def _saved(output: str) -> dict[str, Any]:
-    """Return what the end of training saved in a job's ``output``; empty: nothing."""
-    if not output:
-        return {}
-    try:
-        files, root = fsspec.core.url_to_fs(output)
-        if not files.exists(f"{root}/{SAVED_FILE}"):
-            return {}
-        with tempfile.TemporaryDirectory() as folder:
-            local = str(Path(folder) / SAVED_FILE)
-            files.get_file(f"{root}/{SAVED_FILE}", local)
-            saved: dict[str, Any] = paddle.load(local)
-    except (OSError, ValueError, ImportError) as error:
-        raise CheckpointUnavailable(f"output: {output}: {error}") from error
-    return saved
-
-
-def _load_saved(
-    model: Any, saved: Mapping[str, Any], names: Sequence[str], *, warn: bool = True
-) -> list[str]:
-    """Load state that is on no server; return, and warn of, what is not there either."""
-    there = {name: saved[name] for name in names if name in saved}
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, value in there.items():
-        own[name].set_value(value)
-    missing = [name for name in names if name not in there]
-    if missing and warn:
-        warn_untrained(missing, SAVED_FILE)
-    return missing
+    return inference.model_part(_FRAMEWORK, definition, spec, tables)

@@ -6,24 +6,23 @@ May import torch, ``backstay.checkpoint``, this package and what is neutral of i
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import fsspec
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
 from backstay.checkpoint.lookup import ExportedTable, Unknown
-from backstay.checkpoint.trained import TrainedTables, open_trained
-from backstay.errors import CheckpointUnavailable, ConfigError, InvalidRequest
+from backstay.checkpoint.trained import TrainedTables
+from backstay.errors import ConfigError, InvalidRequest
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
+from backstay.trainer.adapter import inference
 from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
-from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
-from backstay.trainer.model.asked_model import asked_model
+from backstay.trainer.adapter.session import Session
 from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
 from backstay.trainer.torch.lookup import as_gradient, as_keys, as_tensor
 from backstay.trainer.torch.training import build
@@ -36,7 +35,6 @@ __all__ = [
     "model_part",
 ]
 
-SAVED_FILE = "model.pt"
 # What makes a model: a file, a function, or the model itself.
 Asked: TypeAlias = "str | Path | Callable[[], Any] | torch.nn.Module"
 
@@ -175,6 +173,71 @@ class CopiedEmbedding(torch.nn.Module):  # type: ignore[misc]
         return f"rows={self.keys.shape[0]}, dim={self.weight.shape[1]}"
 
 
+class _Torch:
+    """See :class:`backstay.trainer.adapter.inference.Framework`."""
+
+    name = "torch"
+    module = "a torch.nn.Module"
+    saved_file = "model.pt"
+
+    def is_module(self, made: Any) -> bool:
+        return isinstance(made, torch.nn.Module)
+
+    def fresh_names(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def build(self, definition: ModelDefinition, session: Session, spec: JobSpec) -> Any:
+        return build(definition, session.client, spec).model
+
+    def children(self, module: Any) -> Mapping[str, Any]:
+        children: Mapping[str, Any] = module._modules
+        return children
+
+    def layer(self, path: str, module: Any) -> ModelLayer | None:
+        if isinstance(module, EmbeddingBag):
+            last = module.include_last_offset
+            return ModelLayer(path, module.table_name, module.mode, module.padding_idx, last)
+        if isinstance(module, Embedding):
+            return ModelLayer(path, module.table_name, padding_idx=module.padding_idx)
+        return None
+
+    def trained_names(self, model: Any) -> set[str]:
+        return {name for name, one in model.named_parameters() if one.requires_grad}
+
+    def state(self, model: Any) -> dict[str, NDArray[Any]]:
+        return {name: value.cpu().numpy() for name, value in model.state_dict().items()}
+
+    def load_state(self, model: Any, state: Mapping[str, NDArray[Any]], where: str) -> None:
+        tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+        try:
+            model.load_state_dict(tensors, strict=True)
+        except RuntimeError as error:
+            raise ConfigError(f"{where} is of another model: {error}") from error
+
+    def read_saved(self, content: bytes) -> dict[str, Any]:
+        saved: dict[str, Any] = torch.load(
+            io.BytesIO(content), map_location="cpu", weights_only=True
+        )
+        return saved
+
+    def load_saved(self, model: Any, values: Mapping[str, Any]) -> None:
+        model.load_state_dict(values, strict=False)
+
+    def mapped(self, table: ExportedTable, layer: ModelLayer, unknown: Unknown) -> Any:
+        if layer.bag is None:
+            return MappedEmbedding(table, layer.padding_idx, unknown=unknown)
+        return MappedEmbeddingBag(
+            table,
+            layer.padding_idx,
+            mode=layer.bag,  # type: ignore[arg-type]
+            include_last_offset=layer.include_last_offset,
+            unknown=unknown,
+        )
+
+
+_FRAMEWORK = _Torch()
+
+
 def load_for_inference(
     model: Asked,
     source: str | Path,
@@ -205,44 +268,10 @@ def load_for_inference(
         CheckpointNotFound: There is no checkpoint and no export.
         CheckpointDamaged: It is damaged.
     """
-    with open_trained(source) as tables:
-        return _loaded(model, tables, job, model_params, unknown)
-
-
-def _loaded(
-    model: Asked,
-    tables: TrainedTables,
-    job: str | None,
-    model_params: Mapping[str, Any] | None,
-    unknown: Unknown,
-) -> Any:
-    part = tables.model
-    if isinstance(model, torch.nn.Module):
-        if part is None:
-            raise ConfigError(
-                f"{tables.where} does not say which tables a model has: pass the model file or a "
-                "function that makes the model and its optimizer, or make an export of a job with "
-                "`backstay export`"
-            )
-        return _filled(model, part, tables, unknown)
-    if isinstance(model, str | Path):
-        definition, spec, job = asked_model(
-            model, job=job, only_job=lambda: job_of(tables), model_params=model_params
-        )
-        if part is None:
-            made, layers, untrained = trained(definition, spec, tables, job)
-            saved = _saved(spec.output) if untrained else {}
-            _load_saved(made, saved, untrained)
-            return _with_rows(made, layers, tables, unknown)
-        model = definition.make_model
-    job = job_of(tables) if job is None else job
-    with offline(tables, job):
-        made = model()
-    if not isinstance(made, torch.nn.Module):
-        raise ConfigError(f"the model is a {type(made).__name__}, not a torch.nn.Module")
-    if part is not None:
-        return _filled(made, part, tables, unknown)
-    return _with_rows(made, _layers_of(made), tables, unknown)
+    made: torch.nn.Module = inference.load_for_inference(
+        _FRAMEWORK, model, source, job=job, model_params=model_params, unknown=unknown
+    )
+    return made
 
 
 def model_part(
@@ -257,118 +286,7 @@ def model_part(
         ConfigError: The model file is wrong.
         InvalidRequest: The tables are of another model.
     """
-    model, layers, untrained = trained(definition, spec, tables, spec.model_from or spec.name)
-    untrained = _load_saved(model, _saved(spec.output) if untrained else {}, untrained, warn=False)
-    model = _with_rows(model, layers, tables, "initial")
-    state = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
-    return ModelPart("torch", layers, state), untrained
-
-
-def trained(
-    definition: ModelDefinition, spec: JobSpec, tables: TrainedTables, job: str
-) -> tuple[Any, tuple[ModelLayer, ...], list[str]]:
-    """Make a job's model as its workers do, on trained tables.
-
-    Returns:
-        The model, with layers on servers that are not there; these layers; and the names of what
-        no optimizer has trained.
-    """
-    with offline(tables, job) as session:
-        model = build(definition, session.client, spec).model
-    layers = _layers_of(model)
-    handles = {f"{layer.path}.handle".lstrip(".") for layer in layers}
-    trains = {name for name, one in model.named_parameters() if one.requires_grad}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rows that are not in state_dict()
-        names = list(model.state_dict())
-    return model, layers, [name for name in names if name not in trains | handles]
-
-
-def _layers_of(model: Any) -> tuple[ModelLayer, ...]:
-    found = []
-    for path, layer in _places(model):
-        if isinstance(layer, EmbeddingBag):
-            last = layer.include_last_offset
-            bag = ModelLayer(path, layer.table_name, layer.mode, layer.padding_idx, last)
-            found.append(bag)
-        elif isinstance(layer, Embedding):
-            found.append(ModelLayer(path, layer.table_name, padding_idx=layer.padding_idx))
-    return tuple(found)
-
-
-def _places(model: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every place of a module in a model; one that is shared has several."""
-    yield path, model
-    for name, child in model._modules.items():
-        yield from _places(child, f"{path}.{name}" if path else name)
-
-
-def _filled(model: Any, part: ModelPart, tables: TrainedTables, unknown: Unknown) -> Any:
-    """Put an exported model's rows and state into a model."""
-    model = _with_rows(model, part.layers, tables, unknown)
-    state = {name: torch.from_numpy(np.array(value)) for name, value in part.state.items()}
-    try:
-        model.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        raise ConfigError(f"{tables.where} is of another model: {error}") from error
-    return model
-
-
-def _with_rows(
-    model: Any, layers: Sequence[ModelLayer], tables: TrainedTables, unknown: Unknown
-) -> Any:
-    for layer in layers:
-        table = tables.table(layer.table)
-        rows: Any
-        if layer.bag is None:
-            rows = MappedEmbedding(table, layer.padding_idx, unknown=unknown)
-        else:
-            rows = MappedEmbeddingBag(
-                table,
-                layer.padding_idx,
-                mode=layer.bag,  # type: ignore[arg-type]
-                include_last_offset=layer.include_last_offset,
-                unknown=unknown,
-            )
-        above, _, name = layer.path.rpartition(".")
-        if not name:
-            model = rows
-            continue
-        try:
-            parent = model.get_submodule(above)
-        except AttributeError as error:
-            raise ConfigError(f"the model has no {above!r}, where {name!r} should be") from error
-        if name not in parent._modules:
-            raise ConfigError(f"the model has no layer {layer.path!r}")
-        setattr(parent, name, rows)
-    return model.eval()
-
-
-def _saved(output: str) -> dict[str, Any]:
-    """Return what the end of training saved in a job's ``output``; empty: nothing."""
-    if not output:
-        return {}
-    try:
-        files, root = fsspec.core.url_to_fs(output)
-        if not files.exists(f"{root}/{SAVED_FILE}"):
-            return {}
-        content = files.cat_file(f"{root}/{SAVED_FILE}")
-    except (OSError, ValueError, ImportError) as error:
-        raise CheckpointUnavailable(f"output: {output}: {error}") from error
-    saved: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return saved
-
-
-def _load_saved(
-    model: Any, saved: Mapping[str, Any], names: Sequence[str], *, warn: bool = True
-) -> list[str]:
-    """Load state that is on no server; return, and warn of, what is not there either."""
-    there = {name: saved[name] for name in names if name in saved}
-    model.load_state_dict(there, strict=False)
-    missing = [name for name in names if name not in there]
-    if missing and warn:
-        warn_untrained(missing, SAVED_FILE)
-    return missing
+    return inference.model_part(_FRAMEWORK, definition, spec, tables)
 
 
 def _device_of(ids: Any) -> torch.device:

@@ -29,8 +29,10 @@ from backstay.errors import (
     UnknownJob,
 )
 from backstay.exits import examples, exit_on_error, print_json
+from backstay.job.asked_model import asked_model
 from backstay.job.model_definition import load
 from backstay.job_spec import JobSpec
+from backstay.listing import listed
 from backstay.master.job_client import find_job
 from backstay.pserver.ctl.asking import (
     ClusterOptions,
@@ -40,13 +42,11 @@ from backstay.pserver.ctl.asking import (
     named_endpoints,
 )
 from backstay.trainer.adapter.offline import job_of
-from backstay.trainer.model.asked_model import asked_model
 
 __all__ = ["export"]
 
 JOB_FILE = "job.json"
 REPORT_PAUSE_S = 1.0
-NAMED_MAX = 5
 
 
 class _Found(NamedTuple):
@@ -219,9 +219,8 @@ def _show(made: Export, untrained: list[str], *, as_json: bool) -> None:
     if part is not None:
         shapes = {name: list(value.shape) for name, value in part.state.items()}
     if untrained:
-        more = f" and {len(untrained) - NAMED_MAX} more" if len(untrained) > NAMED_MAX else ""
         click.echo(
-            f"warning: {', '.join(untrained[:NAMED_MAX])}{more}: on no server, and not saved in "
+            f"warning: {listed(untrained)}: on no server, and not saved in "
             "the job's output; they are as the model file makes them",
             err=True,
         )

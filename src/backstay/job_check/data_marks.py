@@ -17,6 +17,7 @@ from backstay.data.files import DataFile
 from backstay.data.opening import files_of
 from backstay.errors import DataChanged, JobError
 from backstay.job_spec import DataSpec, JobSpec
+from backstay.listing import listed
 
 __all__ = ["FILE_NAME", "Marks", "check_unchanged", "marks_of", "write_marks"]
 
@@ -24,7 +25,6 @@ FILE_NAME = "data.json"
 BLOCK_BYTES = 64 * 1024
 # Of more files, only the sizes are compared.
 DIGESTED_FILES_MAX = 10_000
-SHOWN_MAX = 5
 
 # By training or validation, then by file: "size" or "size digest".
 Marks = Mapping[str, Mapping[str, str]]
@@ -67,10 +67,9 @@ def check_unchanged(folder: Path, job: str, now: Marks) -> None:
             "remove it if the data is the same"
         ) from error
     if changes:
-        more = f" and {len(changes) - SHOWN_MAX} more" if len(changes) > SHOWN_MAX else ""
         raise DataChanged(
             f"job {job!r} cannot go on, its data has changed since it began: "
-            f"{', '.join(changes[:SHOWN_MAX])}{more}. Put the files back as they were, or train "
+            f"{listed(changes)}. Put the files back as they were, or train "
             "under another name, or forget with --fresh what the job has done"
         )
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
 from backstay.errors import ConfigError, InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
+from backstay.listing import listed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
 
 # The queue, the bitmap and the streams of a round stay small up to here.
 TASKS_MAX = 1 << 24
-PLACES_SHOWN_MAX = 5
 
 
 class ShardLike(Protocol):
@@ -226,8 +226,7 @@ def no_records(name: str, places: Sequence[str]) -> ConfigError:
 
 def shown_places(places: Sequence[str]) -> str:
     """Return the first ones of many files or tables, for people."""
-    more = len(places) - PLACES_SHOWN_MAX
-    return ", ".join(places[:PLACES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    return listed(places)
 
 
 def round_table(tables: Mapping[str, TaskTable], round_id: RoundId) -> TaskTable:
