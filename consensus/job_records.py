@@ -3,7 +3,7 @@
 Values, strict about their JSON form, like those of ``consensus.records``. All lie below
 ``jobs/<job>/`` and are written by the job's master alone, each write under the condition that its
 ``master`` key is the one it created. What concerns tasks (shards, done, leased, dead-lettered) has
-the forms of ``master.core``. No clock, no I/O.
+the forms of ``job_engine``. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class JobStateRecord(JsonRecord, what="job state"):
         reason: Why, if it does not run.
         starts: How often a master took the job over.
         schedule: Which rounds it is at, as ``backstay.schedule`` writes it; empty: not begun.
-        workers: Which workers are wanted, as ``master.core.worker_set`` writes it.
+        workers: Which workers are wanted, as ``job_engine.worker_set`` writes it.
         tables: Names of the job's tables, in order; empty: not declared yet.
         data: Digest of the tasks of ``training``, ``validation``, ...: task numbers mean nothing
             for other data.

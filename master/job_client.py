@@ -19,8 +19,8 @@ from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
 from backstay.consensus.store_messages import txn_to_message
 from backstay.errors import JobRefused
 from backstay.job.calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
+from backstay.job_engine.launch import LauncherReport, WorkerWish
 from backstay.job_spec import JobSpec
-from backstay.master.core.launch import LauncherReport, WorkerWish
 from backstay.master.launcher import report_message, wish_of
 from backstay.master.status import recorded_dead_letters, recorded_status
 from backstay.schedule.schedule import Schedule

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 
 from backstay.exits import EXIT_WRONG_SETTING
-from backstay.master.core.launch import LauncherReport, WorkerWish
+from backstay.job_engine.launch import LauncherReport, WorkerWish
 from backstay.master.job import Job
 
 __all__ = ["LaunchHandler"]

@@ -1,12 +1,12 @@
 """The launcher: what starts and ends worker processes for a job, wherever they run.
 
-The job master wishes, a launcher makes it so and reports (``master.core.launch`` has the values).
+The job master wishes, a launcher makes it so and reports (``job_engine.launch`` has the values).
 The field ``launcher`` of the job file says which one. Each kind is a class of the shape of
 ``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run where the kind needs it:
 the one for this machine (``local_launcher``) in the command, which reaches the job master by
 gRPC; one for a cluster manager may run in the job master's own process.
 
-It imports ``master.core``, ``backstay.errors`` and the messages, and starts nothing itself.
+It imports ``job_engine``, ``backstay.errors`` and the messages, and starts nothing itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError
-from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 
 __all__ = [
     "LaunchFollower",

@@ -4,7 +4,7 @@ Each has a session of its own, its output in ``<log_dir>/<worker id>.log``, and 
 process (``backstay.lifeline``), so that none outlives it. A thread waits for each process; what it
 finds is handed over in ``report``.
 
-It imports ``master.core.launch`` and ``backstay.lifeline``, and knows no program.
+It imports ``job_engine.launch`` and ``backstay.lifeline``, and knows no program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backstay import lifeline
-from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 
 __all__ = ["LocalLauncher", "log_path"]
 

@@ -2,7 +2,7 @@
 
 Called by a process that holds the leadership, so nobody else writes. What is written goes through
 the journal and is durable before the next step needs it; a master that dies in between leaves what
-the next one does again. Imports ``backstay.consensus``, ``backstay.schedule`` and ``master.core``.
+the next one does again. Imports ``backstay.consensus``, ``backstay.schedule`` and ``job_engine``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from backstay.consensus.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, KeyValue
 from backstay.errors import InvalidRequest, JobRefused
 from backstay.job.data_scan import scan
+from backstay.job_engine.ledger import NOBODY
+from backstay.job_engine.open_round import OpenRound, open_round, worker_policy
+from backstay.job_engine.opened_job import OpenedJob
+from backstay.job_engine.reconcile import is_over, reconcile
+from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.values import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRecord
+from backstay.job_engine.worker_set import WorkerSet
 from backstay.job_spec import JobSpec
-from backstay.master.core.ledger import NOBODY
-from backstay.master.core.reconcile import is_over, reconcile
-from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
-from backstay.master.core.values import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRecord
-from backstay.master.core.worker_set import WorkerSet
 from backstay.master.journal import Journal
-from backstay.master.open_round import OpenRound, open_round, worker_policy
-from backstay.master.opened_job import OpenedJob
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import KeptJob
 from backstay.schedule.damaged import DamagedRecords

@@ -6,25 +6,14 @@ knows no time. Imports records and ``checkpoint.remote``.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from backstay.checkpoint.remote import RestoreState
+from backstay.job_engine.opened_job import RowsIdentity
 
 __all__ = ["RowsChange", "RowsIdentity", "change_of", "why_inexact"]
 
 RowsChange = Literal["none", "lost", "restored", "partly_restored"]
-
-
-class RowsIdentity(NamedTuple):
-    """Which rows a cluster has: another identity, and what was pushed may be gone.
-
-    Attributes:
-        restore_version: Which restore was the last; 0: none.
-        generation: Grows with each restore, and when slots lose all their copies.
-    """
-
-    restore_version: int
-    generation: int
 
 
 def change_of(noted: RowsIdentity, now: RestoreState) -> RowsChange:

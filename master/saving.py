@@ -25,8 +25,8 @@ from backstay.errors import (
     InvalidRequest,
     NoCheckpointFolder,
 )
-from backstay.master.core.progress import JobProgress, RoundProgress
-from backstay.master.core.values import DeadLetter
+from backstay.job_engine.progress import JobProgress, RoundProgress
+from backstay.job_engine.values import DeadLetter
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from backstay.schedule.rounds import RoundId

@@ -17,12 +17,12 @@ from grpc import aio
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.job_records import MasterRecord
 from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
-from backstay.master.core.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
+from backstay.job_engine.known_workers import KnownWorker
+from backstay.job_engine.open_round import Given
+from backstay.job_engine.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
 from backstay.master.job import Job
-from backstay.master.known_workers import KnownWorker
 from backstay.master.launch_handler import LaunchHandler
 from backstay.master.launcher import report_of, wish_message
-from backstay.master.open_round import Given
 from backstay.master.status import (
     KIND_OF_MESSAGE,
     MESSAGE_OF_KIND,

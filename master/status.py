@@ -12,8 +12,8 @@ from typing import Any
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import JobStateRecord, MasterRecord
 from backstay.consensus.keys import JobKeys
+from backstay.job_engine.values import DeadLetter
 from backstay.job_spec import JobSpec
-from backstay.master.core.values import DeadLetter
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import TaskTable

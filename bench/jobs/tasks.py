@@ -23,8 +23,8 @@ import zlib
 from collections.abc import Iterable
 from typing import Protocol
 
-from backstay.master.core.ledger import TaskLedger
-from backstay.master.core.values import Changes, Grant, LeasedTask, LedgerLimits
+from backstay.job_engine.ledger import TaskLedger
+from backstay.job_engine.values import Changes, Grant, LeasedTask, LedgerLimits
 from backstay.schedule.rounds import RoundId, RoundKind
 from bench.jobs.local import print_result
 

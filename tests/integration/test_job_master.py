@@ -28,8 +28,8 @@ from backstay.errors import (
 )
 from backstay.job.calls import read_keys
 from backstay.job.messages import Ended, EvaluationOutputs, Task, Wait
+from backstay.job_engine.launch import LauncherReport
 from backstay.job_spec import DataSpec, WorkersSpec
-from backstay.master.core.launch import LauncherReport
 from backstay.master.job_client import JobClient, find_job, forget_job, list_jobs
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.worker.master_link import MasterLink

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from backstay.errors import ServerUnavailable
-from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.master.launcher import LaunchFollower
 from backstay.master.local_launcher import LocalLauncher, log_path
 from tests.processes import is_gone

@@ -29,9 +29,9 @@ from backstay.consensus.job_records import (
     JournalRecord,
     MasterRecord,
 )
-from backstay.master.core.progress import JobProgress, RoundProgress
-from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.values import DeadLetter, Failure, LeasedTask, WorkerRecord
+from backstay.job_engine.progress import JobProgress, RoundProgress
+from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.values import DeadLetter, Failure, LeasedTask, WorkerRecord
 from backstay.schedule.rounds import RoundId, RoundKind
 
 TEXTS = st.text(max_size=12)

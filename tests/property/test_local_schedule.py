@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.job_engine.open_round import worker_policy
+from backstay.job_engine.opened_job import OpenedJob
+from backstay.job_engine.worker_set import WorkerSet
 from backstay.job_spec import CheckpointSpec, DataSpec, EarlyStop, JobSpec
-from backstay.master.core.worker_set import WorkerSet
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.master.open_round import worker_policy
-from backstay.master.opened_job import OpenedJob
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.local import LocalSchedule, RoundOver
 from backstay.schedule.rounds import RoundKind

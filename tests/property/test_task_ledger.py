@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.task import State
-from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
-from backstay.master.core.values import (
+from backstay.job_engine.ledger import NOBODY, TaskLedger
+from backstay.job_engine.task import State
+from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.values import (
     ATTEMPTS_PER_MASTER,
     Changes,
     DeadLetter,

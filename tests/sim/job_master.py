@@ -31,9 +31,9 @@ from backstay.consensus.store import (
 )
 from backstay.consensus.store_follow import FencingToken
 from backstay.errors import InvalidRequest, WorkerReplaced
+from backstay.job_engine.opened_job import OpenedJob
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.master.opened_job import OpenedJob
 from backstay.master.opening import open_job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from tests.sim.events import MS, Clock, Micros

@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backstay.errors import WorkerReplaced
-from backstay.master.core.values import ATTEMPTS_PER_MASTER, LeasedTask
+from backstay.job_engine.open_round import Given
+from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask
 from backstay.master.job import Job
-from backstay.master.open_round import Given
 from backstay.master.rows_change import RowsIdentity
 from backstay.schedule.rounds import RoundId, RoundKind
 from tests.sim.events import MS, Clock, Micros

@@ -14,8 +14,8 @@ from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.store import Put, Txn
 from backstay.data import Shard
+from backstay.job_engine.task_bits import TaskBits
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.core.task_bits import TaskBits
 from backstay.master.job import Job
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, jobs_cut_short

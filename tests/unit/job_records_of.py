@@ -12,8 +12,8 @@ from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.memory_store import MemoryStore
 from backstay.consensus.store import CoordinationStore
+from backstay.job_engine.progress import JobProgress
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.core.progress import JobProgress
 from backstay.master.job import Job
 from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.leadership import Leadership

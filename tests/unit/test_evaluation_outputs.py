@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.master.core.progress import JobProgress, RoundProgress
-from backstay.master.core.values import DeadLetter, Failure
+from backstay.job_engine.progress import JobProgress, RoundProgress
+from backstay.job_engine.values import DeadLetter, Failure
 from backstay.schedule.evaluation import RoundOutputs, TaskOutputs
 from backstay.schedule.rounds import RoundId
 

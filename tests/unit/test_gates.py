@@ -30,7 +30,7 @@ ROOMS = (
     "src/backstay/job/__init__.py",
     "src/backstay/job/calls.py",
     "src/backstay/schedule/__init__.py",
-    "master/core/__init__.py",
+    "src/backstay/job_engine/__init__.py",
     "master/job.py",
     *(f"trainer/worker/{module}.py" for module in ("local_run", "master_link")),
     *(f"trainer/{room}/__init__.py" for room in ("adapter", "modes", "paddle", "torch", "worker")),
@@ -120,7 +120,7 @@ def test_ruff_refuses_clocks_and_randomness_in_consensus_only(
 
 
 def test_ruff_refuses_clocks_wherever_something_is_decided(tmp_path: Path) -> None:
-    folders = ("pserver/controller", "master/core", "src/backstay/schedule")
+    folders = ("pserver/controller", "src/backstay/job_engine", "src/backstay/schedule")
     text = '"""Module."""\n\nimport time\n\nNOW = time.time()\n'
     impure = {f"{folder}/impure.py": text for folder in folders}
     status, output = ruff(plant(tmp_path, CLEAN_PYTHON | impure))
@@ -191,9 +191,13 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("trainer/paddle/fault.py", "backstay.trainer.torch", "paddle.fault -> "),
         ("trainer/modes/fault.py", "backstay.trainer.worker", "modes.fault -> "),
         ("trainer/worker/local_run.py", "backstay.trainer.worker.master_link", "local_run -> "),
-        ("master/core/fault.py", "backstay.master.job", "core.fault -> backstay.master.job"),
-        ("master/core/fault.py", "grpc", "core.fault -> grpc"),
-        ("master/core/fault.py", "threading", "core.fault -> threading"),
+        (
+            "src/backstay/job_engine/fault.py",
+            "backstay.master.job",
+            "job_engine.fault -> backstay.master.job",
+        ),
+        ("src/backstay/job_engine/fault.py", "grpc", "job_engine.fault -> grpc"),
+        ("src/backstay/job_engine/fault.py", "threading", "job_engine.fault -> threading"),
         ("src/backstay/schedule/fault.py", "time", "schedule.fault -> time"),
         ("src/backstay/schedule/fault.py", "backstay.master", "schedule.fault -> backstay.master"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.master.core.values import ATTEMPTS_PER_MASTER, LeasedTask, WorkerRecord
+from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask, WorkerRecord
 from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import (
     DURABLE_S,

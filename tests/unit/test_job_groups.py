@@ -13,8 +13,8 @@ import pytest
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import StoreUnavailable
+from backstay.job_engine.values import Failure
 from backstay.job_spec import DataSpec, JobSpec
-from backstay.master.core.values import Failure
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of

@@ -21,7 +21,7 @@ from backstay.errors import (
     StoreUnavailable,
     TableConflict,
 )
-from backstay.master.core.values import Failure, LeasedTask
+from backstay.job_engine.values import Failure, LeasedTask
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.saving import kept_job

@@ -14,8 +14,8 @@ from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import NotJobMaster, StoreUnavailable
+from backstay.job_engine.values import ATTEMPTS_PER_MASTER
 from backstay.master import service as service_module
-from backstay.master.core.values import ATTEMPTS_PER_MASTER
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity
 from backstay.master.service import JobService

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.job_engine.open_round import Given
+from backstay.job_engine.values import LeasedTask
 from backstay.job_spec import JobSpec
-from backstay.master.core.values import LeasedTask
 from backstay.master.job import Job
-from backstay.master.open_round import Given
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.schedule.rounds import RoundId

@@ -10,7 +10,7 @@ from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.exits import EXIT_WRONG_SETTING
-from backstay.master.core.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
 from backstay.master.job import Job
 from backstay.master.launch_handler import LaunchHandler
 from backstay.master.launcher import (

@@ -9,9 +9,9 @@ import pytest
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import StoreUnavailable
+from backstay.job_engine.ledger import TaskLedger
 from backstay.job_spec import WorkersSpec
 from backstay.master import lease_time
-from backstay.master.core.ledger import TaskLedger
 from backstay.master.job import Job
 from backstay.master.lease_time import lengthen_leases, task_lease_ttl_ms
 from tests.unit.job_records_of import counting_spec, master_of

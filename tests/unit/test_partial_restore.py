@@ -18,7 +18,7 @@ from backstay.cli.progress import Servers, Show, summary_lines
 from backstay.cli.supervisor import Outcome
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import CheckpointRefused
-from backstay.master.core.progress import JobProgress
+from backstay.job_engine.progress import JobProgress
 from backstay.master.job import Job
 from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
 from backstay.master.saving import kept_job

@@ -11,8 +11,8 @@ from backstay.cli.recorded_counts import RecordedCounts, recorded_counts
 from backstay.consensus.job_records import stream_job_of
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import JobRefused
+from backstay.job_engine.values import Failure
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
-from backstay.master.core.values import Failure
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundKind
 from backstay.trainer.worker.audit import records_table

@@ -10,9 +10,9 @@ import pytest
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.job_records import MasterRecord
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.job.messages import clock_of_worker
+from backstay.job_engine.stalls import clock_of_worker
+from backstay.job_engine.step_watch import FIRST_STEP_FACTOR, StepWatch
 from backstay.job_spec import ModeSpec
-from backstay.master.core.step_watch import FIRST_STEP_FACTOR, StepWatch
 from backstay.master.job import Job
 from backstay.master.service import JobService
 from tests.unit.job_records_of import Master, counting_spec, master_of
@@ -137,7 +137,7 @@ def test_a_leader_that_hangs_loses_its_task_to_another_worker(
             await workers.pass_time(15.0, hanging=("1", "2"))
             assert "2" in workers.leases
 
-    with caplog.at_level(logging.WARNING, logger="backstay.master.stalls"):
+    with caplog.at_level(logging.WARNING, logger="backstay.job_engine.stalls"):
         run(scenario)
     assert "1 ended no step for 10 s: training-1 task" in caplog.text
 

@@ -3,9 +3,9 @@
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.values import (
+from backstay.job_engine.ledger import NOBODY, TaskLedger
+from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.values import (
     DeadLetter,
     Failure,
     Grant,

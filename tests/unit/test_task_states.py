@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from backstay.master.core.task import TRANSITIONS, Event, IllegalTransition, State, Task
-from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.task_store import TaskStore
+from backstay.job_engine.task import TRANSITIONS, Event, IllegalTransition, State, Task
+from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.task_store import TaskStore
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "jobs.md"
 

@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.master.core.launch import ExitReason, WorkerExit
-from backstay.master.core.worker_set import WorkerPolicy, WorkerSet
+from backstay.job_engine.launch import ExitReason, WorkerExit
+from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 
 POLICY = WorkerPolicy(initial=2, least=1, most=5, max_relaunches=2, backoff_s=1.0, steady_s=60.0)
 

@@ -25,7 +25,8 @@ from backstay.errors import (
     NotLeading,
     ServerUnavailable,
 )
-from backstay.job.messages import Task, clock_of_worker
+from backstay.job.messages import Task
+from backstay.job_engine.stalls import clock_of_worker
 from backstay.job_spec import JobSpec
 from backstay.trainer.client import Client
 from backstay.trainer.model.frameworks import Program

@@ -15,8 +15,8 @@ import numpy as np
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.keys import JobKeys
 from backstay.errors import JobRefused
+from backstay.job_engine.task_bits import TaskBits
 from backstay.job_spec import JobSpec
-from backstay.master.core.task_bits import TaskBits
 from backstay.master.rows_change import RowsIdentity
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind

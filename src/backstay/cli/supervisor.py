@@ -36,8 +36,8 @@ from backstay.errors import BackstayError, ConfigError, JobError
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_check.data_marks import Marks, check_unchanged, write_marks
 from backstay.job_check.process import check_job_apart
+from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.job_spec import JobSpec
-from backstay.master.core.launch import ExitReason, WorkerExit
 from backstay.master.job_client import JobClient, find_job
 from backstay.master.launcher import LaunchFollower
 from backstay.master.local_launcher import LocalLauncher

@@ -5,7 +5,6 @@ Imports the generated messages and numpy; does no I/O.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -29,7 +28,6 @@ __all__ = [
     "TaskKind",
     "Wait",
     "bad_record_messages",
-    "clock_of_worker",
     "evaluation_of_message",
     "key_of",
     "key_of_message",
@@ -169,11 +167,6 @@ class LeaseHolder(Protocol):
 
 
 @lru_cache(maxsize=32_768)
-def clock_of_worker(worker_id: str) -> int:
-    """Return the key (u64) of a worker's clock in bounded mode; any master knows it by the name."""
-    return int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little")
-
-
 def key_of(task: Task) -> tuple[str, int, int]:
     """Return what tells a lease from the others, also from one of the same task."""
     return f"{task.kind}-{task.round}", task.number, task.attempt

@@ -1,6 +1,6 @@
-"""What a job is made of when its master opens it: what ``opening`` reads and ``Job`` takes over.
+"""What a job is made of when it is opened: what its records say, or its beginning.
 
-A value; does no I/O.
+Values; does no I/O.
 """
 
 from __future__ import annotations
@@ -9,19 +9,31 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
+from backstay.job_engine.open_round import OpenRound, worker_policy
+from backstay.job_engine.worker_set import WorkerSet
 from backstay.job_spec import JobSpec
-from backstay.master.core.worker_set import WorkerSet
-from backstay.master.open_round import OpenRound
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.schedule import Schedule
 from backstay.schedule.task_table import TaskTable
 
-__all__ = ["OpenedJob"]
+__all__ = ["OpenedJob", "RowsIdentity", "new_job"]
+
+
+class RowsIdentity(NamedTuple):
+    """Which rows a cluster has: another identity, and what was pushed may be gone.
+
+    Attributes:
+        restore_version: Which restore was the last; 0: none.
+        generation: Grows with each restore, and when slots lose all their copies.
+    """
+
+    restore_version: int
+    generation: int
 
 
 class OpenedJob(NamedTuple):
-    """What a job is made of when its master opens it.
+    """What a job is made of.
 
     Attributes:
         spec: What it is.
@@ -42,3 +54,18 @@ class OpenedJob(NamedTuple):
     workers: WorkerSet
     rounds: Mapping[RoundId, OpenRound]
     damaged: DamagedRecords
+
+
+def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
+    """Return a job that begins."""
+    policy = worker_policy(spec)
+    return OpenedJob(
+        spec,
+        identity,
+        JobStateRecord("running"),
+        tables,
+        Schedule.of(spec),
+        WorkerSet(policy),
+        {},
+        DamagedRecords(),
+    )

@@ -6,18 +6,18 @@ more. Belongs to one job and its event loop; time is an argument. Does no I/O.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from backstay.job.messages import clock_of_worker
+from backstay.job_engine.known_workers import KnownWorkers
+from backstay.job_engine.open_round import OpenRound
+from backstay.job_engine.step_watch import StepWatch
+from backstay.job_engine.task import Lease
 from backstay.job_spec import JobSpec
-from backstay.master.core.step_watch import StepWatch
-from backstay.master.core.task import Lease
-from backstay.master.known_workers import KnownWorkers
-from backstay.master.open_round import OpenRound
 from backstay.schedule.rounds import RoundId, RoundKind
 
-__all__ = ["Stalls"]
+__all__ = ["Stalls", "clock_of_worker"]
 
 # People are told of a step once it takes so much of what it may.
 SHOWN_PART = 1 / 6
@@ -160,3 +160,8 @@ class Stalls:
         whom = ", ".join(waits_for) or "those behind"
         what_then = "; later it computes their pieces itself" if self._mode == "sync" else ""
         return f"waits for {whom}, {waiting_s:.0f} s so far{what_then}"
+
+
+def clock_of_worker(worker_id: str) -> int:
+    """Return the key (u64) of a worker's clock in bounded mode; any master knows it by the name."""
+    return int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little")

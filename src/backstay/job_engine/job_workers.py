@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backstay.master.core.launch import LauncherReport, WorkerExit
-from backstay.master.core.worker_set import WorkerPolicy, WorkerSet
-from backstay.master.known_workers import KnownWorkers
+from backstay.job_engine.known_workers import KnownWorkers
+from backstay.job_engine.launch import LauncherReport, WorkerExit
+from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 
 __all__ = ["JobWorkers"]
 

@@ -1,14 +1,14 @@
 """Which workers get on with their steps, and how long a step may take.
 
 A worker whose code hangs still sends signs of life. Where others wait for it, what counts is when
-it ended a step last. Values only; time is an argument. Imports ``master.core``.
+it ended a step last. Values only; time is an argument.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backstay.master.core.lease_queue import Median
+from backstay.job_engine.lease_queue import Median
 
 __all__ = ["FIRST_STEP_FACTOR", "StepWatch"]
 

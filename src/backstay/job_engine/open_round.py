@@ -1,6 +1,6 @@
 """A round under way: its tasks, its ledger, and what an evaluation brought so far.
 
-Puts the values of ``backstay.schedule``, of ``master.core`` and the job's settings together. Does
+Puts the values of ``backstay.schedule``, of ``job_engine`` and the job's settings together. Does
 no I/O.
 """
 
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from backstay.consensus.keys import JobKeys
 from backstay.job.metrics import METRICS
+from backstay.job_engine.ledger import NOBODY, TaskLedger
+from backstay.job_engine.records import Records
+from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.values import DeadLetter, LeasedTask, LedgerLimits
+from backstay.job_engine.worker_set import WorkerPolicy
 from backstay.job_spec import JobSpec
-from backstay.master.core.ledger import NOBODY, TaskLedger
-from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
-from backstay.master.core.values import DeadLetter, LeasedTask, LedgerLimits
-from backstay.master.core.worker_set import WorkerPolicy
-from backstay.master.journal import Journal
 from backstay.schedule.evaluation import RoundOutputs
 from backstay.schedule.orders import record_order_seed, task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
@@ -60,7 +60,7 @@ class OpenRound:
         """Whether it is one, so that its outputs must be put together when it is over."""
         return self.id.kind is RoundKind.EVALUATION
 
-    def stage(self, journal: Journal, keys: JobKeys) -> None:
+    def stage(self, records: Records, keys: JobKeys) -> None:
         """Have the journal write what has changed in the ledger.
 
         An evaluation's outputs are in memory only, so nothing of it is written: the next master
@@ -71,25 +71,25 @@ class OpenRound:
             return
         name, ledger = str(self.id), self.ledger
         for number in changes.done:
-            journal.stage(keys.done(name, number), partial(_done, ledger, number))
+            records.stage(keys.done(name, number), partial(_done, ledger, number))
         for task in changes.dead_letters:
-            journal.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
+            records.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
         for worker in changes.workers:
-            journal.stage(keys.leased(name, worker), partial(_worker_record, ledger, worker))
+            records.stage(keys.leased(name, worker), partial(_worker_record, ledger, worker))
 
-    def stage_all(self, journal: Journal, keys: JobKeys) -> None:
+    def stage_all(self, records: Records, keys: JobKeys) -> None:
         """Have the journal write everything that it is to have of this round."""
         name = str(self.id)
         for number in self.ledger.done.chunks():
-            journal.stage(keys.done(name, number), partial(_done, self.ledger, number))
+            records.stage(keys.done(name, number), partial(_done, self.ledger, number))
         for task in self.ledger.dead_letters:
-            journal.stage(keys.dead_letters(name, task), partial(_dead_letter, self.ledger, task))
+            records.stage(keys.dead_letters(name, task), partial(_dead_letter, self.ledger, task))
 
-    def erase(self, journal: Journal, keys: JobKeys, *, keeps_done: bool = False) -> None:
+    def erase(self, records: Records, keys: JobKeys, *, keeps_done: bool = False) -> None:
         """Have the journal remove everything that it has of this round.
 
         Args:
-            journal: Which.
+            records: Where.
             keys: The job's keys.
             keeps_done: All but which tasks are done.
         """
@@ -98,11 +98,11 @@ class OpenRound:
         name = str(self.id)
         for number in range(-(-len(self.table) // CHUNK_TASKS)):
             if self.ledger.done.chunk(number) and not keeps_done:
-                journal.stage_removal(keys.done(name, number))
+                records.stage_removal(keys.done(name, number))
         for task in sorted({*self.ledger.dead_letters, *changes.dead_letters}):
-            journal.stage_removal(keys.dead_letters(name, task))
+            records.stage_removal(keys.dead_letters(name, task))
         for worker in sorted({NOBODY, *self.ledger.workers, *changes.workers}):
-            journal.stage_removal(keys.leased(name, worker))
+            records.stage_removal(keys.leased(name, worker))
 
     def compute(self) -> dict[str, float]:
         """Return the metrics of an evaluation; takes its time, call it in a thread."""

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backstay.consensus.keys import JobKeys
+from backstay.job_engine.open_round import OpenRound, open_round
+from backstay.job_engine.records import Records
+from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.values import DeadLetter
 from backstay.job_spec import JobSpec
-from backstay.master.core.task_bits import CHUNK_TASKS, TaskBits
-from backstay.master.core.values import DeadLetter
-from backstay.master.journal import Journal
-from backstay.master.open_round import OpenRound, open_round
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
@@ -32,7 +32,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         tables: Mapping[str, TaskTable],
         spec: JobSpec,
         keys: JobKeys,
-        journal: Journal,
+        records: Records,
     ) -> None:
         """Begin with those that the records know.
 
@@ -41,13 +41,13 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             tables: The tasks of the job's data.
             spec: Of the job.
             keys: The job's keys.
-            journal: Where changes go.
+            records: Where changes go.
         """
         self._rounds = dict(rounds)
         self._tables = tables
         self._spec = spec
         self._keys = keys
-        self._journal = journal
+        self._records = records
 
     def __getitem__(self, round_id: RoundId) -> OpenRound:
         return self._rounds[round_id]
@@ -94,19 +94,19 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         for number in passes:
             closed = RoundId(RoundKind.TRAINING, number)
             for chunk in range(-(-len(round_table(self._tables, closed)) // CHUNK_TASKS)):
-                self._journal.stage_removal(self._keys.done(str(closed), chunk))
+                self._records.stage_removal(self._keys.done(str(closed), chunk))
         for opened in self._rounds.values():
-            opened.erase(self._journal, self._keys)
+            opened.erase(self._records, self._keys)
         self._rounds.clear()
 
     def stage(self, opened: OpenRound) -> None:
         """Have the journal write what has changed in a round."""
-        opened.stage(self._journal, self._keys)
+        opened.stage(self._records, self._keys)
 
     def stage_all(self) -> None:
         """Have the journal write all rounds as they are."""
         for opened in self._rounds.values():
-            opened.stage_all(self._journal, self._keys)
+            opened.stage_all(self._records, self._keys)
 
     def set_lease_ttl(self, ttl_ms: int) -> None:
         """Have leases last so long from now on."""
@@ -164,4 +164,4 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             waits = ledger.open_streams or (ledger.dead_letters and not ledger.is_cut_short)
             if opened.id not in wanted and ledger.is_over and not waits:
                 del self._rounds[opened.id]
-                opened.erase(self._journal, self._keys, keeps_done=ledger.is_cut_short)
+                opened.erase(self._records, self._keys, keeps_done=ledger.is_cut_short)

@@ -3,15 +3,15 @@
 A master may die between two groups of its journal. The schedule may then say that a round is over
 while the last bits of its tasks, or why some are dead-lettered, were not written; or its records
 may be removed in part. The schedule is believed: it was over. Imports ``backstay.schedule`` and
-``master.core``; does no I/O.
+``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.values import DeadLetter, Failure
+from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.values import DeadLetter, Failure
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.schedule import Schedule
 

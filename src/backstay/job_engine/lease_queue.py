@@ -1,6 +1,6 @@
 """Leases in the order of a number, and the median of how long tasks took.
 
-Imports ``master.core`` and the standard library; does no I/O.
+Imports ``job_engine`` and the standard library; does no I/O.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 
-from backstay.master.core.task import Lease
+from backstay.job_engine.task import Lease
 
 __all__ = ["LeaseQueue", "Median"]
 

@@ -2,7 +2,7 @@
 
 A task has a record from its first lease until it is done and its stream is closed. Before, it is a
 number in the order of the round; after, a bit. This module owns both, counts the states, and
-counts the batches. Imports ``master.core``, numpy and ``backstay.errors``; does no I/O.
+counts the batches. Imports ``job_engine``, numpy and ``backstay.errors``; does no I/O.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from backstay.master.core.task import TRANSITIONS, Event, IllegalTransition, State, Task
-from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.values import Counts
+from backstay.job_engine.task import TRANSITIONS, Event, IllegalTransition, State, Task
+from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.values import Counts
 
 __all__ = ["Sizes", "TaskStore"]
 

@@ -11,7 +11,7 @@ end, and keeps what is needed to find tasks and leases quickly. Its invariants:
 - a master that dies and reads its journal gives out nothing that is done or leased.
 
 Time is seconds on one monotonic clock of the caller's and never goes back. A call costs O(log n)
-or less, averaged over all calls, whatever the number of tasks and workers. Imports ``master.core``,
+or less, averaged over all calls, whatever the number of tasks and workers. Imports ``job_engine``,
 ``backstay.schedule`` and ``backstay.errors``; does no I/O and is not thread-safe.
 """
 
@@ -23,11 +23,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from backstay.errors import InvalidRequest
-from backstay.master.core.lease_queue import LeaseQueue, Median
-from backstay.master.core.task import Event, Lease, State, Task
-from backstay.master.core.task_bits import TaskBits, chunk_of
-from backstay.master.core.task_store import Sizes, TaskStore
-from backstay.master.core.values import (
+from backstay.job_engine.lease_queue import LeaseQueue, Median
+from backstay.job_engine.task import Event, Lease, State, Task
+from backstay.job_engine.task_bits import TaskBits, chunk_of
+from backstay.job_engine.task_store import Sizes, TaskStore
+from backstay.job_engine.values import (
     Changes,
     Counts,
     DeadLetter,

@@ -10,14 +10,14 @@ Invariants of a task:
   In every other state it has none.
 - ``settled`` only grows, whoever works on the task.
 
-Imports ``master.core``; does no I/O.
+Imports ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from backstay.master.core.values import DeadLetter, Failure, LedgerLimits
+from backstay.job_engine.values import DeadLetter, Failure, LedgerLimits
 
 __all__ = ["TRANSITIONS", "Event", "IllegalTransition", "Lease", "State", "Task"]
 

@@ -2,7 +2,7 @@
 
 It is taken before the checkpoint begins. What is done by then is in the model that is saved; what
 is done while it is written is in some slots, and is done again after a restore: slots skip what
-they have. Imports ``master.core`` and ``json_fields``; does no I/O.
+they have. Imports ``job_engine`` and ``json_fields``; does no I/O.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from backstay.consensus.json_fields import dump, fields_of, parse_fields, strings_of
 from backstay.errors import InvalidRequest
-from backstay.master.core.task_bits import TaskBits
-from backstay.master.core.values import DeadLetter
+from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.values import DeadLetter
 from backstay.schedule.rounds import RoundId
 
 __all__ = ["JobProgress", "RoundProgress"]

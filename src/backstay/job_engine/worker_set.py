@@ -4,7 +4,7 @@ Level-triggered: the launcher reports which workers run and which ended, and why
 which ids should run. An id stands for one process and is never used again. A *place* is what a
 worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
 often.
-Imports ``backstay.errors``, ``json_fields`` and ``master.core``; does no I/O.
+Imports ``backstay.errors``, ``json_fields`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.master.core.launch import ExitReason, WorkerExit
+from backstay.job_engine.launch import ExitReason, WorkerExit
 
 __all__ = ["WorkerPolicy", "WorkerSet"]
 
