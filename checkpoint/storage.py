@@ -65,7 +65,7 @@ class CheckpointStorage:
         return [each for each in self._folders() if self._root.has(each, MANIFEST_FILE)]
 
     def unfinished(self) -> list[str]:
-        """Return the ids of those that were begun and have no manifest, oldest first."""
+        """Return the ids of unfinished checkpoints (without a manifest), oldest first."""
         return [each for each in self._folders() if not self._root.has(each, MANIFEST_FILE)]
 
     def read_manifest(self, checkpoint_id: str) -> Manifest:

@@ -45,7 +45,7 @@ HEARTBEAT_S = 0.1
 # these times apart, so that they do not split the votes.
 STAND_AFTER_S = 0.01
 STAND_APART_S = 0.2
-# A member alone has nobody to wait for.
+# A single member waits for no other.
 ALONE_ELECTION_MIN_S = 0.04
 ALONE_ELECTION_MAX_S = 0.05
 ALONE_HEARTBEAT_S = 0.01
@@ -399,7 +399,7 @@ class RaftMember:
         return note
 
     def _leave(self) -> None:
-        """Let another member lead before this one ends, so that nobody waits for an election."""
+        """Hand leadership over before this member ends, so that no call waits for an election."""
         if self._sync._isLeader():
             refused: list[int] = []
             self._sync.transferLeadership(

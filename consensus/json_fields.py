@@ -32,7 +32,7 @@ def parse_fields(
         what: Name of the record, for the error.
         text: The JSON text.
         expected: Exactly the fields it must have, with their types.
-        added: Fields of ``expected`` that a record of before them lacks, with what they are then.
+        added: Fields of ``expected`` that an older record may lack, with the values they have then.
 
     Raises:
         InvalidRequest: It is not such a text.

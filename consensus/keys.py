@@ -237,7 +237,7 @@ class JobKeys:
         return f"{self.root}done/{round_name}/{chunk:06d}"
 
     def leased(self, round_name: str, worker: str) -> str:
-        """Return the key of a worker's leases; of the worker "": streams nobody closes yet."""
+        """Return the key of a worker's leases; "" stands for no worker."""
         return f"{self.root}leased/{round_name}/{worker or '@'}"
 
     def dead_letters(self, round_name: str, task: int) -> str:

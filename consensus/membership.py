@@ -170,7 +170,7 @@ class ClusterMirror:
         return self._snapshot
 
     def load(self, prefix: str, found: RangeResult) -> None:
-        """Take over all records below a prefix; those that are not among the items are gone.
+        """Take over all records below a prefix; a record that is not among the items is gone.
 
         What is older than what was loaded already counts for nothing: of two readers of one
         prefix, one may be behind the other. A prefix is either always read whole or never.
@@ -318,7 +318,7 @@ class _Changes:
 
 
 def seen_routing(snapshot: ClusterSnapshot) -> RoutingTable | None:
-    """Return the routing table with the nodes' status, and with those that hold nothing yet.
+    """Return the routing table with the nodes' status, and with nodes that have no slot yet.
 
     A process without a living registration is ``unreachable``.
     """

@@ -141,7 +141,7 @@ def routing_to_message(
 def routing_from_message(message: cluster_pb2.GetClusterResponse) -> RoutingTable:
     """Return the routing table in an answer to GetCluster.
 
-    What does not travel is as in a new cluster: epochs are 1, nobody is gone, hosts are empty.
+    What does not travel is as in a new cluster: epochs are 1, no process is gone, hosts are empty.
 
     Raises:
         ProtocolError: The answer contradicts itself.

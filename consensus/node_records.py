@@ -30,8 +30,8 @@ class NodeRecord:
     Attributes:
         node_id: Unique in the cluster and the same after a restart.
         control_address: ``host:port`` of its gRPC services.
-        data_address: ``host:port`` of its data plane; empty as long as nobody has met it.
-        instance: Random number of this run of the process; 0 as long as nobody has met it.
+        data_address: ``host:port`` of its data plane; empty until another node has met it.
+        instance: Random number of this run of the process; 0 until another node has met it.
             Another instance under the same id means that what it held in memory is gone.
         status: ``unknown`` (not met, or not told: the stored routing table holds no status),
             ``starting`` (does not serve yet), ``serving``, ``stopping`` or ``unreachable``

@@ -76,7 +76,7 @@ async def open_store(config: ServerConfig) -> OpenedStore:
 
 
 def _free_loopback_address() -> str:
-    """Return an address for a member that has nobody to talk to."""
+    """Return an address for a store of one member, which no other process calls."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{bound.getsockname()[1]}"

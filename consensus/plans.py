@@ -107,7 +107,7 @@ class ResizePlan(JsonRecord, what="plan", names={"plan_id": "id"}):
         """Return whether a process is to hold nothing.
 
         A drain stays in force when it is done, also for the next process of that node. One that
-        was to stop is another matter: whoever starts that node again wants it back.
+        was to stop is another matter: an operator who starts that node again wants it back.
         """
         if self.state in ("cancelled", "failed"):
             return False

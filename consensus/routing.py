@@ -66,7 +66,7 @@ class SlotReplicas(NamedTuple):
         return self.synced + self.catching_up
 
 
-# Of a slot that nobody holds.
+# Of a slot without a master.
 NOBODY = SlotReplicas(NO_MASTER)
 
 
@@ -246,7 +246,7 @@ class RoutingTable:
             raise InvalidRequest(f"{_WHAT}: {len(self.nodes)} nodes; 1 to {NODE_COUNT_MAX}")
         for node in self.nodes:
             if not node.is_known:
-                raise InvalidRequest(f"{_WHAT}: nobody has met node {node.node_id!r} yet")
+                raise InvalidRequest(f"{_WHAT}: no node has met node {node.node_id!r} yet")
         if len({node.node_id for node in self.nodes}) != len(self.nodes):
             raise InvalidRequest(f"{_WHAT}: a node id appears more than once")
         if len({node.instance for node in self.nodes}) != len(self.nodes):
@@ -341,7 +341,7 @@ def _sets_of(stored: _StoredRouting) -> list[SlotReplicas]:
 
 
 def _numbers(name: str, values: NDArray[np.uint64], slot_count: int) -> NDArray[np.uint64]:
-    """Return a copy that nobody else can write, after a check."""
+    """Return a read-only copy, after a check."""
     numbers = np.array(values, dtype=np.uint64)
     if numbers.shape != (slot_count,):
         raise InvalidRequest(f"{_WHAT}: {numbers.shape} in {name} for {slot_count} slots")

@@ -31,7 +31,7 @@ class SettingText:
     Attributes:
         name: Its name.
         value: What it is.
-        default: What it is if nobody has set it.
+        default: Its value while it is not set.
         allowed: The range of a number; empty for a string.
         help: What it does.
         is_number: Whether the value is an integer.
@@ -171,7 +171,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class SettingsRecord:
-    """``settings``: the settings, and where those come from that nobody has set by itself.
+    """``settings``: the settings, and the sources of the values that a profile decided.
 
     Attributes:
         settings: The settings in force.
@@ -211,7 +211,7 @@ class SettingsRecord:
             InvalidRequest: It is not such a text.
         """
         stored = _StoredSettings.from_json(text)
-        # An older version wrote this value where nobody had chosen one.
+        # An older version wrote this value where none was chosen.
         if stored.settings.get("on_slot_loss") == "empty":
             del stored.settings["on_slot_loss"]
         known = {item.name for item in fields(ClusterSettings)}

@@ -101,7 +101,7 @@ class FencingToken:
 
 
 class Election:
-    """An election over one key: whoever creates it leads until the key goes."""
+    """An election over one key: the process that creates it leads until the key goes."""
 
     def __init__(self, store: CoordinationStore, key: str) -> None:
         """Prepare; nothing is read or written yet."""
@@ -134,7 +134,7 @@ class Election:
         raise AssertionError("follow never ends")
 
     async def observe(self) -> AsyncGenerator[KeyValue | None, None]:
-        """Yield who leads, now and after each change; None while nobody does."""
+        """Yield who leads, now and after each change; None while there is no leader."""
         states = follow(self._store, self._key)
         try:
             async for state in states:

@@ -150,7 +150,7 @@ class ClusterMember:
         keys: Keys,
         registry: TableRegistry,
     ) -> None:
-        """Put together what this node does for whoever asks it: tables, checkpoints, plans."""
+        """Put together the handlers of requests: tables, checkpoints, plans."""
         mirror, identity = self._mirror, self._identity
         self.creation = TableCreation(
             store=store,
@@ -240,7 +240,7 @@ class ClusterMember:
         await self._registration.set_status(status)
 
     async def leave(self) -> None:
-        """Say that this process has stopped serving, so that nobody waits for it.
+        """Say that this process has stopped serving, so that no node waits for it.
 
         Raises:
             StoreError: The store does not answer.

@@ -24,7 +24,7 @@ class DataPlane:
     def hold_lease_until(self, until_s: float) -> None:
         """Tell it until which moment of ``clock_s`` this node's lease is surely alive; 0: lost.
 
-        A moment and not a duration: whoever is stopped on the way would lengthen the lease.
+        A moment and not a duration: a process that is paused on the way would lengthen the lease.
         """
         self.server.hold_lease_until(until_s)
 

@@ -1,8 +1,8 @@
 """Ports of this machine for servers that are stopped and started again at the same address.
 
-The system has a range from which it gives ports to connections, and to whoever asks for any. A
-port from there is soon another's while its server is away; these are below the usual range. Who
-asks may still come too late: between the answer and the server's start a port can be taken.
+The system has a range from which it takes the ports of connections and of programs that ask for
+any port. A port of that range can be another program's while its server is away, so these ports are
+below it. Another program can still take a port before the server starts.
 Asks the kernel; imports nothing of backstay.
 """
 
@@ -19,7 +19,7 @@ TRIES_MAX = 10_000
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody uses now, all different, in no order.
+    """Return loopback ports that are free now, all different, in no order.
 
     Raises:
         OSError: There are hardly any.

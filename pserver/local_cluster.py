@@ -283,7 +283,7 @@ class LocalCluster:
     ) -> ResizePlan:
         """Have the rows on so many servers, while trainers go on; wait until they are.
 
-        Those that are missing are started; those that leave end, and are no longer listed.
+        Missing servers are started; leaving servers end, and are no longer listed.
 
         Args:
             servers: How many.
@@ -454,7 +454,7 @@ def _profile_settings(
     servers: int,
     directory: str | Path | None,
 ) -> dict[str, object]:
-    """Return what a profile needs here that nobody has given: a folder for checkpoints.
+    """Return the settings that a profile needs here and that are not set: a checkpoint folder.
 
     Raises:
         ConfigError: There is none, or there are too few servers for its copies.

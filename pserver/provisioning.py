@@ -1,4 +1,4 @@
-"""Who starts the nodes that a plan waits for, and cleans up after those that have ended.
+"""Starts the nodes that a plan waits for, and cleans up after nodes that have ended.
 
 A plan asks for a number of nodes; it does not know where they come from. Without a provisioner an
 operator starts them, within the time that the plan gives. ``LocalProvisioner`` starts processes on
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Provisioner(Protocol):
-    """Starts nodes, and takes note of those that were told to end."""
+    """Starts nodes, and notes which nodes were told to end."""
 
     def running(self) -> int:
         """Return how many nodes run or are being started."""
@@ -69,7 +69,7 @@ class LocalProvisioner:
 
 
 def provision(plan: ResizePlan, provisioner: Provisioner) -> None:
-    """Do what a plan needs now: start what it waits for, or clean up after those that ended.
+    """Do what a plan needs now: start missing nodes, or clean up after ended ones.
 
     Called again and again; what has been done once is seen by ``running``.
 

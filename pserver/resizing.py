@@ -25,7 +25,7 @@ __all__ = ["ClusterResizing", "ProgressOfPlan", "resize"]
 POLL_PAUSE_S = 0.1
 # A node that is asked for a plan asks all the others how much memory they have.
 REQUEST_LIMIT_S = 15.0
-# For how long nobody may answer while a plan is waited for.
+# How long all nodes may be silent while the caller waits for a plan.
 SILENCE_LIMIT_S = 60.0
 
 ProgressOfPlan = Callable[[ResizePlan], None]
@@ -161,7 +161,7 @@ class ClusterResizing(ClusterChannels):
         return answer
 
     def _learn_endpoints(self) -> None:
-        """Take the cluster's nodes for endpoints, besides those that were given."""
+        """Add the cluster's nodes to the given endpoints."""
         for endpoint in self._given:
             stub = cluster_pb2_grpc.ClusterServiceStub(self.channel(endpoint))
             try:
@@ -196,7 +196,7 @@ def resize(
 
     Args:
         endpoint: ``"host:port,host:port"``: control addresses of nodes to try in turn.
-        nodes: How many nodes; those that are missing must be started by somebody.
+        nodes: How many nodes; a launcher or an operator must start missing ones.
         stop: Whether the processes that leave are to end when they hold nothing.
         pause: Whether trainers are to wait while copies move.
         timeout_s: How long to wait at most; None: without end.

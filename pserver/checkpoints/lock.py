@@ -118,7 +118,7 @@ class CheckpointLock:
             other = SaveRecord.from_json(held.value)
             if other.instance != own.instance or held.mod_revision in self._held:
                 return 0, other
-            # Of this process, and nobody here knows of it: the store did not answer when it was
+            # Of this process, but unknown to it: the store did not answer when it was
             # made, or when it was to go.
             condition = mod_revision_is(self._keys.save, held.mod_revision)
         return 0, other

@@ -253,7 +253,7 @@ class Saver:
             held = await self.lock.acquire(checkpoint_id, wait_s=LOCK_WAIT_S)
             try:
                 if restoring := await self.records.restoring():
-                    # It would be newer than what is given up by it, and of before.
+                    # It would be newer than the restore, but have rows from before it.
                     raise CheckpointRefused(f"checkpoint {restoring} is being restored")
                 if await in_disk_thread(next_number, storage) == number:
                     return checkpoint_id, held
@@ -456,7 +456,7 @@ class Saver:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a thread even if nobody wants what it makes: what it leaves must be known."""
+    """Wait for a thread even if its result is not wanted: its files must be known."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -103,7 +103,7 @@ class CheckpointSchedule:
         return Since(seconds, pushes)
 
     async def _pushes(self) -> dict[int, int]:
-        """Return how many pushes each process has applied; those that do not answer count later."""
+        """Return how many pushes each process has applied; a silent process counts later."""
 
         async def ask(address: str) -> int | None:
             try:

@@ -406,7 +406,7 @@ class ClusterInspection(ClusterChannels):
             "bytes": sum(table.bytes for table in held),
             "uptime_ms": answer.uptime_ms,
             "stats": json.loads(answer.data_plane_json),
-            # A node of before this field leaves it empty.
+            # An older node leaves this field empty.
             "control": json.loads(answer.control_plane_json or "null"),
         }
 

@@ -13,7 +13,7 @@ __all__ = ["Absences", "living"]
 
 
 def living(members: Mapping[str, MemberRecord], gone: Collection[int]) -> dict[str, MemberRecord]:
-    """Return the members of which nobody has said with evidence that they are gone."""
+    """Return the members without evidence that they are gone."""
     return {name: member for name, member in members.items() if member.instance not in gone}
 
 
@@ -21,7 +21,7 @@ class Absences:
     """Processes of the routing table whose lease is over without evidence of their death."""
 
     def __init__(self, grace: float) -> None:
-        """Begin with nobody missing.
+        """Begin with no node missing.
 
         Args:
             grace: How long a process may come back with its memory.
@@ -58,7 +58,7 @@ class Absences:
     def next_end(self, now: float) -> float | None:
         """Return after how long the next process is given up, None if none is waited for.
 
-        Of those that were waited for when last noted, also if their time ran out since.
+        Of the processes that were waited for when last noted, also if their time is over.
         """
         ends = [self._missing_since[one] + self._grace for one in self._waited_for]
         return max(0.0, min(ends) - now) if ends else None

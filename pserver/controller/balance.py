@@ -38,7 +38,7 @@ MOVES_MAX = 256
 def relieve_stopping(builder: RoutingBuilder) -> None:
     """Hand every slot of a process that is stopping to an in-sync backup that serves.
 
-    Not those that this decision has changed: one that was taken in just now must not be made
+    Not slots that this decision has changed: a copy that was taken in just now must not be made
     master in the same step.
     """
     leaving = {

@@ -48,7 +48,7 @@ def decide(records: ClusterRecords, sizes: StepSizes = STEP_SIZES) -> Decision:
         sizes: Of steps.
 
     Raises:
-        InvalidRequest: The records are of two clusters, or nobody is registered.
+        InvalidRequest: The records are of two clusters, or no node is registered.
     """
     for name, member in records.members.items():
         if name != member.node_id:
@@ -133,7 +133,7 @@ def _continue(records: ClusterRecords, before: RoutingTable, sizes: StepSizes) -
 
 
 def _all_in_sync(builder: RoutingBuilder) -> bool:
-    """Whether each slot has a master, and nobody catches up but copies that are moved."""
+    """Whether each slot has a master, and only copies that move are catching up."""
     return all(
         held.master >= 0 and (not held.catching_up or len(held.in_sync) + 1 >= builder.wanted)
         for held in builder.held

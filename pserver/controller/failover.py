@@ -39,7 +39,7 @@ def note_members(builder: RoutingBuilder) -> None:
 def fail_over(builder: RoutingBuilder, *, holds_rows: bool = True) -> None:
     """Take absent processes out of every set, and find a master for each slot without one.
 
-    Slots that nobody can have the content of any more are lost from then on.
+    A slot is lost from now on if no process can have its content any more.
 
     Args:
         builder: To be changed.

@@ -105,7 +105,7 @@ def choose_leaving(
         serving: The nodes that serve, by id.
         routing: Who holds what.
         count: How many.
-        before: Ids of those that were chosen before.
+        before: Ids of the nodes that were chosen before.
         bytes_of_slot: The size of each slot; None if it is not known.
     """
     place = {node.node_id: at for at, node in enumerate(routing.nodes)}

@@ -21,7 +21,7 @@ REPORTS_MAX = 64
 
 
 def follow_reports(builder: RoutingBuilder, records: ClusterRecords) -> tuple[int, ...]:
-    """Take silent backups out of in-sync sets and take in those that have caught up.
+    """Remove silent backups from the in-sync sets and add caught-up ones.
 
     Returns:
         The instances of the masters on whose word a backup was taken in.

@@ -47,7 +47,7 @@ class RoutingBuilder:
         wanted: Copies wanted of each slot.
         processes: The processes by number.
         index_of: Their numbers by instance.
-        alive: By number, whether the lease is alive and nobody knows the process dead.
+        alive: By number, whether the lease is alive and the process is not known dead.
         able: By number, whether it is alive and serves.
         leaves: By number, whether it is alive and a plan wants it to hold nothing.
         serving: By number, whether it is able and does not leave: only such take something new.
@@ -147,7 +147,7 @@ class RoutingBuilder:
         return np.flatnonzero(np.array(concerned)[self.before.set_of_slot]).tolist()
 
     def reaches(self, process: int, others: Iterable[int]) -> bool:
-        """Return whether nobody has reported that it and one of the others do not hear each other.
+        """Return whether no report says that it and one of the others do not hear each other.
 
         A slot of such a pair keeps no copy in sync, so placements avoid it. Also a report that
         has not caught up with the last table counts here: else a copy that was taken from a
@@ -156,7 +156,7 @@ class RoutingBuilder:
         return self._apart[process].isdisjoint(others)
 
     def apart_from(self, process: int) -> set[int]:
-        """Return those that it and they are reported not to hear."""
+        """Return the processes that it is reported not to hear, or that do not hear it."""
         return self._apart[process]
 
     def heard(self, records: ClusterRecords) -> Iterator[tuple[int, NodeReport]]:
@@ -183,7 +183,7 @@ class RoutingBuilder:
         return min(in_sync, key=weight)
 
     def least_loaded(self) -> int | None:
-        """Return who is to take a slot that nobody holds; None: no node serves.
+        """Return the node that takes a slot without a replica; None: no node serves.
 
         Those that are to leave are better than none.
         """

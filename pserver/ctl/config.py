@@ -87,7 +87,7 @@ def get(options: ClusterOptions, name: str | None, explain: bool, as_json: bool)
 @json_option()
 @click.pass_obj
 def show(options: ClusterOptions, as_json: bool) -> None:
-    """Show every value, those that cannot change too, and where each comes from."""
+    """Show every value, fixed ones too, and where each comes from."""
     report = ask(options, _read, as_json=as_json)
     if as_json:
         print_json(report)

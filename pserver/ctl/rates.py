@@ -1,7 +1,7 @@
 """From two looks at a cluster's counters to rates: ``pserverctl top``. Pure.
 
-The nodes count since they were started, and say how long ago that was; the time between two looks
-is taken from that, not from the clock of whoever looks. A node that was started again counts from
+The nodes count since they were started, and say how long ago that was. The time between two looks
+comes from that, not from the caller's clock. A node that was started again counts from
 zero, so it has no rates until the next look.
 """
 

@@ -136,7 +136,7 @@ def drain(
 def rebalance(
     options: ClusterOptions, pause: bool, as_json: bool, no_wait: bool, timeout_s: float | None
 ) -> None:
-    """Spread copies and masters over all nodes, those that were drained included."""
+    """Spread copies and masters over all nodes, drained ones included."""
     _plan(
         options,
         lambda asked: asked.rebalance(pause=pause),

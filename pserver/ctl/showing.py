@@ -1,6 +1,6 @@
 """How ``pserverctl`` prints for people: tables as wide as they are, sizes, lines without markup.
 
-It knows no command and asks nobody.
+It knows no command and makes no call.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _looks(
     Args:
         inspection: The cluster.
         interval_s: The time from one look to the next.
-        patient: Go on when nobody answers any more, after the first look: yield the reason.
+        patient: Go on when no node answers any more, after the first look: yield the reason.
     """
     limit_s = min(inspection.timeout_s, max(interval_s, NODE_TIME_MIN_S))
     before, due = take_sample(inspection, limit_s), time.monotonic()

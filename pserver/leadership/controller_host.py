@@ -110,7 +110,7 @@ class ControllerHost:
             config: The cluster's config record.
             own: This process, as the election key names it.
             return_grace_ms: How long a process whose lease is over may come back before slots
-                that nobody else holds are given up.
+                without another copy are given up.
             first_restore: What a cluster without a routing table begins with.
             sizes: How large the slots are.
             decide: The pure core.
@@ -208,7 +208,7 @@ class ControllerHost:
 
     async def _decide_once(self, snapshot: ClusterSnapshot, token: FencingToken) -> None:
         routing, routing_revision = snapshot.routing, snapshot.routing_revision
-        # The rest is read after the routing table: members of before it could make a process
+        # The rest is read after the routing table: older members could make a process
         # look as if it had been replaced by the one that it replaced.
         await self._watch.read_all()
         snapshot = self._mirror.snapshot()

@@ -74,7 +74,7 @@ class Departures:
         if instance in snapshot.deaths or member is None:
             return True
         if instance not in self._checks:
-            # A task of its own: whoever asked may be cancelled by what it brings about.
+            # A task of its own: the caller may be cancelled by the declaration that it caused.
             self._checks[instance] = spawn(
                 self._check(member, because), f"the check of {member.node_id}"
             )

@@ -50,7 +50,7 @@ async def all_refuse(addresses: Sequence[str], timeout_s: float = CONNECT_TIMEOU
 def can_judge(own_host: str, their_host: str, addresses: Sequence[str]) -> bool:
     """Whether a refusal seen from here says anything about a process on another machine.
 
-    A loopback address means this machine, whoever it was that announced it.
+    A loopback address means this machine, also if another host announced it.
     """
     hosts = [split_address("address", address)[0] for address in addresses]
     return own_host == their_host or not any(is_loopback(host) for host in hosts)

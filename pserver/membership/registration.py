@@ -216,7 +216,7 @@ class Registration:
         self._want(replace(self._wanted, sync=sync))
 
     async def leave(self, reason: str) -> None:
-        """End the lease: the process serves nothing any more, and nobody need wait for it.
+        """End the lease: the process serves nothing any more, so no node has to wait for it.
 
         Raises:
             StoreError: The store does not answer; the lease ends by itself.

@@ -154,7 +154,7 @@ class TrainerRegistrations:
                 trouble = ""
 
     def forget_written(self) -> None:
-        """Note that the lease of before is over, and the records with it."""
+        """Note that the node's last lease is over, and its records with it."""
         for known in self._known.values():
             known.written, known.revision = None, 0
 
@@ -221,7 +221,7 @@ class TrainerRegistrations:
             elif now_s - one.heard_s > one.ttl_ms / 2000:
                 self._forget(one)
             else:
-                # It speaks to this node: whoever else wrote its record was the one before.
+                # It calls this node: another node that wrote its record was its earlier one.
                 one.written = None
 
     async def _remove(self, some: Sequence[_Known]) -> None:

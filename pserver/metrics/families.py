@@ -167,11 +167,11 @@ def _cluster(snapshot: ClusterSnapshot, own: NodeRecord) -> Iterator[Metric]:
         "slots", "Slots of this node by the role that the routing gives it.", "role", roles
     )
     yield _gauge(
-        "cluster_slots_without_master", "Slots of the cluster that nobody serves.", orphans
+        "cluster_slots_without_master", "Slots of the cluster that no node serves.", orphans
     )
     yield _gauge(
         "cluster_slots_lost",
-        "Slots that lost all their copies and wait for a decision; nobody serves them.",
+        "Slots that lost all their copies and wait for a decision; no node serves them.",
         lost,
     )
     yield _gauge(

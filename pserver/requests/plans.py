@@ -169,7 +169,7 @@ class PlanRequests:
         return snapshot, snapshot.routing
 
     async def _write(self, wanted: ResizePlan) -> ResizePlan:
-        """Write a plan unless another one is under way; return it, or the same one of before."""
+        """Write a plan unless another one is under way; return it, or the equal one under way."""
         wanted = replace(wanted, started=now_text())
         for _ in range(ATTEMPTS_MAX):
             there, revision = await self._read()
@@ -207,7 +207,7 @@ class PlanRequests:
     async def _check_memory(
         self, serving: Mapping[str, MemberRecord], leaving: Collection[str], what: str
     ) -> None:
-        """Refuse if the rows do not fit into the memory of those that stay.
+        """Refuse if the rows do not fit into the memory of the remaining nodes.
 
         A node that does not answer counts as one without rows and without a limit.
         """

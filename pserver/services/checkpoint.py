@@ -286,7 +286,7 @@ def checkpoint_message(manifest: Manifest) -> checkpoint_pb2.Checkpoint:
 
 
 async def _until_done(work: asyncio.Future[Any]) -> AsyncIterator[None]:
-    """Yield every now and then until the work is done; end it if nobody wants it any more."""
+    """Yield every now and then until the work is done; end it if the caller has gone."""
     try:
         while not work.done():
             await asyncio.wait({work}, timeout=LOOK_S)

@@ -168,7 +168,7 @@ class TableCreation:
             spec_json: Its description.
             other_settings: What happens to a table that is there with other settings.
             declarer: With "update": the start of a job that this is for. Its first worker settles
-                the settings, and only if they are not those that the start before asked for.
+                the settings, and only if they differ from what the last start asked for.
 
         Raises:
             TableConflict: The name is taken with other rows, or with other settings that are to

@@ -1,7 +1,7 @@
 """Which features a model looks up in which embedding layer, learned from one batch.
 
 So that the rows of the coming batch can be asked for before it is its turn, without a word from
-the user. A wrong guess costs a fetch that nobody uses: layers compare the ids before they take
+the user. A wrong guess costs only a useless fetch: layers compare the ids before they take
 fetched rows. Imports numpy and the protocol; no framework.
 """
 

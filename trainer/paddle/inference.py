@@ -267,7 +267,7 @@ def load_for_inference(
 def model_part(
     definition: ModelDefinition, spec: JobSpec, tables: TrainedTables
 ) -> tuple[ModelPart, list[str]]:
-    """Return what an export says of a job's model, and which of its state nobody has trained.
+    """Return what an export says of a job's model, and which of its state was not trained.
 
     These are buffers and frozen parameters, which are on no server: they come from
     ``model.pdparams`` in the job's ``output``, or else have the values that the model file gives

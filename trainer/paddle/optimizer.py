@@ -158,7 +158,7 @@ class DistributedOptimizer:
             if value is not None:
                 raise ConfigError(
                     f"minimize({name}=...) is not supported: which parameters train is settled "
-                    "when the optimizer is wrapped; set stop_gradient on those that shall not"
+                    "when the optimizer is wrapped; set stop_gradient on parameters that shall not"
                 )
         pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]
         self.step()

@@ -1,4 +1,4 @@
-"""Paddle's optimizers and initializers as those that the servers run.
+"""Translates Paddle's optimizers and initializers to the servers'.
 
 Pure: values in, values out. May import paddle and the table description; never a client.
 What a server cannot do the same way is refused, so that no setting is dropped in silence.

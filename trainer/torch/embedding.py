@@ -132,7 +132,7 @@ class Embedding(_ServerModule):
         padding_idx: The id that means "nothing here": answered with zeros, never fetched or
             pushed. A negative one counts from ``num_embeddings``, if that is given.
         sparse: Accepted and ignored: gradients are always sparse.
-        initializer: Of rows nobody has pushed. Default: ``Normal(0, 1)``, as in PyTorch.
+        initializer: Of rows without a push. Default: ``Normal(0, 1)``, as in PyTorch.
         name: Of the table. Trainers share rows by this name. Default: ``embedding_0``, then
             ``embedding_1``, the same in every trainer that runs the same program.
         client: Default: that of the open session (``init``), and its job before ``name``.

@@ -1,7 +1,7 @@
 """Plain PyTorch embeddings of a model put on the pservers.
 
 May import torch, this package and the framework-neutral parts of ``backstay.trainer``. Looks at
-weights, to see that nobody has set them, and carries none of them over.
+weights, to see that no code has set them, and carries none of them over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch's optimizers as those that the servers run.
+"""Translates PyTorch's optimizers to the servers'.
 
 Pure: values in, values out. May import torch and the table description; never a client.
 What a server cannot do the same way is refused, so that no setting is dropped in silence.

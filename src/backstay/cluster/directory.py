@@ -162,7 +162,7 @@ class Directory:
         self._closed = False
 
     def first_contact(self) -> ClusterInfo:
-        """Fetch nodes and routing for the first time: nobody may ever answer here.
+        """Fetch nodes and routing for the first time: perhaps no server ever answers here.
 
         Raises:
             NeverReached: None of the endpoints answered within ``first_contact_timeout_ms``, or
@@ -191,7 +191,7 @@ class Directory:
         return info
 
     def learn(self, info: ClusterInfo) -> None:
-        """Take the routing's nodes for endpoints, besides those that were given."""
+        """Add the routing's nodes to the given endpoints."""
         known = [node.control_address for node in info.nodes if node.control_address]
         with self._lock:
             self._endpoints = list(dict.fromkeys([*self._given, *known]))

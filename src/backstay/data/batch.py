@@ -1,7 +1,7 @@
 """Records as a model's feed gets them: iterable one by one, or as columns.
 
 A batch is a view: slicing and reordering copy nothing until a column or a record is asked for, so
-a worker can shuffle a task and cut it into batches at no cost for columns that nobody reads.
+a worker can shuffle a task and cut it into batches at no cost for columns that are not read.
 
 Imports numpy and the errors; no framework, no I/O.
 """

@@ -1,8 +1,8 @@
 """Damaged records of a job's data: how many each task has, known since it was read last.
 
-A damaged record belongs to the data, not to a pass: whoever reads a task, and as often as it is
-read, meets the same ones. Each therefore counts once, over passes, speculative attempts, tries and
-restores, and what is known of one of a job's data is what one pass over it meets. Imports
+A damaged record belongs to the data, not to a pass: every worker meets the same ones each time it
+reads the task. So each counts once, over passes, speculative attempts, tries and restores. One pass
+over the data finds all of them. Imports
 ``backstay.errors`` and ``json_fields``; does no I/O.
 """
 

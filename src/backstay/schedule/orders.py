@@ -1,6 +1,6 @@
 """In which order a job goes over its tasks, and over the records of a task.
 
-What the job's ``shuffle`` and ``seed`` mean, for whoever gives out tasks. Imports
+What the job's ``shuffle`` and ``seed`` mean for the order of tasks. Imports
 ``backstay.schedule``, ``backstay.job_spec`` and the standard library.
 """
 

@@ -45,7 +45,7 @@ def order_seed(job_seed: int, round_id: RoundId) -> int:
 def shuffle_seed(job_seed: int, round_id: RoundId, task: int) -> int:
     """Return the seed of the order of records within a task, 63 bits.
 
-    The same for every attempt: whoever reads the task makes the same batches of it.
+    The same for every attempt, so every worker makes the same batches of the task.
     """
     return _seed(job_seed, _KINDS[round_id.kind], round_id.number, task + 1)
 
