@@ -149,7 +149,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
 
 
 def verdict(target: Target, value: Spread | None) -> Verdict:
-    """Say whether the median meets the target; None is a figure nobody measured."""
+    """Say whether the median meets the target; None is a figure that was not measured."""
     if value is None:
         return "not measured"
     met = value.median <= target.bound if target.at_most else value.median >= target.bound

@@ -1,7 +1,7 @@
 """The master of one job as a process: takes the leadership, opens the job, serves it to its end.
 
 Life: listen (calls are answered "not the master yet"), wait for the leadership, open the job from
-its records, serve. If the key is lost while nobody else took it, it is created anew and nothing
+its records, serve. If the key is lost and no other process took it, it is created anew and nothing
 else changes; if another process has it, this one ends with ``NotJobMaster``. At the end workers are
 told, then the leadership is given back. The shell: decisions are made by the modules it assembles.
 """
@@ -152,7 +152,7 @@ class MasterHost:
         await _until_answered(lambda: self._journal.open(token))
 
     async def _keep_leadership(self) -> None:
-        """Write the journal and renew the lease; lead again if nobody else took over."""
+        """Write the journal and renew the lease; lead again if no other process does."""
         try:
             while True:
                 writing = asyncio.create_task(self._journal.run())
@@ -263,7 +263,7 @@ class MasterHost:
         return job.state.state
 
     async def _remove_records(self) -> None:
-        """Remove the job, as whoever stopped it wished."""
+        """Remove the job, as the operator who stopped it asked."""
         found = await self._store.range(self._keys.root)
         kept = (self._keys.master, self._keys.journal)
         for item in found.items:

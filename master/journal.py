@@ -243,7 +243,7 @@ class Journal:
         self._last = JournalRecord.from_json(journal.value)
 
     def _next_group(self) -> tuple[dict[_Place, _Change], list[Operation]]:
-        """Take the oldest changes out of those that are pending, as many as fit."""
+        """Take the oldest pending changes, as many as fit."""
         group: dict[_Place, _Change] = {}
         operations: list[Operation] = []
         size = 0

@@ -1,4 +1,4 @@
-"""The leadership of a job's master: one key bound to a lease; whoever created it is the master.
+"""The leadership of a job's master: a key bound to a lease; the process that created it leads.
 
 Taking it waits for the one that has it, unless that one is known to be gone. Imports
 ``backstay.consensus``; decides nothing about the job.
@@ -69,7 +69,7 @@ class Leadership:
         return self.token
 
     async def take_again(self) -> FencingToken:
-        """Take the leadership after the lease or the key was lost, if nobody else has.
+        """Take the leadership again after the lease or the key was lost, if it is free.
 
         Raises:
             NotJobMaster: Somebody else has.
@@ -92,7 +92,7 @@ class Leadership:
         """Renew the lease and look at the key until cancelled.
 
         Raises:
-            LeaseLost: Lease or key are gone; ``take_again`` if nobody else has the leadership.
+            LeaseLost: Lease or key are gone; ``take_again`` if no other process leads.
             StoreError: The store refuses this client, or has lost its data.
         """
         if self._keep is None:

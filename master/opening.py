@@ -1,8 +1,9 @@
 """Opening a job: making it, or reading its records so that it goes on where it was.
 
-Called by a process that holds the leadership, so nobody else writes. What is written goes through
-the journal and is durable before the next step needs it; a master that dies in between leaves what
-the next one does again. Imports ``backstay.consensus``, ``backstay.schedule`` and ``job_engine``.
+The process that calls it has the leadership, so no other process writes. What is written goes
+through the journal and is durable before the next step needs it. If a master dies in between, the
+next one does the step again. Imports ``backstay.consensus``, ``backstay.schedule`` and
+``job_engine``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What became of the rows that a job's progress goes with, and whether records still count once.
 
-Decides from what was noted and what a node tells of restores, losses included; asks nobody and
+Decides from what was noted and what a node tells of restores, losses included; makes no call and
 knows no time. Imports records and ``checkpoint.remote``.
 """
 

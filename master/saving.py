@@ -1,6 +1,6 @@
 """Checkpoints of a job, and its way back: model and progress are saved and restored together.
 
-The node that writes a checkpoint, whoever asked for it, keeps the records of all jobs with it, read
+The node that writes a checkpoint keeps the records of all jobs with it, read
 before it begins: what they call done is in the model. Whether the cluster was restored since is
 asked every second: every restore has a version of its own. Calls to the cluster block and are made
 in threads.
@@ -180,7 +180,7 @@ class Saving:
             await self._job.changed.wait()
 
     async def _rows_changed(self) -> bool:
-        """Look whether rows have changed; also True if nobody could tell, after a while."""
+        """Look whether rows have changed; also True if no server could tell, after a while."""
         try:
             changed = await self.look()
         except BackstayError as error:

@@ -330,7 +330,7 @@ class Client:
     # -- dense tensors --------------------------------------------------------------------
 
     def init_dense(self, table: Table | str, values: ArrayLike) -> None:
-        """Set a dense tensor if nobody has set it yet: the first trainer wins, block by block."""
+        """Set a dense tensor if no trainer has set it yet: the first one wins, block by block."""
         table = self._table(table)
         blocks = self._to_blocks(table, values, "values")
         self._push(table, self._dense_plan(table), blocks, "assign_if_absent", 1.0)
@@ -426,7 +426,7 @@ class Client:
         """Wait until every push sent so far is settled.
 
         Raises:
-            BackstayError: A push that nobody has waited for failed; the first such failure.
+            BackstayError: A push without a waiting caller failed; the first such failure.
         """
         self._native.flush()
 
@@ -438,7 +438,7 @@ class Client:
         """Settle the pushes under way and disconnect. A second call does nothing.
 
         Raises:
-            BackstayError: A push that nobody waited for has failed; the client is closed all
+            BackstayError: A push without a waiting caller failed; the client is closed all
                 the same.
         """
         with self._lock:

@@ -1,7 +1,7 @@
 """What a resize costs trainers, and whether it moves more than it must.
 
 Two servers with two copies of each slot, as is usual (or one: ``--replicas 1``). They become three
-and two again twice: first while nobody pushes, to count the bytes that the servers send each other,
+and two again twice: first without pushes, to count the bytes that the servers send each other,
 then while a trainer pushes without a pause. The fewest bytes are those of the rows of the third
 server's share of the copies, once to it and once back; what is counted has keys, frames and the
 nodes' talk in it as well. A resize's time is that of `LocalCluster.resize`: it includes the start

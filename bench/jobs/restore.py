@@ -129,7 +129,7 @@ def main() -> None:
             pulled = time.monotonic()
             loaded = watch.wait()
         if not np.array_equal(restored, saved):
-            raise SystemExit("the restored rows are not those that were saved")
+            raise SystemExit("the restored rows differ from the saved rows")
         if forget:
             drop_page_cache()
         disk.append(read_bytes_per_s(files))

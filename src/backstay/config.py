@@ -418,7 +418,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
 
     @property
     def from_profile(self) -> Mapping[str, object]:
-        """What the profile decides, by the names of settings: those that nobody has set."""
+        """What the profile decides, by the names of settings: the settings that are not set."""
         if self.profile is None:
             return {}
         decided = PROFILES[self.profile].server_settings(self.initial_nodes_wanted)

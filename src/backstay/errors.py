@@ -11,8 +11,8 @@
     ├── ServerEndedError       a server of a local cluster has ended
     ├── TakenForDead           this server was taken for dead, and its slots went to others
     ├── TransportError         the network or the peer failed
-    │   ├── ServerUnavailable  nobody answers at that address within the deadline
-    │   │   └── NeverReached   nobody has answered at any of the addresses, from the beginning
+    │   ├── ServerUnavailable  no server answers at that address within the deadline
+    │   │   └── NeverReached   no server ever answered at any of the addresses
     │   ├── DeadlineExceeded   the peer is there but did not answer in time
     │   ├── OutcomeUnknown     a push was sent and no answer came: it may or may not be applied
     │   └── ProtocolError      the peer does not speak our protocol (or speaks another version)
@@ -159,7 +159,7 @@ class ServerEndedError(BackstayError):
 class TakenForDead(BackstayError):
     """The cluster took this server process for dead and gave its slots to others; start it again.
 
-    What it holds in memory is worthless now, whoever was wrong.
+    What it has in memory is worthless now, even if the cluster was wrong.
     """
 
 
@@ -347,7 +347,7 @@ class JobRefused(JobError):
 
 
 class UnknownJob(JobError, LookupError):
-    """The cluster has no job of that name; the message names those that it has."""
+    """The cluster has no job of that name; the message names the jobs that it has."""
 
 
 class NotJobMaster(JobError):

@@ -1,6 +1,6 @@
 """Profiles: settings that belong together, by how long a job runs.
 
-A profile decides only what nobody has set: by an argument, in a file or in the environment. Pure;
+A profile decides only what is not set: by an argument, in a file or in the environment. Pure;
 imports nothing.
 """
 

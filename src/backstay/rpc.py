@@ -233,7 +233,7 @@ def error_of(error: grpc.RpcError, address: str) -> BackstayError:
 
 
 def _unavailable(details: str, address: str) -> BackstayError:
-    """Return the error for a call that reached nobody; ``details`` is gRPC's own text."""
+    """Return the error for a call that reached no server; ``details`` is gRPC's own text."""
     if any(sign in details for sign in _SIGNS_OF_ANOTHER_PROTOCOL):
         return errors.ProtocolError(
             f"{address} answers, but not as a control plane: is it the data port?"

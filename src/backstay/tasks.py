@@ -19,7 +19,7 @@ CANCEL_AGAIN_S = 10.0
 
 
 def spawn(work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-    """Start a background task; without this nobody would hear of its failure."""
+    """Start a background task whose failure is logged."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_report_bug)
     return task

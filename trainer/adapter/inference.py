@@ -136,7 +136,7 @@ def _loaded(
 def model_part(
     framework: Framework, definition: ModelDefinition, spec: JobSpec, tables: TrainedTables
 ) -> tuple[ModelPart, list[str]]:
-    """Return what an export says of a job's model, and which of its state nobody has trained.
+    """Return what an export says of a job's model, and which of its state was not trained.
 
     Such state is buffers and frozen parameters, which are on no server: it comes from the saved
     file in the job's ``output``, or else has the values that the model file gives it.

@@ -157,7 +157,7 @@ def _job_of_name(table: str) -> str:
 
 
 def warn_untrained(names: Sequence[str], saved_file: str) -> None:
-    """Warn the caller of ``load_for_inference`` of state that nobody has trained or saved.
+    """Warn the caller of ``load_for_inference`` of state that was not trained or saved.
 
     Args:
         names: Of the state, as in ``state_dict()``.

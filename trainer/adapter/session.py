@@ -36,7 +36,7 @@ __all__ = [
     "set_session_factory",
 ]
 
-# Paddle's names, then those that torchrun sets.
+# Paddle's names, then torchrun's.
 ENDPOINTS = PADDLE_ENDPOINT_VARIABLE
 TRAINER_ID = "PADDLE_TRAINER_ID"
 TRAINERS_NUM = "PADDLE_TRAINERS_NUM"
@@ -111,7 +111,7 @@ class TrainerEnvironment:
         if trainer_id is None:
             if trainers_num > 1:
                 # Two trainers that both take themselves for number 0 would train on the same
-                # examples, and nobody would notice.
+                # examples, unnoticed.
                 raise ConfigError(
                     f"{id_name} is not set, with {trainers_num} trainers: set it to this "
                     f"trainer's number, 0 to {trainers_num - 1}"

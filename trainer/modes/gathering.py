@@ -1,7 +1,7 @@
 """Sync mode, the arithmetic: cut a batch for the workers of a step, put gradients together.
 
-Every step is one batch of ``batch_size`` records whoever takes part: each worker computes the
-mean gradient of its piece, and the weighted sum of these is the mean gradient of the batch. It is
+Every step is one batch of ``batch_size`` records, with any number of workers. Each worker computes
+the mean gradient of its piece. The weighted sum of these is the mean gradient of the batch. It is
 pushed once, so that the optimizer runs once, with the numbers that one machine would get (to
 rounding). May import the client and numpy; sends nothing.
 """

@@ -1,4 +1,4 @@
-"""Sync mode, between workers: the service of whoever leads a task, and the calls of who follows.
+"""Sync mode, between workers: the service of a task's leader, and the calls of its followers.
 
 Gradients travel by gRPC between the workers of a step; rows stay between workers and servers. A
 thread of its own runs the service; the training thread cuts, computes, gathers. May import

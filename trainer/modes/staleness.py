@@ -86,7 +86,7 @@ class StalenessGate:
         self._write(0)
 
     def begin_task(self, others: Collection[int]) -> None:
-        """Take part: begin where the slowest one is, so that nobody waits for this one.
+        """Take part: begin where the slowest one is, so that no worker waits for this one.
 
         Args:
             others: The clocks of all that have a task, its own among them or not.

@@ -59,7 +59,7 @@ class Engine:
         return _rows_of(self.client) == self.rows
 
     def close(self) -> None:
-        """Disconnect; what nobody waited for is lost, and only logged."""
+        """Disconnect; a failure that no caller waited for is only logged."""
         try:
             self.session.close()
         except BackstayError as error:

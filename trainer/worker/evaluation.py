@@ -1,7 +1,8 @@
 """Outputs of evaluation batches, put together for the job's metrics.
 
-May import numpy, the metrics and the link's messages. Computes what is the user's own function
-here, on the worker that has the user's code; named metrics are for whoever has all outputs.
+May import numpy, the metrics and the link's messages. Computes the user's own
+functions here, on the worker that has the user's code. The job master computes named metrics,
+because it has all outputs.
 """
 
 from __future__ import annotations

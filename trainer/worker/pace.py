@@ -79,7 +79,7 @@ class Pace:
         """Take part in a task that another worker leads; return in how many steps.
 
         Raises:
-            ConfigError: In this mode nobody does.
+            ConfigError: In this mode no worker does.
         """
         raise ConfigError(f"task {task.round}-{task.number} has a leader, but the mode has none")
 

@@ -1,4 +1,4 @@
-"""Calls that are made again and again while nobody answers.
+"""Calls that are repeated until a process answers.
 
 Imports ``backstay.errors``.
 """

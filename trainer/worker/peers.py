@@ -47,7 +47,7 @@ class Peers:
 
     @contextmanager
     def waiting(self, whom: Callable[[], Sequence[str]]) -> Iterator[None]:
-        """Tell that this worker waits for others meanwhile, so that nobody takes it for hung.
+        """Tell that this worker waits for others meanwhile, so that it is not taken for hung.
 
         Args:
             whom: Returns their names, as far as they are known; from the link's thread.

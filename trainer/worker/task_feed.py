@@ -1,6 +1,6 @@
 """The batches of a task: read, put in order, cut and fed, in a thread ahead of the training.
 
-The same records in the same order for (task, seed), whoever reads them: exactly-once counts on
+The same records in the same order for (task, seed), in every worker: exactly-once counts on
 it. Runs the user's ``feed``. May import readers, batches and the model definition; no framework
 and nothing of the network but what readers do.
 """
@@ -246,7 +246,7 @@ class TaskFeed:
         return Fed(number, places, features, labels)
 
     def _put(self, item: Fed | Exception | None) -> bool:
-        """Wait for room; return False if nobody wants more."""
+        """Wait for room; return False if no more is wanted."""
         while not self._unwanted.is_set():
             try:
                 self._ready.put(item, timeout=CHECK_S)

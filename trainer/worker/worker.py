@@ -228,7 +228,7 @@ class Worker:
                 self._give_back(work, f"a task before it failed at its end: {error}")
 
     def _all_ended_well(self, left: int = 0) -> bool:
-        """Wait until at most so many tasks are ending; see to those that failed."""
+        """Wait until at most so many tasks are ending; see to failed ones."""
         failed = self._ends.collect(left)
         for work, error in failed:
             self._went_wrong(work, error)
@@ -478,7 +478,7 @@ class Worker:
             engine.close()
 
     def _end(self, reason: str) -> None:
-        """Give back what was asked for ahead, say good-bye, end the threads; wait for nobody."""
+        """Give back what was asked for ahead, say good-bye, end the threads without waiting."""
         self.stop(reason)
         for work, error in self._ends.collect():
             _LOG.warning("%s was not recorded as done: %s", work, error)

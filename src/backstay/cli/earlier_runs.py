@@ -68,7 +68,7 @@ def sole_run(folder: Path, job: str) -> Iterator[None]:
 
 
 def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> bool:
-    """Return whether a job has been worked on before, and that counts; wait until nobody runs it.
+    """Return whether an earlier run of a job counts; wait until no command runs it.
 
     Args:
         servers: Of the job.
@@ -95,7 +95,7 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
 
 
 def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> None:
-    """Remove the records of a job, once nobody runs it.
+    """Remove the records of a job, once no command runs it.
 
     Raises:
         JobRefused: Another process is its master.

@@ -101,7 +101,7 @@ class Cluster(NamedTuple):
 
 
 def _without_master(entry: JobEntry) -> str:
-    """Return why there is nobody to give orders to."""
+    """Return why there is no job master to command."""
     reason = f" ({entry.reason})" if entry.reason else ""
     if entry.state in OVER_STATES:
         return f"job {entry.job!r} is {entry.state}{reason}: it has no master any more"
@@ -112,7 +112,7 @@ def _without_master(entry: JobEntry) -> str:
 
 
 def _complete_job(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Complete the name of a job: of the cluster, and of those that were run from here."""
+    """Complete the name of a job: of the cluster, and of the jobs that ran in this folder."""
     found = {each.parent.name for each in default_folder("").glob(f"*/{FILE_NAME}")}
     options = ClusterOptions(
         given_before(context, "endpoint"), given_before(context, "config_file")
@@ -135,7 +135,7 @@ def _folder_option() -> Callable[[CommandT], CommandT]:
         "folder",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
-        help="Ask nobody; read the log_dir of the job, on this machine.",
+        help="Call no server; read the log_dir of the job, on this machine.",
     )
 
 
@@ -227,7 +227,7 @@ def jobs(context: click.Context, endpoint: str | None, config_file: Path | None)
 @json_option()
 @click.pass_obj
 def list_command(options: ClusterOptions, as_json: bool) -> None:
-    """List the jobs, also those that are over."""
+    """List the jobs, ended ones included."""
     with _asking(options, as_json=as_json) as cluster:
         entries = cluster.entries()
     if as_json:

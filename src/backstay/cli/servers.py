@@ -108,7 +108,7 @@ def job_servers(
 
     Raises:
         ConfigError: A setting is wrong.
-        NeverReached: There is nobody at the addresses.
+        NeverReached: No server answers at the addresses.
         ServerStartError: A server did not start.
         JobError: There is no checkpoint with the model that is to be evaluated.
     """
@@ -150,7 +150,7 @@ def _reach(
     def ask() -> None:
         try:
             reach(endpoints, client)
-        except Exception as error:  # noqa: BLE001 (raised again by whoever waits)
+        except Exception as error:  # noqa: BLE001 (raised again by the thread that waits)
             reached.set_exception(error)
         else:
             reached.set_result(None)

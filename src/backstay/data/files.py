@@ -155,7 +155,7 @@ class FileSet:
     """The files that a list of paths names, in a stable order, each once.
 
     Args:
-        paths: Files, folders (all files below, but for hidden ones and those that begin with
+        paths: Files, folders (all files below, but for hidden ones and names that begin with
             ``_``), patterns with ``*``, ``?``, ``[..]`` and ``**``, or URLs of any of these.
         storage: Options of fsspec's file system; credentials are best left to the environment.
     """

@@ -1,4 +1,4 @@
-"""Calls to a job's master by whoever knows a pserver: find it, call it, try again.
+"""Calls to a job's master, from any process that knows a pserver: find it, call, try again.
 
 The master's address is in the job's record, which any pserver reads from the coordination store.
 A call is repeated with a pause while no master answers or the one that does is none (yet), until
@@ -196,7 +196,7 @@ class JobCalls:
             return address, job_pb2_grpc.JobServiceStub(channel)
 
     def _raise_if_over(self) -> None:
-        """Do not wait for a master that nobody will start."""
+        """Do not wait for a master that no process will start."""
         text = read_keys(self.directory, self._keys.state, single=True).get(self._keys.state)
         record = JobStateRecord.from_json(text) if text is not None else None
         if record is not None and record.state != "running":

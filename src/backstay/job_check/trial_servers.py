@@ -36,7 +36,7 @@ CLUSTER = "trial"
 NODE = "trial"
 INSTANCE = 1
 SLOTS = 1
-# Nobody listens there: the directory below asks nobody.
+# No server listens there: the directory below makes no call.
 NOBODY = "127.0.0.1:1"
 STOP_GRACE_MS = 1000
 

@@ -24,7 +24,7 @@ def check_integer(owner: object, name: str, low: int, high: int) -> None:
     """Refuse a field that is not an integer in [low, high]; NumPy's integers become int."""
     value = getattr(owner, name)
     try:
-        # True is an int to Python, but nobody means it as a size.
+        # True is an int to Python, but it is no size.
         number = None if isinstance(value, bool) else int(value.__index__())
     except AttributeError:
         number = None
