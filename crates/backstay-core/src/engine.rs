@@ -173,7 +173,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Settle under which settings a transaction is applied, here and by every replica.
+    /// Fix under which settings a transaction is applied, here and by every replica.
     pub fn stamp(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
         transaction.optimizer = Some(self.table(transaction.table)?.spec().optimizer);
         Ok(())
@@ -289,11 +289,11 @@ impl Engine {
                     "the stream of this push has ended here: its client closed it, or was not heard of for an hour; make a new client".into(),
                 ));
             }
-            let settled = match table {
-                Some(_) => stream.is_settled(index, transaction.id.sequence),
+            let skips = match table {
+                Some(_) => stream.skips(index, transaction.id.sequence),
                 None => stream.is_closed(index),
             };
-            if settled {
+            if skips {
                 report.skipped += 1;
                 continue;
             }

@@ -2,7 +2,7 @@
 //!
 //! A plain high-water mark would swallow a rolled-back push whose successor got through, and
 //! a batch need not touch every slot, so gaps are normal. Hence a floor, below which the
-//! client has settled everything, and a bitmap of the window above it.
+//! client has nothing open, and a bitmap of the window above it.
 
 /// How far a sequence number may be ahead of its stream's floor.
 pub const WINDOW: u64 = 128;
@@ -40,15 +40,15 @@ pub struct TransactionId {
 /// What a slot remembers of one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamWindow {
-    /// Every sequence below this is settled: applied, or given up by the client for good.
+    /// Every sequence below this is over: applied, or given up by the client for good.
     pub floor: u64,
     /// Bit i: sequence `floor + i` has been applied.
     pub applied: u128,
 }
 
 impl StreamWindow {
-    /// Whether a sequence needs no applying (any more).
-    pub fn is_settled(&self, sequence: u64) -> bool {
+    /// Whether a push of this sequence is skipped: it is applied already, or below the floor.
+    pub fn skips(&self, sequence: u64) -> bool {
         match sequence.checked_sub(self.floor) {
             None => true,
             Some(ahead) => ahead < WINDOW && self.applied >> ahead & 1 == 1,
@@ -60,7 +60,7 @@ impl StreamWindow {
         *self != Self::default()
     }
 
-    /// Remember that a push was applied, and what its client has settled.
+    /// Remember that a push was applied, and up to where its client has nothing open.
     pub fn record(&mut self, sequence: u64, floor: u64) {
         self.raise_floor(floor);
         if let Some(ahead) = sequence.checked_sub(self.floor) {
@@ -69,7 +69,7 @@ impl StreamWindow {
         }
     }
 
-    /// Raise the floor; what falls below it is settled and forgotten.
+    /// Raise the floor; what falls below it is skipped from now on, and forgotten.
     fn raise_floor(&mut self, floor: u64) {
         if let Some(by) = floor.checked_sub(self.floor) {
             self.applied = if by < WINDOW { self.applied >> by } else { 0 };

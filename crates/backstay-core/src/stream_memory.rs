@@ -14,7 +14,7 @@ use crate::stream::{StreamId, StreamWindow, TransactionId, WINDOW};
 pub struct StreamMemory {
     slots: usize,
     windows: BTreeMap<StreamId, Box<[StreamWindow]>>,
-    /// Streams whose client has settled everything, by the slots that were told: what still
+    /// Streams whose client has nothing open, by the slots that were told: what still
     /// comes is a late copy. Much smaller than windows.
     closed: ClosedStreams,
 }
@@ -42,7 +42,7 @@ impl StreamMemory {
     pub fn check(&self, id: TransactionId, floor: u64) -> Result<(), Refusal> {
         if id.sequence < floor || id.sequence - floor >= WINDOW {
             return Err(Refusal::InvalidRequest(format!(
-                "sequence {} must lie within {WINDOW} above its floor {floor}: settle older pushes first",
+                "sequence {} must lie within {WINDOW} above its floor {floor}: wait for older pushes first",
                 id.sequence
             )));
         }
@@ -73,7 +73,7 @@ impl StreamMemory {
     }
 
     /// Close a stream in one slot: its client will push no more, so only late copies can come,
-    /// which count as settled. Forgetting it at once would apply them again; the oldest closed
+    /// which are skipped. Forgetting it at once would apply them again; the oldest closed
     /// streams of the slot are forgotten when there are too many.
     pub fn close(&mut self, stream: StreamId, slot: usize) {
         self.closed.close(stream, slot);
@@ -141,11 +141,11 @@ pub struct OneStream<'a> {
 
 impl OneStream<'_> {
     /// Whether a sequence needs no applying (any more) in a slot.
-    pub fn is_settled(&self, slot: usize, sequence: u64) -> bool {
+    pub fn skips(&self, slot: usize, sequence: u64) -> bool {
         self.is_closed(slot)
             || self
                 .windows
-                .is_some_and(|windows| windows[slot].is_settled(sequence))
+                .is_some_and(|windows| windows[slot].skips(sequence))
     }
 
     /// Whether a slot has applied something of it and it was not closed since.
@@ -183,16 +183,16 @@ mod tests {
     fn a_push_whose_successor_got_through_is_not_swallowed() {
         let mut window = StreamWindow::default();
         window.record(5, 4);
-        assert!(!window.is_settled(4));
-        assert!(window.is_settled(5));
+        assert!(!window.skips(4));
+        assert!(window.skips(5));
     }
 
     #[test]
-    fn a_late_copy_below_the_floor_is_settled() {
+    fn a_late_copy_below_the_floor_is_skipped() {
         let mut memory = StreamMemory::new(2);
         memory.windows_mut(STREAM)[1].record(200, 190);
-        assert!(memory.stream(STREAM).is_settled(1, 3));
-        assert!(!memory.stream(STREAM).is_settled(0, 3));
+        assert!(memory.stream(STREAM).skips(1, 3));
+        assert!(!memory.stream(STREAM).skips(0, 3));
         assert!(memory.check(id(3), 3).is_ok());
         assert!(memory.check(id(3), 4).is_err());
         assert!(memory.check(id(500), 3).is_err());
@@ -212,12 +212,12 @@ mod tests {
         memory.windows_mut(STREAM)[1].record(0, 0);
         memory.windows_mut(STREAM)[69].record(0, 0);
         memory.close(STREAM, 69);
-        assert!(memory.stream(STREAM).is_settled(69, 5));
-        assert!(!memory.stream(STREAM).is_settled(1, 5));
+        assert!(memory.stream(STREAM).skips(69, 5));
+        assert!(!memory.stream(STREAM).skips(1, 5));
         assert_eq!(memory.closed_in(69).count(), 1);
         memory.replace(69, &[], &[]);
-        assert!(!memory.stream(STREAM).is_settled(69, 0));
-        assert!(memory.stream(STREAM).is_settled(1, 0));
+        assert!(!memory.stream(STREAM).skips(69, 0));
+        assert!(memory.stream(STREAM).skips(1, 0));
     }
 
     proptest! {
@@ -231,9 +231,9 @@ mod tests {
             for (ahead, advance) in steps {
                 floor += advance;
                 let push = floor + ahead;
-                let settled = window.is_settled(push);
-                prop_assert_eq!(settled, perfect.contains(&push));
-                if !settled {
+                let skips = window.skips(push);
+                prop_assert_eq!(skips, perfect.contains(&push));
+                if !skips {
                     window.record(push, floor);
                     perfect.insert(push);
                 }

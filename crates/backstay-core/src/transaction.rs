@@ -80,7 +80,7 @@ pub enum Change {
         /// Leave rows alone that exist already.
         only_if_absent: bool,
     },
-    /// Close the transaction's stream: late copies of its pushes count as settled. No rows.
+    /// Close the transaction's stream: late copies of its pushes are skipped. No rows.
     Close,
 }
 
@@ -111,7 +111,7 @@ pub struct StagedRun {
 pub struct Transaction {
     /// The same on every retry.
     pub id: TransactionId,
-    /// Everything below it in its stream is settled for the client.
+    /// Everything below it in its stream is acknowledged, or given up by the client.
     pub floor: u64,
     /// The table's id.
     pub table: u64,

@@ -260,7 +260,7 @@ fn what_was_sent_to_an_earlier_life_of_a_slot_is_refused() {
     let mut late = push(1, 8, 8, &keys, -1.0);
     Arc::make_mut(&mut late).known_version = 6;
     assert!(apply(&mut engine, &late).is_ok());
-    // As a restore does: the slot is empty, and takes what was settled before once more.
+    // As a restore does: the slot is empty, and takes what was applied before once more.
     engine.clear_slot(2);
     engine.set_epoch(2, 7);
     assert!(matches!(

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::SlotSpace;
-use backstay_core::replication::message::{Message, Refuse, SettledSlot};
+use backstay_core::replication::message::{Message, Refuse, SlotOrder};
 use backstay_core::spec::OptimizerSpec;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
@@ -58,8 +58,8 @@ fn stream(job: u64) -> StreamId {
     }
 }
 
-fn settled(slot: u32) -> SettledSlot {
-    SettledSlot {
+fn order(slot: u32) -> SlotOrder {
+    SlotOrder {
         slot,
         term: 4,
         version: 5,
@@ -119,12 +119,12 @@ fn messages() -> Vec<Message> {
         Message::Rollback {
             lsns: vec![5, 6, 9],
         },
-        Message::Settle {
+        Message::Recover {
             number: 1,
             lsn: 2,
-            slots: vec![settled(0), settled(7)],
+            slots: vec![order(0), order(7)],
         },
-        Message::CopyBegin { slot: settled(3) },
+        Message::CopyBegin { slot: order(3) },
         Message::CopyRows {
             slot: 3,
             table: 77,
@@ -132,7 +132,7 @@ fn messages() -> Vec<Message> {
         },
         Message::CopyEnd {
             number: 2,
-            slot: settled(3),
+            slot: order(3),
             memory,
         },
         Message::ReadLease {

@@ -87,7 +87,7 @@ fn an_ousted_master_is_not_obeyed() {
 #[test]
 fn a_copy_begins_anew_after_a_table_was_missed() {
     let mut world = World::new(2, set(0, &[], &[1]), [&[0], &[0]], ENOUGH).send_all();
-    world.settle_down();
+    world.come_to_rest();
     then(
         &mut world,
         &[
@@ -99,7 +99,7 @@ fn a_copy_begins_anew_after_a_table_was_missed() {
         ],
     );
     assert!(!world.steps().contains(&Step::TakeIn(0, 1)));
-    world.settle_down();
+    world.come_to_rest();
     then(
         &mut world,
         &[Step::TakeIn(0, 1), Step::Promote(0, 1, false)],
@@ -136,12 +136,12 @@ fn a_copy_begins_anew_after_something_behind_it_was_refused() {
     repeat(&mut world, Step::Back(0, 2));
     repeat(&mut world, Step::Do(0, 1));
     then(&mut world, &[Step::Route(0, 3)]);
-    world.settle_down();
+    world.come_to_rest();
     // A node that has refused a copy is left alone for a while.
     assert!(!world.steps().contains(&Step::TakeIn(0, 1)));
     for _ in 0..3 {
         then(&mut world, &[Step::Time]);
-        world.settle_down();
+        world.come_to_rest();
     }
     then(
         &mut world,
@@ -172,9 +172,9 @@ fn a_sole_master_stops_with_its_lease() {
 #[test]
 fn a_doubt_ends_with_a_newer_table() {
     let mut world = World::new(3, set(0, &[2], &[1]), [&[0], &[]], ENOUGH);
-    world.settle_down();
+    world.come_to_rest();
     then(&mut world, &[Step::Time]);
-    world.settle_down();
+    world.come_to_rest();
     assert!(
         world.steps().contains(&Step::TakeIn(0, 1)),
         "{:?}",
@@ -200,14 +200,14 @@ fn a_doubt_ends_with_a_newer_table() {
 #[test]
 fn a_read_lease_by_a_newer_table_does_not_count() {
     let mut world = World::new(2, set(0, &[1], &[]), [&[0], &[]], ENOUGH);
-    world.settle_down();
+    world.come_to_rest();
     then(&mut world, &[Step::Time]);
-    world.settle_down();
+    world.come_to_rest();
     assert!(world.answers_reads(0, 0));
     then(&mut world, &[Step::Promote(0, 1, false), Step::Route(1, 2)]);
     for _ in 0..4 {
         then(&mut world, &[Step::Time]);
-        world.settle_down();
+        world.come_to_rest();
     }
     assert!(!world.answers_reads(0, 0));
     assert!(world.answers_reads(1, 0));
@@ -217,11 +217,11 @@ fn a_read_lease_by_a_newer_table_does_not_count() {
 /// goes. Until it is told, what is staged there may have been undone: a push behind it would
 /// stand there twice.
 #[test]
-fn nothing_is_staged_before_the_order_is_settled_on_a_connection() {
+fn nothing_is_staged_before_recovery_on_a_new_connection() {
     let mut world = World::new(3, set(0, &[1], &[2]), [&[0], &[0]], ENOUGH);
-    world.settle_down();
+    world.come_to_rest();
     then(&mut world, &[Step::Time]);
-    world.settle_down();
+    world.come_to_rest();
     // Staged at one backup, undone when the connection breaks.
     then(
         &mut world,
@@ -248,12 +248,12 @@ fn nothing_is_staged_before_the_order_is_settled_on_a_connection() {
             Step::Route(1, 3),
         ],
     );
-    world.settle_down();
+    world.come_to_rest();
     world.check().unwrap();
 }
 
 /// A graceful stop: node 0 hands its slot to node 1, then its process ends and it is taken out.
-/// Node 2 hears of both tables before the Settle by the first comes to it from node 1, and refuses
+/// Node 2 hears of both tables before the Recover by the first comes to it from node 1, and refuses
 /// it. Once node 1 has the second table, it tells node 2 anew, and serves.
 #[test]
 fn a_recovery_entry_that_was_refused_is_sent_again() {
@@ -285,14 +285,14 @@ fn a_recovery_entry_that_was_refused_is_sent_again() {
         // The store does not answer for a long time: node 2 has answered, and is not silent.
         for _ in 0..5 {
             then(&mut world, &[Step::Time]);
-            world.settle_down();
+            world.come_to_rest();
             assert!(!world.steps().contains(&Step::TakeOut(0, 2)));
         }
         then(&mut world, &[Step::Route(1, 3)]);
-        world.settle_down();
+        world.come_to_rest();
         assert!(!world.steps().contains(&Step::TakeOut(0, 2)));
         then(&mut world, &[Step::Time]);
-        world.settle_down();
+        world.come_to_rest();
         assert!(world.answers_reads(1, 0));
         world.check_liveness().unwrap();
     }
@@ -302,7 +302,7 @@ fn a_recovery_entry_that_was_refused_is_sent_again() {
 /// is taken out of both: it was silent for some time. Its connection stays. One slot is copied to
 /// it, the other waits for its turn. Then the push is undone, since the other backup is lost.
 fn undone_at_a_node_that_was_taken_out(world: &mut World) {
-    world.settle_down();
+    world.come_to_rest();
     then(world, &[Step::Send(0, 0)]);
     repeat(world, Step::There(0, 1));
     repeat(world, Step::Back(0, 1));
@@ -359,12 +359,12 @@ fn an_undone_push_is_not_applied_at_a_node_that_was_taken_out() {
     then(&mut world, &[Step::Break(0, 2)]);
     repeat(&mut world, Step::Do(0, 1));
     then(&mut world, &[Step::Connect(0, 2)]);
-    world.settle_down();
+    world.come_to_rest();
     then(&mut world, &[Step::Send(2, 0)]);
-    world.settle_down();
+    world.come_to_rest();
     world.check().unwrap();
     then(&mut world, &[Step::Report(0), Step::TakeIn(1, 1)]);
-    world.settle_down();
+    world.come_to_rest();
     world.check().unwrap();
 }
 
@@ -408,13 +408,13 @@ fn what_a_lost_takeover_found_is_not_applied_by_a_later_decision() {
     for node in [0, 2] {
         then(&mut world, &[Step::Route(node, 3)]);
     }
-    world.settle_down();
+    world.come_to_rest();
     for _ in 0..6 {
         world.apply(Step::Time);
-        world.settle_down();
+        world.come_to_rest();
         world.check().unwrap();
     }
     then(&mut world, &[Step::Send(2, 2)]);
-    world.settle_down();
+    world.come_to_rest();
     world.check().unwrap();
 }

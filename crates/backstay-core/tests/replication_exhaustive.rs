@@ -222,7 +222,7 @@ fn two_slots_with_rows(budget: Budget) -> World {
     let mut world = World::new(2, sets, [&[0, 1], &[0, 1]], budget);
     for step in [Step::Send(0, 0), Step::Add(0, 1), Step::Add(1, 1)] {
         world.apply(step);
-        world.settle_work();
+        world.finish_work();
     }
     for version in [2, 3] {
         world.apply(Step::Route(1, version));

@@ -38,7 +38,7 @@ impl SimMessage {
             Message::Commit { .. } => "commit",
             Message::Rollback { .. } => "rollback",
             Message::Forget { .. } => "forget",
-            Message::Settle { .. } => "settle",
+            Message::Recover { .. } => "recover",
             Message::CopyBegin { .. } => "copy_begin",
             Message::CopyRows { .. } => "copy_rows",
             Message::CopyEnd { .. } => "copy_end",
@@ -382,7 +382,7 @@ impl SimNode {
         });
         let memory = engine.memory(slot);
         let mut known = memory.streams.iter().filter(|(of, _)| *of == stream);
-        let applied = known.any(|(_, window)| window.is_settled(sequence));
+        let applied = known.any(|(_, window)| window.skips(sequence));
         // A closed stream was applied before: only the rows can tell.
         Ok(staged || applied || memory.closed.contains(&stream))
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::message::{Message, Refuse, SettledSlot};
+use super::message::{Message, Refuse, SlotOrder};
 use super::replica::Replica;
 use super::routing::RoutingTable;
 use super::rows::Rows;
@@ -75,10 +75,10 @@ impl Replica {
                 // to be doubted.
                 _ if slot.epoch == 0 => return Err(Refuse::OldTerm),
                 Role::Outside if is_behind => return Err(Refuse::OldTerm),
-                Role::Backup { master, settled } if *master == from => {
+                Role::Backup { master, recovered } if *master == from => {
                     // The master was refused when it said how far the order goes, and will say
                     // so again.
-                    if !*settled {
+                    if !*recovered {
                         return Err(Refuse::OldTerm);
                     }
                     missing.push(*place);
@@ -160,15 +160,15 @@ impl Replica {
         rows: &impl Rows,
         from: NodeId,
         number: u64,
-        settled: &[SettledSlot],
+        orders: &[SlotOrder],
     ) {
-        let outcome = self.check_settled(rows, settled).map(|()| {
-            self.cede(rows, settled.iter().map(|one| one.slot).collect());
-            for one in settled {
+        let outcome = self.check_orders(rows, orders).map(|()| {
+            self.cede(rows, orders.iter().map(|one| one.slot).collect());
+            for one in orders {
                 self.follow_master(rows, from, *one);
                 self.slots[one.slot as usize].role = Role::Backup {
                     master: from,
-                    settled: true,
+                    recovered: true,
                 };
                 // Errors would mean that a table is gone: tables are never dropped.
                 let applied = rows.commit_through(one.slot, one.decided);
@@ -179,8 +179,8 @@ impl Replica {
         self.answer(from, number, outcome);
     }
 
-    fn check_settled(&self, rows: &impl Rows, settled: &[SettledSlot]) -> Result<(), Refuse> {
-        for one in settled {
+    fn check_orders(&self, rows: &impl Rows, orders: &[SlotOrder]) -> Result<(), Refuse> {
+        for one in orders {
             let Some(slot) = self.slots.get(one.slot as usize) else {
                 return Err(Refuse::Gap);
             };
@@ -203,7 +203,7 @@ impl Replica {
 
     /// The fence. A term has one master, so a sender with the newest term seen, or a newer one,
     /// is the slot's master.
-    pub(super) fn check_term(&self, one: &SettledSlot) -> Result<(), Refuse> {
+    pub(super) fn check_term(&self, one: &SlotOrder) -> Result<(), Refuse> {
         if one.term < self.slots[one.slot as usize].fence {
             return Err(Refuse::OldTerm);
         }
@@ -245,7 +245,7 @@ impl Replica {
     }
 
     /// From now on the slot follows this master. The caller gives this node its new role.
-    pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SettledSlot) {
+    pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SlotOrder) {
         self.cede(rows, vec![one.slot]);
         if !self.slots[one.slot as usize].role.follows(from) {
             // What is under way from the former master is ordered anew by this one.

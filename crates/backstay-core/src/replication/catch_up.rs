@@ -8,7 +8,7 @@
 //! it has answered everything that was sent before that moment, it lacks nothing, and the
 //! controller is asked to take it in.
 
-use super::message::{Message, Refuse, SettledSlot};
+use super::message::{Message, Refuse, SlotOrder};
 use super::peer::{Awaited, Copy, Peer};
 use super::replica::Replica;
 use super::rows::{Rows, SlotCopy};
@@ -28,7 +28,7 @@ const BEHIND_BYTES: u64 = 64 << 20;
 /// A copy that goes to a node.
 #[derive(Debug, Clone)]
 pub(super) struct CopyOut {
-    head: SettledSlot,
+    head: SlotOrder,
     /// Which copy of this node's: what is said of an earlier one of the slot is not of this.
     number: u64,
     copy: SlotCopy,
@@ -135,7 +135,7 @@ impl Replica {
             return;
         };
         master.extra.push(node);
-        let head = SettledSlot {
+        let head = SlotOrder {
             slot: number,
             term: slot.term,
             version: self.routing.version,
@@ -297,7 +297,7 @@ impl Replica {
     }
 
     /// A master begins to copy a slot here.
-    pub(super) fn begin_copy(&mut self, rows: &impl Rows, from: NodeId, head: SettledSlot) {
+    pub(super) fn begin_copy(&mut self, rows: &impl Rows, from: NodeId, head: SlotOrder) {
         let number = head.slot as usize;
         if number >= self.slots.len() {
             return;
@@ -355,7 +355,7 @@ impl Replica {
         rows: &impl Rows,
         from: NodeId,
         number: u64,
-        head: SettledSlot,
+        head: SlotOrder,
         memory: &SlotMemory,
     ) {
         let known = self.slots.get_mut(head.slot as usize);
@@ -384,7 +384,7 @@ impl Replica {
     fn install(&mut self, rows: &impl Rows, from: NodeId, slot: u32, copy: CopyIn) {
         self.slots[slot as usize].role = Role::Backup {
             master: from,
-            settled: true,
+            recovered: true,
         };
         self.counters.slots_installed += 1;
         let work = self.work.entry(from).or_default();
@@ -541,8 +541,8 @@ mod tests {
         (other, rows)
     }
 
-    fn head(term: u64, end: u64) -> SettledSlot {
-        SettledSlot {
+    fn head(term: u64, end: u64) -> SlotOrder {
+        SlotOrder {
             slot: 0,
             term,
             version: 1,
@@ -759,10 +759,10 @@ mod tests {
             master.take_messages(OTHER, Way::ToBackup);
             master.set_routing(2, &rows, table_of(3, term, "[1]", "[]"));
             let sent = master.take_messages(OTHER, Way::ToBackup);
-            let settled = sent
+            let said = sent
                 .iter()
-                .any(|one| matches!(one, Message::Settle { slots, .. } if slots[0].term == 3));
-            assert_eq!(settled, recovers, "term {term}: {sent:?}");
+                .any(|one| matches!(one, Message::Recover { slots, .. } if slots[0].term == 3));
+            assert_eq!(said, recovers, "term {term}: {sent:?}");
         }
     }
 
@@ -775,7 +775,7 @@ mod tests {
         master.link_up(1, &rows, OTHER);
         let sent = master.take_messages(OTHER, Way::ToBackup);
         let numbers = sent.iter().filter_map(|one| match one {
-            Message::Settle { number, lsn, .. } => Some((*number, *lsn)),
+            Message::Recover { number, lsn, .. } => Some((*number, *lsn)),
             _ => None,
         });
         for (number, lsn) in numbers {

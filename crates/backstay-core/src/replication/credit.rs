@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     /// Bytes unconfirmed at most, over a link that takes `rate` bytes in a millisecond, once the
-    /// window has settled.
+    /// window has come to rest.
     fn most_on_the_way(rate: u64) -> u64 {
         let (mut credit, smallest, slow) = (Credit::default(), 1_000, 50);
         let (mut most, mut free_at) = (0, 0);

@@ -86,7 +86,7 @@ impl Replica {
         peer.prepared.clear();
         for slot in &mut self.slots {
             match &mut slot.role {
-                Role::Backup { master, settled } if *master == node => *settled = false,
+                Role::Backup { master, recovered } if *master == node => *recovered = false,
                 // A copy that was under way begins anew.
                 Role::Copied { master, copy } if *master == node => {
                     *copy = CopyIn {

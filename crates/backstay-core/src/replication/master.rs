@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::message::{Message, Refuse, SettledSlot};
+use super::message::{Message, Refuse, SlotOrder};
 use super::peer::{Awaited, Part, Peer};
 use super::replica::Replica;
 use super::rows::Rows;
@@ -288,8 +288,11 @@ impl Replica {
                 // From beginning anew on a connection.
                 0 if *reason == Refuse::Gap => self.distrust(node),
                 0 => {
-                    self.peers.entry(node).or_default().unsettle(lsn, version);
-                    self.settle_unsettled(now, rows);
+                    self.peers
+                        .entry(node)
+                        .or_default()
+                        .recovery_refused(lsn, version);
+                    self.recover_refused(now, rows);
                 }
                 // Undone here, and therefore a gap there.
                 lsn if lsn > self.decided => {}
@@ -302,8 +305,11 @@ impl Replica {
         let is_push = self.pending[at].recovers.is_empty();
         if waited && !is_push && *reason == Refuse::OldTerm {
             // Its table is newer than the one by which this was sent.
-            self.peers.entry(node).or_default().unsettle(lsn, version);
-            self.settle_unsettled(now, rows);
+            self.peers
+                .entry(node)
+                .or_default()
+                .recovery_refused(lsn, version);
+            self.recover_refused(now, rows);
             return;
         }
         // What a takeover found cannot be rolled back: a node that does not take it has to go.
@@ -464,33 +470,33 @@ impl Replica {
     /// Begin anew on a connection: fix the order of every slot the node backs up, then send what
     /// is not decided.
     pub(super) fn resume(&mut self, rows: &impl Rows, node: NodeId) {
-        self.settle_backup(rows, node);
+        self.recover_backup(rows, node);
         for at in 0..self.pending.len() {
             self.send_entry(rows, node, at);
         }
     }
 
-    fn settle_backup(&mut self, rows: &impl Rows, node: NodeId) {
+    fn recover_backup(&mut self, rows: &impl Rows, node: NodeId) {
         let slots: Vec<u32> = (0..self.slots.len() as u32)
             .filter(|&slot| self.slots[slot as usize].required().contains(&node))
             .collect();
         let peer = self.peers.entry(node).or_default();
-        peer.unsettled_by = None;
+        peer.recovery_refused_by = None;
         if !slots.is_empty() {
-            self.send_settle(rows, node, 0, &slots);
+            self.send_recover(rows, node, 0, &slots);
         }
     }
 
     /// Tell those again that refused because they go by a newer routing table, once there is one
     /// here, too: else what is decided would stay staged there until the next push, and slots that
     /// were gained would never be served.
-    pub(super) fn settle_unsettled(&mut self, now: Micros, rows: &impl Rows) {
+    pub(super) fn recover_refused(&mut self, now: Micros, rows: &impl Rows) {
         let version = self.routing.version;
-        let due = |peer: &Peer| peer.up && peer.unsettled_by.is_some_and(|by| by < version);
+        let due = |peer: &Peer| peer.up && peer.recovery_refused_by.is_some_and(|by| by < version);
         let nodes = self.peers.iter().filter(|(_, peer)| due(peer));
         let nodes: Vec<NodeId> = nodes.map(|(&node, _)| node).collect();
         for node in nodes {
-            self.settle_backup(rows, node);
+            self.recover_backup(rows, node);
             for at in 0..self.pending.len() {
                 let entry = &self.pending[at];
                 let waits = entry.waiting.iter().any(|(waited, _)| *waited == node);
@@ -522,7 +528,7 @@ impl Replica {
         let (lsn, parts) = (entry.lsn, entry.parts.clone());
         let mut missing = 0;
         if !recovers.is_empty() {
-            self.send_settle(rows, node, lsn, &recovers);
+            self.send_recover(rows, node, lsn, &recovers);
             missing += 1;
         }
         let mut waits = missing > 0;
@@ -545,9 +551,9 @@ impl Replica {
         }
     }
 
-    fn send_settle(&mut self, rows: &impl Rows, node: NodeId, lsn: u64, slots: &[u32]) {
+    fn send_recover(&mut self, rows: &impl Rows, node: NodeId, lsn: u64, slots: &[u32]) {
         let version = self.routing.version;
-        let settled = |&slot: &u32| SettledSlot {
+        let order = |&slot: &u32| SlotOrder {
             slot,
             term: self.slots[slot as usize].term,
             epoch: self.slots[slot as usize].epoch,
@@ -555,9 +561,9 @@ impl Replica {
             decided: self.decided_position(rows, slot),
             end: rows.position(slot).1,
         };
-        let slots = slots.iter().map(settled).collect();
+        let slots = slots.iter().map(order).collect();
         let peer = self.peers.entry(node).or_default();
-        peer.ask(Awaited::Entry { lsn, version }, |number| Message::Settle {
+        peer.ask(Awaited::Entry { lsn, version }, |number| Message::Recover {
             number,
             lsn,
             slots,

@@ -8,9 +8,9 @@ use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
 
-/// A slot whose order a master fixes at a backup.
+/// How far the order of a slot goes, as its master says to a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SettledSlot {
+pub struct SlotOrder {
     /// The slot.
     pub slot: u32,
     /// Its term.
@@ -68,18 +68,18 @@ pub enum Message {
         slots: Vec<u32>,
     },
     /// Master, after a promotion or a new connection: this is how far your slots are. Answered.
-    Settle {
+    Recover {
         /// Number on this connection.
         number: u64,
         /// Number in the master's order.
         lsn: u64,
         /// The slots.
-        slots: Vec<SettledSlot>,
+        slots: Vec<SlotOrder>,
     },
     /// Master: a copy of a slot begins; forget what you have of it.
     CopyBegin {
         /// Which, and its term and epoch.
-        slot: SettledSlot,
+        slot: SlotOrder,
     },
     /// Master: rows of the copy. Other messages may come between two of these. Answered by
     /// [`Self::CopyTaken`].
@@ -96,7 +96,7 @@ pub enum Message {
         /// Number on this connection.
         number: u64,
         /// The slot, as in the beginning.
-        slot: SettledSlot,
+        slot: SlotOrder,
         /// Its order and its streams.
         memory: SlotMemory,
     },

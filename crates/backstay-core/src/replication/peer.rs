@@ -110,7 +110,7 @@ pub(super) struct Peer {
 
     /// It goes by a newer routing version than this, by which it was told how far slots are
     /// decided, and refused.
-    pub(super) unsettled_by: Option<u64>,
+    pub(super) recovery_refused_by: Option<u64>,
 
     // This node as the backup.
     /// To be sent on the connection from it.
@@ -141,7 +141,7 @@ impl Peer {
         self.sending.clear();
         self.credit = Credit::default();
         self.told = 0;
-        self.unsettled_by = None;
+        self.recovery_refused_by = None;
     }
 
     /// A slot's copy begins, or begins anew: what was sent of an earlier one counts no more.
@@ -169,13 +169,13 @@ impl Peer {
 
     /// It refused something of an entry that recovers slots, sent by this routing version: what
     /// was sent of it counts no more.
-    pub(super) fn unsettle(&mut self, lsn: u64, version: u64) {
+    pub(super) fn recovery_refused(&mut self, lsn: u64, version: u64) {
         for (_, awaited) in &mut self.in_flight {
             if matches!(awaited, Awaited::Entry { lsn: asked, .. } if *asked == lsn) {
                 *awaited = Awaited::Nothing;
             }
         }
-        self.unsettled_by = self.unsettled_by.max(Some(version));
+        self.recovery_refused_by = self.recovery_refused_by.max(Some(version));
     }
 
     /// Whether something of an entry is under way to it.

@@ -129,7 +129,7 @@ impl Replica {
         if !gained.is_empty() {
             self.recover(now, rows, gained);
         }
-        self.settle_unsettled(now, rows);
+        self.recover_refused(now, rows);
         // Who was given a slot of this node's waits until it hears that this one knows.
         for node in self.wanted_links() {
             self.heartbeat(now, node);
@@ -172,7 +172,7 @@ impl Replica {
                 0 => Role::Former,
                 master => Role::Backup {
                     master,
-                    settled: false,
+                    recovered: false,
                 },
             };
         }
@@ -372,7 +372,7 @@ impl Replica {
             Message::Commit { decided } => self.apply_decided(from, decided),
             Message::Rollback { lsns } => self.discard(rows, from, &lsns),
             Message::Forget { slots } => self.forget(from, &slots),
-            Message::Settle { number, slots, .. } => self.obey(rows, from, number, &slots),
+            Message::Recover { number, slots, .. } => self.obey(rows, from, number, &slots),
             Message::CopyBegin { slot } => self.begin_copy(rows, from, slot),
             Message::CopyRows {
                 slot,

@@ -187,7 +187,7 @@ pub(super) enum Role {
         master: NodeId,
         /// On the connection there is, the master has said how far its order goes: before, what
         /// is staged here may have been undone.
-        settled: bool,
+        recovered: bool,
     },
     /// A copy of the slot has begun and not ended.
     Copied {

@@ -187,7 +187,7 @@ pub struct PushMeta {
     pub routing_version: u64,
     /// The same on every retry.
     pub id: TransactionId,
-    /// Everything below it in the stream is settled.
+    /// Everything below it in the stream is acknowledged, or given up by the client.
     pub floor: u64,
     /// How many keys the body holds.
     pub key_count: u32,

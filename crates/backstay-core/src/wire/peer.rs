@@ -12,7 +12,7 @@ use super::frame::{cut_text, Header, Opcode, HEADER_BYTES};
 use super::message::{PushMeta, MAX_ERROR_TEXT_BYTES};
 use super::settings::optimizer_words;
 use crate::engine::SlotMemory;
-use crate::replication::message::{Message, Refuse, SettledSlot};
+use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::replication::NodeId;
 use crate::stream::StreamId;
 use crate::transaction::{Change, StagedRun, Transaction};
@@ -26,7 +26,7 @@ pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 pub const PEER_VERSION: u64 = 3;
 
 const PLACE_WORDS: usize = 3;
-const SETTLED_WORDS: usize = 6;
+const ORDER_WORDS: usize = 6;
 const STREAM_WORDS: usize = 5;
 const CLOSED_WORDS: usize = 2;
 
@@ -99,7 +99,7 @@ enum Kind {
     PrepareClose = 4,
     Commit = 5,
     Rollback = 6,
-    Settle = 7,
+    Recover = 7,
     CopyBegin = 8,
     CopyRows = 9,
     CopyEnd = 10,
@@ -165,11 +165,11 @@ pub fn encode(message: &Message) -> Encoded {
             let body: Vec<u64> = slots.iter().map(|&slot| u64::from(slot)).collect();
             frame(Kind::Forget, &[slots.len() as u64], &body)
         }
-        Message::Settle { number, lsn, slots } => {
-            let body: Vec<u64> = slots.iter().flat_map(settled_words).collect();
-            frame(Kind::Settle, &[*number, *lsn, slots.len() as u64], &body)
+        Message::Recover { number, lsn, slots } => {
+            let body: Vec<u64> = slots.iter().flat_map(order_words).collect();
+            frame(Kind::Recover, &[*number, *lsn, slots.len() as u64], &body)
         }
-        Message::CopyBegin { slot } => frame(Kind::CopyBegin, &[], &settled_words(slot)),
+        Message::CopyBegin { slot } => frame(Kind::CopyBegin, &[], &order_words(slot)),
         Message::CopyRows { slot, table, rows } => copy_rows(*slot, *table, rows),
         Message::CopyEnd {
             number,
@@ -267,7 +267,7 @@ fn prepare_meta(
     meta
 }
 
-fn settled_words(one: &SettledSlot) -> [u64; SETTLED_WORDS] {
+fn order_words(one: &SlotOrder) -> [u64; ORDER_WORDS] {
     [
         u64::from(one.slot),
         one.term,
@@ -306,14 +306,14 @@ fn copy_rows(slot: u32, table: u64, rows: &crate::table::PlainRows) -> Encoded {
     encoded
 }
 
-fn copy_end(number: u64, slot: &SettledSlot, memory: &SlotMemory) -> Encoded {
+fn copy_end(number: u64, slot: &SlotOrder, memory: &SlotMemory) -> Encoded {
     let fields = [
         number,
         memory.position,
         memory.streams.len() as u64,
         memory.closed.len() as u64,
     ];
-    let mut body = settled_words(slot).to_vec();
+    let mut body = order_words(slot).to_vec();
     let id = |stream: &StreamId| {
         [
             stream.job,

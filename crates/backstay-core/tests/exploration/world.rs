@@ -278,7 +278,7 @@ impl Node {
     fn applied(engine: &Engine, id: TransactionId, slot: u32) -> bool {
         let memory = engine.memory(slot);
         let mut windows = memory.streams.iter();
-        windows.any(|(stream, window)| *stream == id.stream && window.is_settled(id.sequence))
+        windows.any(|(stream, window)| *stream == id.stream && window.skips(id.sequence))
     }
 }
 
@@ -333,7 +333,7 @@ impl World {
         for node in 0..nodes {
             world.apply(Step::Route(node, 1));
         }
-        world.settle_down();
+        world.come_to_rest();
         world
     }
 
@@ -353,7 +353,7 @@ impl World {
     }
 
     /// Deliver and do everything that is under way.
-    pub fn settle_down(&mut self) {
+    pub fn come_to_rest(&mut self) {
         let quiet = |step: &Step| {
             matches!(
                 step,
@@ -382,10 +382,10 @@ impl World {
         for &node in &alive {
             world.apply(Step::Route(node, newest));
         }
-        world.settle_down();
+        world.come_to_rest();
         for _ in 0..QUIET_STEPS {
             world.apply(Step::Time);
-            world.settle_down();
+            world.come_to_rest();
         }
         let is_alive = |node: &usize| alive.contains(node);
         for (slot, set) in world.newest().0.iter().enumerate() {
@@ -418,7 +418,7 @@ impl World {
 
     /// Do all work of every apply queue.
     #[allow(dead_code)] // The search uses it.
-    pub fn settle_work(&mut self) {
+    pub fn finish_work(&mut self) {
         let work = |step: &Step| matches!(step, Step::Do(..));
         while let Some(step) = self.steps().into_iter().find(work) {
             self.apply(step);

@@ -5,7 +5,7 @@ use super::*;
 use crate::client::own_stream::LEASE;
 use backstay_core::engine::SlotMemory;
 use backstay_core::hash::{table_id, SlotSpace};
-use backstay_core::replication::message::{Refuse, SettledSlot};
+use backstay_core::replication::message::{Refuse, SlotOrder};
 use backstay_core::spec::TableSpec;
 use backstay_core::stream::OWN_PASS;
 use backstay_core::stream_memory::StreamMemory;
@@ -17,7 +17,7 @@ fn replicator() -> Arc<Replicator> {
 }
 
 fn order() -> Message {
-    Message::Settle {
+    Message::Recover {
         number: 1,
         lsn: 0,
         slots: Vec::new(),
@@ -260,23 +260,23 @@ fn copied_to() -> Arc<Replicator> {
         "sets":[[0,[1],[]],[0,[],[1]]],"set_of_slot":[0,1],"term_of_slot":[1,1],"epoch_of_slot":[1,1]}"#;
     replicator.set_routing(RoutingTable::from_json(routing, 2).unwrap());
     assert!(replicator.master_connected(7, 1));
-    let slots = vec![settled(0)];
-    let settle = Message::Settle {
+    let slots = vec![order(0)];
+    let recover = Message::Recover {
         number: 1,
         lsn: 0,
         slots,
     };
     assert!(matches!(
-        told(&replicator, settle),
+        told(&replicator, recover),
         Message::Accepted { .. }
     ));
-    let begin = Message::CopyBegin { slot: settled(1) };
+    let begin = Message::CopyBegin { slot: order(1) };
     assert!(replicator.obey(7, 1, begin, &mut Vec::new()));
     replicator
 }
 
-fn settled(slot: u32) -> SettledSlot {
-    SettledSlot {
+fn order(slot: u32) -> SlotOrder {
+    SlotOrder {
         slot,
         term: 1,
         version: 1,
@@ -333,7 +333,7 @@ fn copied(replicator: &Replicator) -> Message {
     assert!(matches!(taken, Message::CopyTaken { failed: false, .. }));
     let end = Message::CopyEnd {
         number: 99,
-        slot: settled(1),
+        slot: order(1),
         memory: SlotMemory::default(),
     };
     told(replicator, end)

@@ -6,13 +6,13 @@ use super::super::frame::Reader;
 use super::super::message::PushMeta;
 use super::super::settings::{read_optimizer, OPTIMIZER_WORDS};
 use super::{
-    Introduction, PeerFrame, Purpose, CLOSED_WORDS, PEER_VERSION, PLACE_WORDS, SETTLED_WORDS,
+    Introduction, PeerFrame, Purpose, CLOSED_WORDS, ORDER_WORDS, PEER_VERSION, PLACE_WORDS,
     STREAM_WORDS,
 };
 use crate::engine::SlotMemory;
 use crate::error::{code, Refusal};
 use crate::hash::SlotSpace;
-use crate::replication::message::{Message, Refuse, SettledSlot};
+use crate::replication::message::{Message, Refuse, SlotOrder};
 use crate::stream::{StreamId, StreamWindow};
 use crate::transaction::{Batch, Run, StagedRun, Transaction};
 
@@ -54,12 +54,12 @@ pub fn decode(
         7 => {
             let (number, lsn, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
             let slots = (0..count)
-                .map(|_| words.settled())
+                .map(|_| words.order())
                 .collect::<Result<_, _>>()?;
-            Message::Settle { number, lsn, slots }
+            Message::Recover { number, lsn, slots }
         }
         8 => Message::CopyBegin {
-            slot: words.settled()?,
+            slot: words.order()?,
         },
         9 => decode_copy_rows(&mut fields, &mut words)?,
         10 => decode_copy_end(&mut fields, &mut words)?,
@@ -222,7 +222,7 @@ fn decode_copy_rows(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Me
 fn decode_copy_end(fields: &mut Reader<'_>, words: &mut Words<'_>) -> Result<Message, Refusal> {
     let (number, position) = (fields.u64()?, fields.u64()?);
     let (streams, closed) = (fields.u64()?, fields.u64()?);
-    let slot = words.settled()?;
+    let slot = words.order()?;
     let id = |words: &[u64]| StreamId {
         job: words[0],
         pass: (words[1] >> 32) as u32,
@@ -269,9 +269,9 @@ impl<'a> Words<'a> {
         slot.ok_or_else(|| Refusal::Protocol(format!("slot {number} of {}", self.slots)))
     }
 
-    fn settled(&mut self) -> Result<SettledSlot, Refusal> {
-        let words = self.take(SETTLED_WORDS as u64)?;
-        Ok(SettledSlot {
+    fn order(&mut self) -> Result<SlotOrder, Refusal> {
+        let words = self.take(ORDER_WORDS as u64)?;
+        Ok(SlotOrder {
             slot: self.slot(words[0])?,
             term: words[1],
             version: words[2],
