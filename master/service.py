@@ -108,7 +108,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         answer = job_pb2.GetTaskResponse()
         given = self._given_before(job, known, request.request)
         deadline_s = job.now() + TASK_WAIT_S
-        # What is settled in other rows is not in these, and what is done may have to be done again.
+        # What is acknowledged in another state incarnation is not in this one, and what is done
+        # may have to be done again.
         while given is None and not job.is_over and _are_of_job(request, job):
             changed = job.changed
             # What cannot be recorded is not told, and would expire without anybody's fault.
@@ -177,7 +178,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         counts, is_new = job.complete(
             known.id,
             round_id,
-            lease._replace(settled=request.batches),
+            lease._replace(acknowledged=request.batches),
             request.examples,
         )
         if is_new and outputs is not None and round_id.kind is RoundKind.EVALUATION:
@@ -330,7 +331,7 @@ def _lease_of(message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
     kind = KIND_OF_MESSAGE.get(message.kind)
     if kind is None or message.round < 1:
         raise InvalidRequest(f"lease: no round of kind {message.kind}, number {message.round}")
-    leased = LeasedTask(message.number, message.attempt, message.settled_batches)
+    leased = LeasedTask(message.number, message.attempt, message.acknowledged_batches)
     return RoundId(kind, message.round), leased
 
 
@@ -352,7 +353,7 @@ def _lease_message(round_id: RoundId, leased: LeasedTask) -> job_pb2.TaskLease:
         round=round_id.number,
         number=leased.task,
         attempt=leased.attempt,
-        settled_batches=leased.settled,
+        acknowledged_batches=leased.acknowledged,
     )
 
 
@@ -363,7 +364,7 @@ def _task_message(job: Job, given: Given) -> job_pb2.Task:
         shard=records.shard,
         start=records.start,
         count=records.count,
-        first_batch=given.lease.settled,
+        first_batch=given.lease.acknowledged,
         shuffle_seed=given.round.seed_of(job.spec, given.lease.task),
         leader=given.leader,
         training=job.stalls.clocks(),

@@ -15,7 +15,7 @@ import click
 
 from backstay import lifeline
 from backstay._version import __version__
-from backstay.command_line import settle
+from backstay.command_line import complete
 from backstay.config import ServerConfig
 from backstay.errors import BackstayError, ConfigError, ListenError, StoreAuthError
 from backstay.exits import EXIT_WRONG_SETTING
@@ -127,7 +127,7 @@ def _fail(error: BackstayError, exit_code: int) -> None:
     sys.exit(exit_code)
 
 
-settle(main)
+complete(main)
 
 if __name__ == "__main__":
     main()

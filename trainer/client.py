@@ -423,7 +423,7 @@ class Client:
     # -- the connection -------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until every push sent so far is settled.
+        """Wait until every push sent so far is acknowledged.
 
         Raises:
             BackstayError: A push without a waiting caller failed; the first such failure.
@@ -435,7 +435,7 @@ class Client:
         return ClientStats(**self._native.stats())
 
     def close(self) -> None:
-        """Settle the pushes under way and disconnect. A second call does nothing.
+        """Wait for the pushes under way and disconnect. A second call does nothing.
 
         Raises:
             BackstayError: A push without a waiting caller failed; the client is closed all

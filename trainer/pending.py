@@ -26,13 +26,13 @@ class Pending(Generic[T]):
         self._is_done = is_done
         self._finish = finish
         self._lock = threading.Lock()
-        self._settled = False
+        self._finished = False
         self._value: T | None = None
         self._error: BackstayError | None = None
 
     def done(self) -> bool:
         """Return whether :meth:`result` would answer without waiting for the network."""
-        return self._settled or self._is_done()
+        return self._finished or self._is_done()
 
     def result(self) -> T:
         """Wait for the call, at most until the client's deadline, and return what it returned.
@@ -41,12 +41,12 @@ class Pending(Generic[T]):
             BackstayError: The call failed; see the method that began it.
         """
         with self._lock:
-            if not self._settled:
+            if not self._finished:
                 try:
                     self._value = self._finish()
                 except BackstayError as error:
                     self._error = error
-                self._settled = True
+                self._finished = True
         if self._error is not None:
             raise self._error
         return cast(T, self._value)

@@ -33,7 +33,7 @@ class TaskStream:
 
     One failed push ends the attempt: every later one raises the same error, so that no batch
     is counted without one before it. What to do then is to give the task back with
-    :attr:`settled`.
+    :attr:`acknowledged`.
 
     Example:
         >>> stream = client.task_stream(job, 1, task.number, [table], first_batch=task.first_batch)
@@ -41,7 +41,7 @@ class TaskStream:
         ...     for number, batch in batches:
         ...         stream.begin_batch(number)
         ...         client.push_async(table, batch.keys, gradients(batch))
-        >>> stream.settle()
+        >>> stream.flush()
         >>> stream.close_on_servers()  # once the master knows that the task is done
     """
 
@@ -70,7 +70,7 @@ class TaskStream:
         """Send the client's pushes into its own stream again; waits for nothing.
 
         Without an error the last batch counts as ended. Pushes under way go on: see
-        :meth:`settle`.
+        :meth:`flush`.
         """
         self._owner.leave(self)
         if error is None:
@@ -101,20 +101,20 @@ class TaskStream:
         self._native.begin_batch(batch)
 
     @property
-    def settled(self) -> int:
+    def acknowledged(self) -> int:
         """Batches of the task that are acknowledged everywhere, those before the first included.
 
         All batches below this number; never one that has not ended or a push of which failed.
         """
-        return self._native.settled()
+        return self._native.acknowledged()
 
-    def settle(self) -> None:
-        """End the batch and wait until all pushes are settled.
+    def flush(self) -> None:
+        """End the batch and wait until all pushes are acknowledged.
 
         Raises:
             BackstayError: A push has failed; the first failure, the same each time.
         """
-        self._native.settle()
+        self._native.flush()
 
     def revoke(self) -> None:
         """Let nothing leave any more; from any thread.

@@ -149,14 +149,14 @@ async def request_restore(
 
 
 class FirstRestore:
-    """What a new cluster begins with: settled by the controller before the first routing table."""
+    """What a new cluster begins with: decided by the controller before the first routing table."""
 
     def __init__(self, config: ServerConfig, store: CoordinationStore, keys: Keys) -> None:
         """Prepare; nothing is read before ``request``."""
         self._config = config
         self._store = store
         self._keys = keys
-        self.is_settled = config.restore_wanted == "no"
+        self.is_decided = config.restore_wanted == "no"
 
     async def request(self, condition: Compare) -> bool:
         """Write the tables and the plan, or find that there is nothing to begin with.
@@ -176,7 +176,7 @@ class FirstRestore:
             log.warning(
                 "there is no checkpoint at %s: beginning empty", self._config.checkpoint_url
             )
-            self.is_settled = True
+            self.is_decided = True
             return False
         manifest = chosen.manifest
         specs = [spec.to_json() for spec in manifest.tables]
@@ -198,7 +198,7 @@ class FirstRestore:
             Txn((*conditions, absent(self._keys.restore)), puts, ())
         )
         if result.succeeded:
-            self.is_settled = True
+            self.is_decided = True
             log.info("the cluster begins with checkpoint %s", manifest.id)
         return True
 

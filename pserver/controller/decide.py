@@ -26,7 +26,7 @@ from backstay.pserver.controller.first_routing import (
 )
 from backstay.pserver.controller.health import health_of, health_without_routing
 from backstay.pserver.controller.inputs import STEP_SIZES, ClusterRecords, Decision, StepSizes
-from backstay.pserver.controller.losses import settle_losses
+from backstay.pserver.controller.losses import decide_losses
 from backstay.pserver.controller.plans import followed, progressed
 from backstay.pserver.controller.repair import add_missing, drop_surplus
 from backstay.pserver.controller.reports import follow_reports
@@ -99,7 +99,7 @@ def _continue(records: ClusterRecords, before: RoutingTable, sizes: StepSizes) -
     builder = RoutingBuilder(records, before, sizes)
     note_members(builder)
     fail_over(builder, holds_rows=records.has_tables)
-    restore = settle_losses(builder, records)
+    restore = decide_losses(builder, records)
     begin_restore(builder, restore)
     follow_loads(builder, records)
     relies_on = follow_reports(builder, records)

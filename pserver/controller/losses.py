@@ -14,10 +14,10 @@ from backstay.pserver.controller.inputs import ClusterRecords
 from backstay.pserver.controller.restoring import being_restored
 from backstay.pserver.controller.routing_builder import RoutingBuilder
 
-__all__ = ["settle_losses"]
+__all__ = ["decide_losses"]
 
 
-def settle_losses(builder: RoutingBuilder, records: ClusterRecords) -> RestorePlan | None:
+def decide_losses(builder: RoutingBuilder, records: ClusterRecords) -> RestorePlan | None:
     """Let slots that are lost come back from a checkpoint, or begin anew if that is accepted.
 
     Returns:
@@ -31,7 +31,7 @@ def settle_losses(builder: RoutingBuilder, records: ClusterRecords) -> RestorePl
         or builder.least_loaded() is None
         or (plan is not None and plan.state == "requested")
     ):
-        # What was asked for comes first; what it leaves is settled by the next decision.
+        # What was asked for comes first; what it leaves is decided by the next decision.
         return plan
     again = being_restored(plan)
     checkpoint = again or records.on_loss

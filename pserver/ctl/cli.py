@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from backstay._version import __version__
-from backstay.command_line import settle, share
+from backstay.command_line import complete, share
 from backstay.pserver.ctl.asking import (
     EXIT_CODES,
     ClusterOptions,
@@ -57,7 +57,7 @@ for command in (
 ):
     main.add_command(command)
 share(main, shared_options(), adds=True)
-settle(main)
+complete(main)
 
 
 if __name__ == "__main__":

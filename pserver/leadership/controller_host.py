@@ -306,7 +306,7 @@ class ControllerHost:
 
     async def _begins_with_checkpoint(self, snapshot: ClusterSnapshot, token: FencingToken) -> bool:
         """Let a new cluster begin with a checkpoint, or say in its status why it cannot yet."""
-        if snapshot.restore is not None or self._first_restore.is_settled:
+        if snapshot.restore is not None or self._first_restore.is_decided:
             return False
         try:
             return await self._first_restore.request(token.still_mine())

@@ -1,7 +1,7 @@
 """Settings of a table by name, as people change them: ``learning_rate=0.01``.
 
 Pure. Which values are allowed, and what can change on a table that has rows, is the data plane's to
-say; here it is settled what a name means.
+say; this module decides what a name means.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class PendingPull:
 
 @final
 class PendingPush:
-    """A push under way or settled."""
+    """A push under way or acknowledged."""
 
     def done(self) -> bool:
         """Whether the outcome is known."""
@@ -282,9 +282,9 @@ class PushStream:
         """Let frames leave until this moment of ``backstay.consensus.clock.clock_s``."""
     def revoke(self) -> None:
         """Let no frame leave any more; what is under way raises HoldLost."""
-    def settled(self) -> int:
+    def acknowledged(self) -> int:
         """How many batches, counted from 0, have ended and are acknowledged everywhere."""
-    def settle(self) -> None:
+    def flush(self) -> None:
         """End the batch and wait for all pushes; raises the first failure."""
     def close_on_servers(self, deadline_ms: int) -> None:
         """Have every master close the stream."""
@@ -361,7 +361,7 @@ class DataClient:
     ) -> None:
         """Ask for rows and wait for them."""
     def push_begin(self, request: PushRequest) -> PendingPush:
-        """Send a push; it settles in the background."""
+        """Send a push; it ends in the background."""
     def push(self, request: PushRequest) -> None:
         """Send a push and wait until it is applied."""
     def task_stream(
@@ -371,9 +371,9 @@ class DataClient:
     def close_stream(self, job: int, pass_number: int, task: int, deadline_ms: int) -> None:
         """Have every master close a stream: what still comes of it counts as a late copy."""
     def flush(self) -> None:
-        """Wait until every push under way is settled; raises the first failure."""
+        """Wait until every push under way is acknowledged; raises the first failure."""
     def close(self, deadline_ms: int) -> None:
-        """Settle what is under way, then disconnect."""
+        """Wait for what is under way, then disconnect."""
     def stats(self) -> dict[str, int]:
         """What the client has done so far, by name."""
 

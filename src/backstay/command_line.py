@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-__all__ = ["given_before", "settle", "share"]
+__all__ = ["complete", "given_before", "share"]
 
 HELP_NAMES = ["-h", "--help"]
 META = "backstay.shared."
@@ -23,7 +23,7 @@ META = "backstay.shared."
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
 
-def settle(program: click.Group) -> None:
+def complete(program: click.Group) -> None:
     """Give a whole program ``-h``, and options that refuse what cannot be meant for their value."""
     for command in commands_below(program):
         command.context_settings = {**command.context_settings, "help_option_names": HELP_NAMES}

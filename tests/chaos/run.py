@@ -30,7 +30,7 @@ __all__ = ["FOLDER_PREFIX", "Stage", "StageResult", "calm", "say", "strike", "un
 FOLDER_PREFIX = "backstay-chaos-"
 CALM_S = 1.0
 ACKNOWLEDGED_LIMIT_S = 60.0
-SETTLE_LIMIT_S = 150.0
+FLUSH_LIMIT_S = 150.0
 TOLD_LIMIT_S = 30.0
 
 Maker = Callable[[Arena], Fault]
@@ -223,7 +223,7 @@ def _finish(arena: Arena, result: StageResult, folder: Path) -> None:
     cluster, workload = arena.cluster, arena.workload
     if result.stuck:
         _mend(arena)
-    codes = workload.stop(SETTLE_LIMIT_S)
+    codes = workload.stop(FLUSH_LIMIT_S)
     if any(codes):
         tails = "; ".join(trainer.log_tail(500) for trainer in workload.trainers)
         result.stuck = result.stuck or f"trainers ended with {codes}: {tails}"

@@ -1,7 +1,7 @@
 """A trainer that counts: a program that pushes to the counter table and writes a history.
 
 ``python -m tests.chaos.trainer JSON``. SGD with rate 1 and gradient -1 adds 1 to each key of a
-push. It ends when standard input closes, after what it has sent is settled.
+push. It ends when standard input closes, after what it has sent is acknowledged.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class Counter:
         pending = self._client.push_async(self._table, keys, self._gradients[: len(keys)])
         self._under_way.append((sequence, keys, pending))
         if len(self._under_way) >= self._told.window:
-            self.settle()
+            self.flush()
         if sequence % READ_EVERY == READ_EVERY - 1:
             self.read(keys)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait for the oldest push and write its outcome down."""
         sequence, keys, pending = self._under_way.popleft()
         try:
@@ -133,10 +133,10 @@ class Counter:
         else:
             self._writer.read(len(keys))
 
-    def settle_all(self) -> None:
+    def flush_all(self) -> None:
         """Wait for every push."""
         while self._under_way:
-            self.settle()
+            self.flush()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             while not stop.wait(told.pause_s):
                 counter.push()
-            counter.settle_all()
+            counter.flush_all()
         except StateLost as error:
             writer.state_lost(str(error))
     writer.close()

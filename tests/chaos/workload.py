@@ -128,7 +128,7 @@ class Workload:
         return (last_ns - since_ns) / 1e6
 
     def stop(self, limit_s: float) -> list[int]:
-        """Let every trainer settle what it has sent and end; return their exit codes."""
+        """Let every trainer flush what it has sent and end; return their exit codes."""
         for trainer in self.trainers:
             if trainer.is_running:
                 trainer.close_input()

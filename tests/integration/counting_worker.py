@@ -83,7 +83,7 @@ class CountingWorker(threading.Thread):
                     self._link.stream_closed(*stream_id)
             except BackstayError as error:
                 if isinstance(task, Task):
-                    self._link.give_back(task, settled_batches=0, reason=str(error))
+                    self._link.give_back(task, acknowledged_batches=0, reason=str(error))
                 return False
             if isinstance(task, Ended):
                 return True
@@ -101,12 +101,12 @@ class CountingWorker(threading.Thread):
                     for batch in range(task.first_batch, task.count):
                         stream.begin_batch(batch)
                         counter.count(task.shard, task.start, np.array([batch]))
-                    stream.settle()
+                    stream.flush()
                 if self._link.complete(task, batches=task.count, examples=task.count):
                     stream.close_on_servers()
                     self._link.stream_closed(task.round, task.number)
             except BackstayError as error:
-                self._link.give_back(task, settled_batches=0, reason=str(error))
+                self._link.give_back(task, acknowledged_batches=0, reason=str(error))
                 return False
             with self._condition:
                 self._allowed -= 1

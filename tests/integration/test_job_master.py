@@ -191,7 +191,7 @@ def test_what_is_given_back_is_gone_on_with_where_it_stood(
         link.declare_tables(["deep", "wide"])
     task = link.get_task()
     assert isinstance(task, Task)
-    link.give_back(task, settled_batches=3, reason="a push failed")
+    link.give_back(task, acknowledged_batches=3, reason="a push failed")
     again = link.get_task()
     assert isinstance(again, Task)
     assert (again.number, again.first_batch) == (task.number, 3)

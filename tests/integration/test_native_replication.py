@@ -143,7 +143,7 @@ def test_a_copy_that_does_not_fit_is_refused_and_said(
 def test_what_is_acknowledged_while_the_client_closes_is_applied(
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
-    """A push that left behind the end of its stream would count as settled, unapplied."""
+    """A push that left behind the end of its stream would be skipped, unapplied."""
     with master_and_backup() as servers:
         reader = client_of(servers, 1_000_000)
         for trial in range(60):

@@ -91,20 +91,20 @@ def counted(client: Client, task: int, batches: int) -> list[float]:
     return counts
 
 
-def test_a_replay_from_the_beginning_or_from_settled_counts_nothing_twice(
+def test_a_replay_from_the_beginning_or_from_acknowledged_counts_nothing_twice(
     client: Client, twin: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
     train(client, stream, task, 0, 8)
-    stream.settle()
-    assert stream.settled == 8
+    stream.flush()
+    assert stream.acknowledged == 8
     replay = twin.task_stream(JOB, 1, task, tables)
     train(twin, replay, task, 0, 10)
-    replay.settle()
+    replay.flush()
     rest = client.task_stream(JOB, 1, task, tables, first_batch=9)
     train(client, rest, task, 9, 12)
-    rest.settle()
-    assert (replay.settled, rest.settled) == (10, 12)
+    rest.flush()
+    assert (replay.acknowledged, rest.acknowledged) == (10, 12)
     assert counted(client, task, 12) == [1.0] * 12
 
 
@@ -114,7 +114,7 @@ def test_another_pass_and_another_task_count_again(
     for pass_number, number in ((1, 0), (2, 0), (1, 2**32 - 1)):
         stream = client.task_stream(JOB - 1 - task, pass_number, number, tables)
         train(client, stream, task, 0, 2)
-        stream.settle()
+        stream.flush()
     assert counted(client, task, 2) == [3.0, 3.0]
 
 
@@ -129,7 +129,7 @@ def test_twins_at_once_count_each_batch_once(
         start.wait()
         try:
             train(one, stream, task, 0, 60)
-            stream.settle()
+            stream.flush()
         except BackstayError as error:
             failures.append(error)
 
@@ -160,7 +160,7 @@ def test_pushes_of_any_thread_go_into_the_open_stream_and_others_do_not(
             thread.join()
             # An assignment is not an update: it is made whoever made it before.
             one.assign("counts", keys_of(task, 1), np.full((KEYS_PER_BATCH, DIM), 7.0, np.float32))
-        stream.settle()
+        stream.flush()
         # Outside of the stream a push is the client's own.
         push_batch(one, task, 2)
         one.flush()
@@ -168,21 +168,23 @@ def test_pushes_of_any_thread_go_into_the_open_stream_and_others_do_not(
     assert client.pull_dense(dense)[0] == before + 1.0
 
 
-def test_settled_counts_whole_batches_only(client: Client, tables: list[Table], task: int) -> None:
+def test_acknowledged_counts_whole_batches_only(
+    client: Client, tables: list[Table], task: int
+) -> None:
     stream = client.task_stream(JOB, 1, task, tables, first_batch=3)
     with stream:
-        assert stream.settled == 3
+        assert stream.acknowledged == 3
         stream.begin_batch(3)
         push_batch(client, task, 3)
         client.flush()
         # The batch has not ended: its other table may come.
-        assert stream.settled == 3
+        assert stream.acknowledged == 3
         stream.begin_batch(4)
-        assert stream.settled == 4
+        assert stream.acknowledged == 4
         # A batch that pushes nothing is whole when it has ended.
         stream.begin_batch(6)
-        assert stream.settled == 6
-    assert stream.settled == 7
+        assert stream.acknowledged == 6
+    assert stream.acknowledged == 7
 
 
 def test_wrong_use_is_named(client: Client, tables: list[Table], task: int) -> None:
@@ -238,14 +240,14 @@ def test_after_a_failed_push_no_later_one_leaves(
             stream.begin_batch(2)
     for _ in range(2):
         with pytest.raises(NonFiniteGradient):
-            stream.settle()
-    assert stream.settled == 1
+            stream.flush()
+    assert stream.acknowledged == 1
     with pytest.raises(InvalidRequest, match="Whoever completes the task closes it"):
         stream.close_on_servers()
     # Nothing was skipped that was not applied: the next attempt completes the task.
-    rest = twin.task_stream(JOB, 1, task, tables, first_batch=stream.settled)
+    rest = twin.task_stream(JOB, 1, task, tables, first_batch=stream.acknowledged)
     train(twin, rest, task, 1, 4)
-    rest.settle()
+    rest.flush()
     assert counted(client, task, 4) == [1.0] * 4
 
 
@@ -268,7 +270,7 @@ def test_while_the_hold_is_over_pushes_wait_until_it_is_renewed(
         assert counted(client, task, 2) == [1.0, 0.0]
         stream.hold_until(clock_s() + FAR_S)
         waiting.join()
-    stream.settle()
+    stream.flush()
     assert counted(client, task, 2) == [1.0, 1.0]
 
 
@@ -283,8 +285,8 @@ def test_a_push_whose_hold_is_not_renewed_in_time_fails_and_was_not_sent(
             stream.begin_batch(0)
             push_batch(brief, task, 0)
         with pytest.raises(BackstayError, match="hold on its task is over"):
-            stream.settle()
-        assert stream.settled == 0
+            stream.flush()
+        assert stream.acknowledged == 0
     assert counted(client, task, 1) == [0.0]
 
 
@@ -316,12 +318,12 @@ def test_revoking_ends_waiting_and_later_pushes_at_once(
         with pytest.raises(HoldLost):
             stream.begin_batch(1)
     with pytest.raises(HoldLost):
-        stream.settle()
+        stream.flush()
     # Who revokes a hold knows: neither a flush nor close raises it again.
     client.flush()
     other = twin.task_stream(JOB, 1, task, tables)
     train(twin, other, task, 0, 2)
-    other.settle()
+    other.flush()
     assert counted(client, task, 2) == [1.0, 1.0]
 
 
@@ -330,13 +332,13 @@ def test_late_pushes_after_the_close_are_skipped(
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
     train(client, stream, task, 0, 2)
-    stream.settle()
+    stream.flush()
     stream.close_on_servers()
     stream.close_on_servers()
     twin.close_task_stream(JOB, 1, task)
     late = twin.task_stream(JOB, 1, task, tables)
     train(twin, late, task, 0, 5)
-    late.settle()
+    late.flush()
     assert counted(client, task, 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
@@ -352,8 +354,8 @@ def test_a_stream_with_the_most_tables_keeps_within_the_window(
                 stream.begin_batch(batch)
                 for table in reversed(many):
                     one.push_async(table, key, gradient)
-        stream.settle()
-        assert stream.settled == 5
+        stream.flush()
+        assert stream.acknowledged == 5
     assert {float(client.pull(table, key)[0, 0]) for table in many} == {5.0}
 
 
@@ -372,13 +374,13 @@ def test_a_killed_server_and_a_killed_worker_leave_each_batch_counted_once() -> 
                 stream.begin_batch(batch)
                 push_batch(first, 0, batch)
         # As if the worker died: nothing of what is under way is waited for.
-        settled = stream.settled
+        acknowledged = stream.acknowledged
         stream.revoke()
         with Client(cluster.endpoints[:2]) as second:
-            rest = second.task_stream(JOB, 1, 0, tables, first_batch=settled)
-            train(second, rest, 0, settled, batches)
-            rest.settle()
-            assert rest.settled == batches
+            rest = second.task_stream(JOB, 1, 0, tables, first_batch=acknowledged)
+            train(second, rest, 0, acknowledged, batches)
+            rest.flush()
+            assert rest.acknowledged == batches
             assert counted(second, 0, batches) == [1.0] * batches
             rest.close_on_servers()
         first.close()

@@ -112,7 +112,7 @@ def test_sigterm_gives_the_task_back(cluster: LocalCluster, tmp_path: Path) -> N
         processes.start_worker("w-1")
         status = processes.over()
         assert status.state == "done", status.reason
-        # What was settled is not done again: the other worker has the rest.
+        # What was acknowledged is not done again: the other worker has the rest.
         assert status.steps == RECORDS // BATCH
         assert status.examples == RECORDS
     told = audit(cluster, spec)

@@ -53,7 +53,7 @@ def bits(tasks: set[int]) -> Mapping[int, str]:
 
 FAILURES = st.builds(Failure, error=TEXTS, worker=TEXTS, records=tuples(NUMBERS))
 DEAD_LETTERS = st.builds(
-    DeadLetter, task=NUMBERS, failures=NUMBERS, failure=FAILURES, settled=NUMBERS
+    DeadLetter, task=NUMBERS, failures=NUMBERS, failure=FAILURES, acknowledged=NUMBERS
 )
 ROUND_PROGRESS = st.builds(
     RoundProgress,
@@ -93,7 +93,12 @@ RECORDS: Mapping[type[Any], Mapping[str, st.SearchStrategy[Any]]] = {
         "lost": NUMBERS,
     },
     LossAcceptance: {"version": NUMBERS, "slots": NUMBERS, "time": TEXTS},
-    DeadLetter: {"task": NUMBERS, "failures": NUMBERS, "failure": FAILURES, "settled": NUMBERS},
+    DeadLetter: {
+        "task": NUMBERS,
+        "failures": NUMBERS,
+        "failure": FAILURES,
+        "acknowledged": NUMBERS,
+    },
     WorkerRecord: {
         "leased": tuples(st.builds(LeasedTask, NUMBERS, NUMBERS, NUMBERS)),
         "to_close": tuples(st.tuples(NUMBERS, NUMBERS)),

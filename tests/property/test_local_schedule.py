@@ -164,7 +164,7 @@ def with_a_master(
             part = opened.table[lease.task]
             seed = opened.seed_of(spec, lease.task)
             turns.append(Turn(str(opened.id), lease.task, part, seed, job.schedule.steps))
-            done = lease._replace(settled=batches_of(spec, part.count))
+            done = lease._replace(acknowledged=batches_of(spec, part.count))
             assert job.complete("the only one", opened.id, done, part.count) == (True, True)
             job.closed([(opened.id.number, lease.task)])
             advance(job)

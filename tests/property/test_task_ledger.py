@@ -94,14 +94,14 @@ class Journal:
             ledger.adopt_worker(worker, WorkerRecord.from_json(text), now_s)
         return ledger
 
-    def settled(self) -> dict[int, int]:
-        """Return the settled batches of tasks that are not done, as far as they are written."""
-        settled: dict[int, int] = {}
+    def acknowledged(self) -> dict[int, int]:
+        """Return the acknowledged batches of tasks that are not done, as far as written."""
+        acknowledged: dict[int, int] = {}
         for text in self.workers.values():
             for task, _, batches in WorkerRecord.from_json(text).leased:
-                settled[task] = max(batches, settled.get(task, 0))
+                acknowledged[task] = max(batches, acknowledged.get(task, 0))
         dead_letters = map(DeadLetter.from_json, self.dead_letters.values())
-        return settled | {one.task: one.settled for one in dead_letters}
+        return acknowledged | {one.task: one.acknowledged for one in dead_letters}
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -128,7 +128,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.attempts: Counter[int] = Counter()
         self.revoked: set[int] = set()
         # The most that the master of now, or one before it, was told.
-        self.settled: dict[int, int] = {}
+        self.acknowledged: dict[int, int] = {}
         # What the master of now knows.
         self.known: dict[int, int] = {}
         self.done_before = len(self.done)
@@ -154,9 +154,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def holders(self, task: int) -> set[str]:
         return {worker for worker, leased, _ in self.valid if leased == task}
 
-    def tell(self, task: int, settled: int) -> None:
-        for told in (self.settled, self.known):
-            told[task] = max(settled, told.get(task, 0))
+    def tell(self, task: int, acknowledged: int) -> None:
+        for told in (self.acknowledged, self.known):
+            told[task] = max(acknowledged, told.get(task, 0))
 
     def forget_dead_letters(self) -> None:
         """Dead-lettering ends what is left of the leases: nobody could rely on them."""
@@ -194,7 +194,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.valid = {
             leased for leased in self.valid if leased[1] != grant.task or leased in lasting
         }
-        assert grant.first_batch <= self.settled.get(grant.task, 0)
+        assert grant.first_batch <= self.acknowledged.get(grant.task, 0)
         assert self.attempts[grant.attempt] == 0, "an attempt's number was given twice"
         self.attempts[grant.attempt] += 1
         self.write()
@@ -222,16 +222,16 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.revoked.add(attempt)
 
     @precondition(lambda self: self.grants)
-    @rule(data=st.data(), settled=st.integers(0, BATCHES - 1))
-    def renew(self, data: st.DataObject, settled: int) -> None:
+    @rule(data=st.data(), acknowledged=st.integers(0, BATCHES - 1))
+    def renew(self, data: st.DataObject, acknowledged: int) -> None:
         worker, grant = self.pick(data)
-        leased = LeasedTask(grant.task, grant.attempt, settled)
+        leased = LeasedTask(grant.task, grant.attempt, acknowledged)
         lease = (worker, grant.task, grant.attempt)
         valid = lease in self.valid and lease not in self.withdrawn
         revoked = self.ledger.renew(worker, [leased], self.now_s)
         assert revoked == ([] if valid else [leased])
         if valid:
-            self.tell(grant.task, settled)
+            self.tell(grant.task, acknowledged)
             self.ends[worker, grant.task, grant.attempt] = self.now_s + self.ttl_s
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -264,28 +264,28 @@ class LedgerMachine(RuleBasedStateMachine):
         self.write()
 
     @precondition(lambda self: self.grants)
-    @rule(data=st.data(), settled=st.integers(0, BATCHES - 1))
-    def fail(self, data: st.DataObject, settled: int) -> None:
+    @rule(data=st.data(), acknowledged=st.integers(0, BATCHES - 1))
+    def fail(self, data: st.DataObject, acknowledged: int) -> None:
         worker, grant = self.pick(data)
         leased = (worker, grant.task, grant.attempt)
         outcome = self.ledger.fail(
-            *leased, Failure("no such column", worker, (3,)), self.now_s, settled
+            *leased, Failure("no such column", worker, (3,)), self.now_s, acknowledged
         )
         assert (outcome != "revoked") == (leased in self.valid)
-        self.end(leased, settled)
+        self.end(leased, acknowledged)
 
     @precondition(lambda self: self.grants)
-    @rule(data=st.data(), settled=st.integers(0, BATCHES - 1))
-    def give_back(self, data: st.DataObject, settled: int) -> None:
+    @rule(data=st.data(), acknowledged=st.integers(0, BATCHES - 1))
+    def give_back(self, data: st.DataObject, acknowledged: int) -> None:
         worker, grant = self.pick(data)
         leased = (worker, grant.task, grant.attempt)
-        assert self.ledger.give_back(*leased, settled, self.now_s) == (leased in self.valid)
-        self.end(leased, settled)
+        assert self.ledger.give_back(*leased, acknowledged, self.now_s) == (leased in self.valid)
+        self.end(leased, acknowledged)
 
-    def end(self, leased: tuple[str, int, int], settled: int) -> None:
+    def end(self, leased: tuple[str, int, int], acknowledged: int) -> None:
         if leased in self.valid:
             self.valid.discard(leased)
-            self.tell(leased[1], settled)
+            self.tell(leased[1], acknowledged)
             self.revoked.add(leased[2])
         self.write()
         self.forget_expired()
@@ -351,8 +351,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = self.journal.ledger(
             self.size, self.seed, self.generation, self.now_s, self.ttl_s
         )
-        # Settled batches are kept with the leases of their time, of those that ended, or forgotten.
-        self.known = self.journal.settled()
+        # Acknowledged batches are kept with the leases of their time, of those that ended, or
+        # forgotten.
+        self.known = self.journal.acknowledged()
         self.withdrawn = set()
         for leased in self.valid:
             self.ends[leased] = self.now_s + self.ttl_s

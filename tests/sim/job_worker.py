@@ -1,4 +1,4 @@
-"""Workers of a simulated job: they ask, lease, push, settle, complete, close, die and come late.
+"""Workers of a simulated job: they ask, lease, push, flush, complete, close, die and come late.
 
 What ``trainer.worker``, ``MasterLink`` and ``TaskStream`` do, in the order in which they do it. One
 task at a time; a push leaves only while the lease is alive on the worker's own clock.
@@ -198,17 +198,17 @@ class JobWorker(Trainer):
 
     def _state_lost(self) -> None:
         self.queue.counts["state_lost"] += 1
-        given, settled = self._given, self._settled()
+        given, acknowledged = self._given, self._acknowledged()
         self.pushes.clear()
         self._engine = 0
         self._to_close.clear()
         if given is not None and not self._ending:
-            self._give_back(given, settled)
+            self._give_back(given, acknowledged)
 
-    def _give_back(self, given: Given, settled: int) -> None:
+    def _give_back(self, given: Given, acknowledged: int) -> None:
         self.queue.counts["given_back"] += 1
         self._given = None
-        lease = given.lease._replace(settled=settled)
+        lease = given.lease._replace(acknowledged=acknowledged)
 
         def give_back(job: Job, name: str) -> str:
             if _is_of_later_master(job, lease):
@@ -259,12 +259,12 @@ class JobWorker(Trainer):
                     self._take(answer.given, sent)
             elif answer.given is not None:
                 # Asked for on a connection that is no more.
-                self._give_back(answer.given, answer.given.lease.settled)
+                self._give_back(answer.given, answer.given.lease.acknowledged)
 
         self._call(get_task, told)
 
     def _take(self, given: Given, sent: Micros) -> None:
-        self._given, self._batch = given, given.lease.settled
+        self._given, self._batch = given, given.lease.acknowledged
         self._hold_until = sent + LEASE_TTL - MARGIN
         self.queue.counts["tasks_taken"] += 1
         self.queue.log(
@@ -281,7 +281,7 @@ class JobWorker(Trainer):
         given = self._given
         if given is None or self.queue.now < self._paused_until:
             return
-        leased = given.lease._replace(settled=self._settled())
+        leased = given.lease._replace(acknowledged=self._acknowledged())
         sent = self._clock.now()
 
         def keep(job: Job, name: str) -> list[tuple[RoundId, LeasedTask]] | str:
@@ -308,7 +308,7 @@ class JobWorker(Trainer):
         """Never above what is not acknowledged, nor above the batch that has begun."""
         return min((self._batch - 1) * TABLES, min(self.pushes, default=1 << 60))
 
-    def _settled(self) -> int:
+    def _acknowledged(self) -> int:
         if self._given is None or self._given.round.id.kind is not RoundKind.TRAINING:
             return 0
         return min(self._batch, min(self.pushes, default=1 << 60) // TABLES)
@@ -316,9 +316,9 @@ class JobWorker(Trainer):
     def _push_batch(self, given: Given) -> None:
         if self.book.random.random() < 0.01:
             # A push that fails for good ends the attempt.
-            settled = self._settled()
+            acknowledged = self._acknowledged()
             self.pushes.clear()
-            self._give_back(given, settled)
+            self._give_back(given, acknowledged)
             return
         number, task, batch = given.round.id.number, given.lease.task, self._batch
         self._batch += 1
@@ -339,7 +339,7 @@ class JobWorker(Trainer):
 
     def _complete(self, given: Given) -> None:
         self._ending = True
-        lease = given.lease._replace(settled=BATCHES)
+        lease = given.lease._replace(acknowledged=BATCHES)
 
         def complete(job: Job, name: str) -> bool | str:
             if _is_of_later_master(job, lease):

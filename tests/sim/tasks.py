@@ -1,7 +1,8 @@
 """A job's tasks in virtual time: workers that die, two attempts at once, late pushes.
 
 The trainers here do what ``TaskStream`` and a worker do: number the pushes of a task by batch and
-table, keep the floor, replay a task from where it was settled, close its stream once it is done.
+table, keep the floor, replay a task from its first batch that is not acknowledged, close its stream
+once it is done.
 The history judges: however often a batch was pushed, each slot counts it once.
 """
 
@@ -35,7 +36,7 @@ class Task:
     batches: list[list[list[int]]]
     """Of each batch the keys of each table's push; the same for whoever reads them."""
     workers: set[int] = field(default_factory=set)
-    settled: int = 0
+    acknowledged: int = 0
     is_done: bool = False
     is_closed: bool = False
 
@@ -132,7 +133,7 @@ class TaskTrainer(Trainer):
     def _take(self) -> None:
         task = self.book.take(self.number, begin=not self.stopping)
         if task is not None:
-            self._task, self._batch = task, task.settled
+            self._task, self._batch = task, task.acknowledged
 
     def _push_batch(self, task: Task) -> None:
         batch = self._batch
@@ -141,13 +142,15 @@ class TaskTrainer(Trainer):
             slots = {self.cluster.slot_of[key] for key in keys}
             self.begin(Push(task.stream, batch * TABLES + table, list(keys), slots))
 
-    def _settled(self) -> int:
+    def _acknowledged(self) -> int:
         return min(self._batch, min(self.pushes, default=1 << 60) // TABLES)
 
     def _die(self, task: Task) -> None:
         """What is under way stays under way; the master knows what it was told, or less."""
-        settled = self.book.random.randint(task.settled, max(task.settled, self._settled()))
-        task.settled = settled
+        acknowledged = self.book.random.randint(
+            task.acknowledged, max(task.acknowledged, self._acknowledged())
+        )
+        task.acknowledged = acknowledged
         self._drop("worker_deaths")
 
     def _drop(self, why: str) -> None:

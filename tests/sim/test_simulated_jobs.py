@@ -23,7 +23,8 @@ CUT_SEEDS = [range(12), pytest.param(range(12, 100), marks=pytest.mark.slow)]
 # A worker was told to be first at a task that was then given out again; a master that was none any
 # more was asked about a task that a later one had given.
 REGRESSIONS = [998, 2126]
-# Batches were lost: what was settled or closed before a restore was taken for settled after it.
+# Batches were lost: what was acknowledged or closed before a restore was taken for acknowledged
+# after it.
 RESTORED_REGRESSIONS = [
     10,
     11,

@@ -107,7 +107,7 @@ async def do_one(job: Job, batches: int = 0) -> int:
     """Do the next task, of so many batches; return its number."""
     given = job.assign("w1")
     assert given is not None
-    job.complete("w1", given.round.id, given.lease._replace(settled=batches), 4)
+    job.complete("w1", given.round.id, given.lease._replace(acknowledged=batches), 4)
     await job.journal.durable(DURABLE_S)
     job.closed([(given.round.id.number, given.lease.task)])
     return given.lease.task

@@ -69,7 +69,7 @@ class Worker:
                 await job.journal.durable(DURABLE_S)
                 continue
             self.worked.add(which)
-            lease = given.lease._replace(settled=2)
+            lease = given.lease._replace(acknowledged=2)
             _, is_new = job.complete("w1", given.round.id, lease, 4)
             await job.journal.durable(DURABLE_S)
             self.told[which] += is_new

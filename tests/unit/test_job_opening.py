@@ -87,7 +87,7 @@ class Worker:
         if round_id not in job.rounds:
             del self.open[round_id, lease.task]
             return
-        counts, is_new = job.complete("w1", round_id, lease._replace(settled=2), 4)
+        counts, is_new = job.complete("w1", round_id, lease._replace(acknowledged=2), 4)
         await job.journal.durable(DURABLE_S)
         del self.open[round_id, lease.task]
         if is_new and round_id.kind is RoundKind.TRAINING:

@@ -11,7 +11,7 @@ from backstay.trainer.worker.task_feed import TaskFeed
 
 
 class Stream:
-    settled = 3
+    acknowledged = 3
 
     def hold_until(self, monotonic_s: float) -> None:
         """Nothing waits for it here."""
@@ -32,14 +32,14 @@ def work_of(batches_per_push: int) -> tuple[LeasedWork, Feed]:
     return work, feed
 
 
-def test_settled_batches_are_told_before_the_data_is_read() -> None:
+def test_acknowledged_batches_are_told_before_the_data_is_read() -> None:
     work, feed = work_of(4)
-    assert work.settled == 2, "before there is a stream: what the attempt began with"
+    assert work.acknowledged == 2, "before there is a stream: what the attempt began with"
     work.attach(cast(Any, Stream()))
     told: list[int] = []
-    thread = threading.Thread(target=lambda: told.append(work.settled))
+    thread = threading.Thread(target=lambda: told.append(work.acknowledged))
     thread.start()
     thread.join()
     assert told == [2], "nothing is trained before it is known how many batches there are"
     feed.known_batches = 10
-    assert work.settled == 10, "the last push of a task may be of fewer batches"
+    assert work.acknowledged == 10, "the last push of a task may be of fewer batches"

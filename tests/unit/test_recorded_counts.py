@@ -52,14 +52,14 @@ class Worker:
                     job.evaluated(opened, {"auc": 0.5})
                 continue
             round_id, lease = given.round.id, given.lease
-            lease = lease._replace(settled=PER_TASK)
+            lease = lease._replace(acknowledged=PER_TASK)
             if round_id.kind is not RoundKind.TRAINING:
                 job.complete("w1", round_id, lease, PER_TASK)
                 continue
             tasks -= 1
             self.begun.add((round_id.number, lease.task))
             if (round_id.number, lease.task) in self.fails:
-                job.fail("w1", round_id, lease._replace(settled=0), Failure("bad", "w1"))
+                job.fail("w1", round_id, lease._replace(acknowledged=0), Failure("bad", "w1"))
                 continue
             job.note_damaged(round_id, lease.task, 1 if lease.task == 2 else 0)
             counts, is_new = job.complete("w1", round_id, lease, PER_TASK)

@@ -244,7 +244,7 @@ def test_a_job_declares_once_for_each_start() -> None:
         nodes = Nodes()
         a, b = nodes.made["a"], nodes.made["b"]
         assert await declare(a, 0.1, 1) == ((), ())
-        # The job goes on with another file: the first worker settles it, a late one with the old
+        # The job goes on with another file: the first worker sets it, a late one with the old
         # file does not flip it back, nor does one of an earlier start.
         assert await declare(b, 0.01, 2) == (("learning_rate: 0.1 -> 0.01",), ())
         assert await declare(a, 0.01, 2) == ((), ())

@@ -16,15 +16,15 @@ from backstay.trainer.worker.task_ends import TaskEnds
 
 
 class Stream:
-    """Pushes that settle when they are let, well or not."""
+    """Pushes that end when they are let, well or not."""
 
     def __init__(self, events: list[str], number: int, error: Exception | None = None) -> None:
-        self.may_settle = threading.Event()
+        self.may_end = threading.Event()
         self._events, self._number, self._error = events, number, error
 
-    def settle(self) -> None:
-        assert self.may_settle.wait(30)
-        self._events.append(f"settled {self._number}")
+    def flush(self) -> None:
+        assert self.may_end.wait(30)
+        self._events.append(f"acknowledged {self._number}")
         if self._error is not None:
             raise self._error
 
@@ -58,16 +58,16 @@ def ends() -> Iterator[Ends]:
     made.tested.shutdown()
 
 
-def test_a_task_is_told_once_it_is_settled_and_closed_once_it_was_told(ends: Ends) -> None:
+def test_a_task_is_told_once_it_is_acknowledged_and_closed_once_it_was_told(ends: Ends) -> None:
     first, second = ends.begin(1), ends.begin(2)
     assert ends.tested.are_pending
     assert ends.tested.collect(left=2) == [], "nobody waits for the two"
-    second.may_settle.set()
+    second.may_end.set()
     assert ends.events == [], "not told before those that came before"
-    first.may_settle.set()
+    first.may_end.set()
     assert ends.tested.collect() == []
     told = [event for event in ends.events if not event.startswith("closed")]
-    assert told == ["settled 1", "told 1", "settled 2", "told 2"]
+    assert told == ["acknowledged 1", "told 1", "acknowledged 2", "told 2"]
     assert [event for event in ends.events if event.startswith("closed")] == [
         "closed 1",
         "closed 2",
@@ -76,16 +76,16 @@ def test_a_task_is_told_once_it_is_settled_and_closed_once_it_was_told(ends: End
 
 def test_a_stream_that_another_worker_completed_is_not_closed(ends: Ends) -> None:
     ends.not_first.add(1)
-    ends.begin(1).may_settle.set()
+    ends.begin(1).may_end.set()
     assert ends.tested.collect() == []
-    assert ends.events == ["settled 1", "told 1"]
+    assert ends.events == ["acknowledged 1", "told 1"]
     assert not ends.tested.are_pending
 
 
 def test_one_that_fails_is_reported_with_all_that_came_after_it(ends: Ends) -> None:
     error = ServerUnavailable("gone")
     for stream in (ends.begin(1, error), ends.begin(2), ends.begin(3, error)):
-        stream.may_settle.set()
+        stream.may_end.set()
     failed = ends.tested.collect(left=2)
     assert [(work.task.number, why) for work, why in failed] == [(1, error), (3, error)]
     assert "told 1" not in ends.events

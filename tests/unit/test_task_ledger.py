@@ -30,7 +30,7 @@ def given(to: TaskLedger, worker: str, now_s: float = 0.0) -> Grant:
     return grant
 
 
-def test_the_next_attempt_begins_where_the_last_one_was_settled() -> None:
+def test_the_next_attempt_begins_where_the_last_one_was_acknowledged() -> None:
     book = ledger(1)
     first = given(book, "w-0")
     book.renew("w-0", [LeasedTask(0, first.attempt, 3)], 1.0)
@@ -38,7 +38,7 @@ def test_the_next_attempt_begins_where_the_last_one_was_settled() -> None:
     assert given(book, "w-1", 1.5).first_batch == 3
 
 
-def test_a_give_back_counts_what_it_settled() -> None:
+def test_a_give_back_counts_what_was_acknowledged() -> None:
     book = ledger(1)
     first = given(book, "w-0")
     assert book.give_back("w-0", 0, first.attempt, 2, 0.0)
@@ -55,7 +55,7 @@ def test_a_failing_task_is_dead_lettered_and_the_rest_goes_on() -> None:
         while grant.task != 0:
             assert book.complete("w-0", grant.task, grant.attempt, 0.0)
             grant = given(book, "w-0")
-        assert book.fail("w-0", 0, grant.attempt, WRONG, 0.0, settled=1) == expected
+        assert book.fail("w-0", 0, grant.attempt, WRONG, 0.0, acknowledged=1) == expected
     assert book.is_over
     assert book.dead_letters == {0: DeadLetter(0, 2, WRONG, 1)}
     assert book.retry_dead_letters([0, 1]) == [0]

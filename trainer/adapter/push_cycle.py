@@ -99,7 +99,7 @@ class PushCycle:
             BackstayError: A push of this step, or with ``steps_in_flight`` of an earlier one,
                 failed.
         """
-        self._settle(self._steps_in_flight)
+        self._wait(self._steps_in_flight)
         fresh, self._fresh = self._fresh, [group.pull_async() for group in self._dense]
         if self._steps_in_flight == 0:
             fresh, self._fresh = self._fresh, []
@@ -107,7 +107,7 @@ class PushCycle:
 
     def synchronize(self) -> None:
         """Wait for every push, then load the dense values as they are now."""
-        self._settle(0)
+        self._wait(0)
         self._fresh = []
         self._load([group.pull_async() for group in self._dense])
 
@@ -134,7 +134,7 @@ class PushCycle:
         for layer, _ in self._embeddings:
             layer.discard_gradients()
 
-    def _settle(self, steps_left: int) -> None:
+    def _wait(self, steps_left: int) -> None:
         while len(self._pushes) > steps_left:
             for push in self._pushes.popleft():
                 push.result()

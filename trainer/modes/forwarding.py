@@ -17,7 +17,7 @@ from backstay.trainer.pending import Pending
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream
 
-__all__ = ["ForwardingClient", "PreparedKeys", "settled"]
+__all__ = ["ForwardingClient", "PreparedKeys", "finished"]
 
 
 class PreparedKeys:
@@ -157,6 +157,6 @@ class ForwardingClient:
         return self.table(table) if isinstance(table, str) else table
 
 
-def settled(value: NDArray[np.float32] | None = None) -> Pending[Any]:
+def finished(value: NDArray[np.float32] | None = None) -> Pending[Any]:
     """Return a call that is over, with its result."""
     return Pending(lambda: True, lambda: value)

@@ -16,7 +16,7 @@ import numpy as np
 from backstay.errors import InvalidRequest
 from backstay.trainer.arrays import ArrayLike, Rows, as_rows
 from backstay.trainer.client import Client
-from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, settled
+from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, finished
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
@@ -127,7 +127,7 @@ class GatheringClient(ForwardingClient):
         rows = values.reshape(-1, table.dim).copy()
         flat = batch.keys.reshape(-1).copy()
         self._gathered.append(Gradient(table.name, flat, rows, learning_rate_scale))
-        return settled()
+        return finished()
 
     def push_dense_async(
         self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
@@ -136,7 +136,7 @@ class GatheringClient(ForwardingClient):
         table = self.table_of(table)
         values = as_rows(gradient, table.dense().shape, "gradient").copy()
         self._gathered.append(Gradient(table.name, None, values, learning_rate_scale))
-        return settled()
+        return finished()
 
     def take(self) -> list[Gradient]:
         """Hand over what was kept since the last call."""

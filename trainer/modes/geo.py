@@ -18,7 +18,7 @@ from backstay.errors import ConfigError
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Keys, Rows, as_rows, output, sum_by_key
 from backstay.trainer.client import Client
-from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, settled
+from backstay.trainer.modes.forwarding import ForwardingClient, PreparedKeys, finished
 from backstay.trainer.pending import Pending
 from backstay.trainer.table import Table
 
@@ -140,7 +140,7 @@ class GeoClient(ForwardingClient):
         flat = batch.keys.reshape(-1)
         local = self._with_rows(table, flat)
         local.step(flat, values.reshape(-1, table.dim), learning_rate_scale)
-        return settled()
+        return finished()
 
     def pull_dense_async(self, table: Table | str, *, out: Rows | None = None) -> Pending[Rows]:
         """Return a tensor, this worker's own steps included."""
@@ -148,7 +148,7 @@ class GeoClient(ForwardingClient):
         tensor = self._tensor(table)
         values = output(out, tensor.base.shape)
         np.subtract(tensor.base, np.float32(tensor.rate) * tensor.total, out=values)
-        return settled(values)
+        return finished(values)
 
     def push_dense_async(
         self, table: Table | str, gradient: ArrayLike, *, learning_rate_scale: float = 1.0
@@ -158,7 +158,7 @@ class GeoClient(ForwardingClient):
         values = as_rows(gradient, tensor.base.shape, "gradient")
         tensor.total += np.float32(learning_rate_scale) * values
         tensor.changed = True
-        return settled()
+        return finished()
 
     def exchange(self) -> None:
         """Push what changed, one push for each table, and forget the copies.

@@ -184,7 +184,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._cycle.synchronize()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: which parameters train is settled when the optimizer is wrapped.
+        """Refused: which parameters train is decided when the optimizer is wrapped.
 
         Raises:
             ConfigError: Always, but while this object is made.

@@ -1,1 +1,1 @@
-"""A worker process: takes tasks from the job's master, trains, and tells what was settled."""
+"""A worker process: takes tasks from the job's master, trains, and tells what was acknowledged."""

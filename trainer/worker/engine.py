@@ -77,7 +77,7 @@ def open_engine(
 ) -> Engine:
     """Connect, make the program, and create its tables or find those of other workers.
 
-    Of a job that goes on, the first worker of each start settles the tables' settings; a job that
+    Of a job that goes on, the first worker of each start sets the tables' settings; a job that
     uses the model of another one changes nothing.
 
     Dense values are those of the servers: the first worker's, or what became of them.

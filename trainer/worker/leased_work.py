@@ -74,14 +74,14 @@ class LeasedWork:
         return self._revoked
 
     @property
-    def settled(self) -> int:
+    def acknowledged(self) -> int:
         """Batches of the task that are acknowledged everywhere."""
         stream = self._stream
         batches = None if self.feed is None else self.feed.known_batches
         if stream is None or batches is None:
             return self.task.first_batch
         # The last push of a task may be of fewer batches.
-        return min(stream.settled * self.batches_per_push, batches)
+        return min(stream.acknowledged * self.batches_per_push, batches)
 
     def check(self) -> None:
         """Go on only with a lease.

@@ -288,12 +288,12 @@ class MasterLink:
             self._let_go(task)
         return answer.first
 
-    def give_back(self, task: Task, *, settled_batches: int, reason: str) -> None:
+    def give_back(self, task: Task, *, acknowledged_batches: int, reason: str) -> None:
         """Return a task that others can go on with."""
         self._let_go(task)
         request = job_pb2.GiveBackRequest(
             worker=self._who,
-            lease=lease_message(task, settled_batches),
+            lease=lease_message(task, acknowledged_batches),
             reason=reason[:ERROR_CHARACTERS_MAX],
         )
         self._calls.call(lambda stub, timeout: stub.GiveBack(request, timeout=timeout))
@@ -303,7 +303,7 @@ class MasterLink:
         task: Task,
         error: str,
         *,
-        settled_batches: int = 0,
+        acknowledged_batches: int = 0,
         records: Sequence[int] = (),
         bad_records: BadRecordsMet = NO_BAD_RECORDS,
     ) -> bool:
@@ -312,14 +312,14 @@ class MasterLink:
         Args:
             task: The task.
             error: What happened, with the end of the traceback.
-            settled_batches: Batches of it that are acknowledged everywhere.
+            acknowledged_batches: Batches of it that are acknowledged everywhere.
             records: Positions within the task of the records concerned, as far as known.
             bad_records: Damaged ones that were met; more than the job allows end it.
         """
         self._let_go(task)
         request = job_pb2.FailRequest(
             worker=self._who,
-            lease=lease_message(task, settled_batches),
+            lease=lease_message(task, acknowledged_batches),
             error=error[-ERROR_CHARACTERS_MAX:],
             records=records,
             bad_records=bad_record_messages(bad_records.first),
@@ -413,8 +413,8 @@ class MasterLink:
             request.CopyFrom(self._figures)
             leased = dict(self._leases)
         for one in leased.values():
-            settled = one.task.first_batch if one.leased is None else one.leased.settled
-            request.leases.append(lease_message(one.task, settled))
+            acknowledged = one.task.first_batch if one.leased is None else one.leased.acknowledged
+            request.leases.append(lease_message(one.task, acknowledged))
         self.peers.tell(request)
         sent_s = asked_s = 0.0
 

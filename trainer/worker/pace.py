@@ -43,7 +43,7 @@ class Pace:
     """The pace of async mode, and the base of the others.
 
     Attributes:
-        batches_per_push: Batches that are sent together, and counted as settled together.
+        batches_per_push: Batches that are sent together, and counted as acknowledged together.
         overlaps_tasks: Whether the next task may be asked for, and begun, before this one is
             recorded as done.
     """

@@ -1,4 +1,4 @@
-"""The ends of training tasks: settled and told as done while the next task is being trained.
+"""The ends of training tasks: acknowledged and told as done while the next task is being trained.
 
 A task of a thousand records is over in some ten milliseconds, and its last pushes and the master's
 record of it take a good part of that. May import the stream and what is held. Decides
@@ -32,7 +32,7 @@ class _Ending:
 class TaskEnds:
     """Ends tasks one after the other, in a thread of its own; used by one thread.
 
-    Invariant: a task is told as done only when all its pushes are settled, and its stream is
+    Invariant: a task is told as done only when all its pushes are acknowledged, and its stream is
     closed only when the master has recorded that.
 
     Args:
@@ -50,10 +50,10 @@ class TaskEnds:
         self._endings: deque[_Ending] = deque()
 
     def begin(self, work: LeasedWork, stream: TaskStream, loss: float | None) -> None:
-        """All batches of a task are computed: have it settled and told."""
+        """All batches of a task are computed: have it acknowledged and told."""
 
         def end() -> bool:
-            stream.settle()
+            stream.flush()
             return self._complete(work, loss)
 
         self._endings.append(_Ending(work, stream, self._thread.submit(end)))

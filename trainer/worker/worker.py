@@ -268,16 +268,16 @@ class Worker:
             task.round,
             task.number,
             engine.tables,
-            # Rounded up: a task that was settled to its end has no batch left.
+            # Rounded up: a task that was acknowledged to its end has no batch left.
             first_batch=-(-task.first_batch // work.batches_per_push),
         )
         work.attach(stream)
         self._pace.begin_task(work)
         try:
             losses = self._train_batches(work, engine, stream, feed)
-            # What was on its way when this worker was told to end counts as settled.
+            # What was on its way when this worker was told to end counts as acknowledged.
             if task.first_batch + work.batches < feed.batches:
-                stream.settle()
+                stream.flush()
                 raise Stopped
         finally:
             self._pace.end_task()
@@ -418,18 +418,22 @@ class Worker:
     # -- how a task ends ------------------------------------------------------------------
 
     def _give_back(self, work: LeasedWork, reason: str) -> None:
-        settled = work.settled
-        self._told(lambda: self._link.give_back(work.task, settled_batches=settled, reason=reason))
+        acknowledged = work.acknowledged
+        self._told(
+            lambda: self._link.give_back(
+                work.task, acknowledged_batches=acknowledged, reason=reason
+            )
+        )
 
     def _fail(self, work: LeasedWork, error: Exception) -> None:
         text, places = failure_report(work, error, self._definition)
         _LOG.error("%s failed: %s", work, text)
-        # What was settled before stays settled: the next attempt skips it on the servers.
+        # What was acknowledged before stays acknowledged: the next attempt skips it on the servers.
         bad = bad_records_of(work.feed)
-        settled = work.settled
+        acknowledged = work.acknowledged
         self._told(
             lambda: self._link.fail(
-                work.task, text, settled_batches=settled, records=places, bad_records=bad
+                work.task, text, acknowledged_batches=acknowledged, records=places, bad_records=bad
             )
         )
 

@@ -183,7 +183,7 @@ impl Store {
         Ok(())
     }
 
-    /// Check a push, clip its values as its table says, settle under which of the table's settings
+    /// Check a push, clip its values as its table says, note under which of the table's settings
     /// every replica applies it, and promise room for the rows it may create, or refuse it before
     /// anything changes.
     pub fn prepare(&self, transaction: &mut Transaction) -> Result<(), Refusal> {

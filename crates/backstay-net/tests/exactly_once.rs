@@ -212,7 +212,7 @@ fn many_pushes_in_flight_keep_their_number() {
         let plan = client.plan(&keys).unwrap();
         let values = vec![-1.0; keys.len() * DIM];
         for _ in 0..300 {
-            // Nobody waits for these: the client settles the oldest when too many are open.
+            // Nobody waits for these: the client waits for the oldest when too many are open.
             client
                 .push(&request(&values), &plan, Deadline::after(PATIENT))
                 .await
@@ -280,8 +280,8 @@ fn a_push_that_nobody_waits_for_is_sent_again_by_itself() {
             .push(&request(&[-1.0; DIM]), &plan, Deadline::after(PATIENT))
             .await;
         let push = push.unwrap();
-        client.settle_in_background(&push);
-        while !push.is_settled() {
+        client.finish_in_background(&push);
+        while !push.is_over() {
             tokio::task::yield_now().await;
         }
         assert_eq!(counts(&client, &[1]).await, vec![1.0]);

@@ -141,7 +141,7 @@ fn pushes_are_counted_once_while_slots_move_and_answers_are_lost() {
             while client.routing_version() < 2 * VERSIONS {
                 let deadline = Deadline::after(PATIENCE);
                 let push = client.push(&update(&values), &plan, deadline).await;
-                client.settle_in_background(&push.unwrap());
+                client.finish_in_background(&push.unwrap());
                 pushed += 1;
             }
             client.flush().await.unwrap();

@@ -50,7 +50,7 @@ async fn send(
     let deadline = Deadline::after(patience);
     let request = update(&values);
     let push = client.push_in(stream, 1, &request, &plan, deadline).await?;
-    client.settle_in_background(&push);
+    client.finish_in_background(&push);
     Ok(push)
 }
 
@@ -63,7 +63,7 @@ async fn work(
         stream.begin_batch(batch)?;
         send(client, stream, batch, PATIENCE).await?;
     }
-    stream.settle(client).await
+    stream.flush(client).await
 }
 
 #[test]
@@ -87,7 +87,10 @@ fn twins_with_other_floors_count_each_batch_once() {
             work(&clients[2], &streams[2], 5..90),
         );
         one.and(two).and(three).unwrap();
-        assert_eq!((streams[0].settled(), streams[2].settled()), (100, 90));
+        assert_eq!(
+            (streams[0].acknowledged(), streams[2].acknowledged()),
+            (100, 90)
+        );
     });
     for batch in 0..100 {
         let counts = servers.iter().map(|one| counters(one, &keys_of(batch)));
@@ -178,7 +181,7 @@ fn a_retry_waits_for_the_hold_as_a_first_try_does() {
         // It would have been sent again at once.
         tokio::time::sleep(BRIEF).await;
         assert_eq!(*noted.lock().unwrap(), [(9, 8)]);
-        assert!(!push.is_settled());
+        assert!(!push.is_over());
         stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
         push.wait(&client).await.unwrap();
         assert_eq!(*noted.lock().unwrap(), [(9, 8), (9, 8)]);
@@ -199,10 +202,10 @@ fn revoking_fails_what_waits_for_an_answer_and_what_comes_later() {
         let later = send(&client, &stream, 1, PATIENCE).await.err().unwrap();
         assert!(matches!(later, ClientError::HoldLost), "{later:?}");
         assert!(matches!(
-            stream.settle(&client).await,
+            stream.flush(&client).await,
             Err(ClientError::HoldLost)
         ));
-        assert_eq!(stream.settled(), 0);
+        assert_eq!(stream.acknowledged(), 0);
         client.flush().await.unwrap();
     });
     // The peer may read what was sent only now.
@@ -232,7 +235,7 @@ fn after_a_refused_push_no_later_one_leaves_and_no_floor_passes_it() {
             send(&client, &stream, batch, PATIENCE).await.unwrap();
         }
         may_refuse.store(true, Ordering::SeqCst);
-        let failed = stream.settle(&client).await.unwrap_err();
+        let failed = stream.flush(&client).await.unwrap_err();
         assert!(
             failed.to_string().contains("as the script says"),
             "{failed}"
@@ -240,12 +243,12 @@ fn after_a_refused_push_no_later_one_leaves_and_no_floor_passes_it() {
         let errors = [
             stream.begin_batch(3).unwrap_err(),
             send(&client, &stream, 3, PATIENCE).await.err().unwrap(),
-            stream.settle(&client).await.unwrap_err(),
+            stream.flush(&client).await.unwrap_err(),
         ];
         assert!(errors
             .iter()
             .all(|error| error.to_string() == failed.to_string()));
-        assert_eq!(stream.settled(), 1);
+        assert_eq!(stream.acknowledged(), 1);
         let closed = stream.close(&client, Deadline::after(PATIENCE)).await;
         assert!(matches!(closed, Err(ClientError::Invalid(_))), "{closed:?}");
     });
@@ -271,7 +274,7 @@ fn an_interrupted_push_ends_the_attempt() {
         stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
         let error = stream.begin_batch(1).unwrap_err();
         assert!(error.to_string().contains("interrupted"), "{error}");
-        assert_eq!(stream.settled(), 0);
+        assert_eq!(stream.acknowledged(), 0);
     });
     assert_eq!(noted.lock().unwrap().len(), 0);
 }

@@ -220,10 +220,10 @@ impl DataClient {
         block_on(py, work)?.map_err(|error| from_client(py, &error))
     }
 
-    /// Send a push and let it settle in the background; wait for it with `PendingPush.finish`.
+    /// Send a push and let it finish in the background; wait for it with `PendingPush.finish`.
     fn push_begin(&self, py: Python<'_>, request: &PushRequest) -> PyResult<PendingPush> {
         let push = request.send(py, &self.client, |push| async {
-            self.client.settle_in_background(&push);
+            self.client.finish_in_background(&push);
             Ok(push)
         })?;
         Ok(PendingPush::new(push, &self.client))
@@ -274,12 +274,12 @@ impl DataClient {
             .map_err(|error| from_client(py, &error))
     }
 
-    /// Wait until every push under way is settled.
+    /// Wait until every push under way has ended.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         block_on(py, self.client.flush())?.map_err(|error| from_client(py, &error))
     }
 
-    /// Settle what is under way, then disconnect.
+    /// Wait for what is under way, then disconnect.
     fn close(&self, py: Python<'_>, deadline_ms: u64) -> PyResult<()> {
         let deadline = Deadline::after(Duration::from_millis(deadline_ms));
         block_on(py, self.client.close(deadline))?.map_err(|error| from_client(py, &error))

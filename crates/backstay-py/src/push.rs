@@ -61,13 +61,13 @@ impl PushStream {
     }
 
     /// How many batches, counted from 0, have ended and are acknowledged everywhere.
-    fn settled(&self) -> u64 {
-        self.stream.settled()
+    fn acknowledged(&self) -> u64 {
+        self.stream.acknowledged()
     }
 
     /// End the batch and wait for all pushes; raises the first failure.
-    fn settle(&self, py: Python<'_>) -> PyResult<()> {
-        block_on(py, self.stream.settle(&self.client))?.map_err(|error| from_client(py, &error))
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        block_on(py, self.stream.flush(&self.client))?.map_err(|error| from_client(py, &error))
     }
 
     /// Have every master close the stream.
@@ -180,7 +180,7 @@ fn change(py: Python<'_>, kind: &str, learning_rate_scale: f32) -> PyResult<Chan
     }
 }
 
-/// A push under way or settled.
+/// A push under way or over.
 #[pyclass(module = "backstay._native", frozen)]
 pub(crate) struct PendingPush {
     push: Arc<Push>,
@@ -199,7 +199,7 @@ impl PendingPush {
 #[pymethods]
 impl PendingPush {
     fn done(&self) -> bool {
-        self.push.is_settled()
+        self.push.is_over()
     }
 
     /// Wait until it is applied; raises if it is not.

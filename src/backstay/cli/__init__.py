@@ -12,7 +12,7 @@ from backstay._version import __version__
 from backstay.cli.export import export
 from backstay.cli.jobs import jobs
 from backstay.cli.run import evaluate, predict, train
-from backstay.command_line import settle, share
+from backstay.command_line import complete, share
 from backstay.master.serve_cli import main as master
 from backstay.pserver.ctl.asking import shared_options
 from backstay.pserver.ctl.completion import completion_command
@@ -34,4 +34,4 @@ for command in (train, evaluate, predict, jobs, export, local, master, completio
     main.add_command(command)
 share(jobs, shared_options(), adds=True)
 share(main, shared_options(), adds=False)
-settle(main)
+complete(main)

@@ -162,7 +162,7 @@ class LeaseHolder(Protocol):
         """The lease is another worker's, or the task is done."""
 
     @property
-    def settled(self) -> int:
+    def acknowledged(self) -> int:
         """Batches of the task, from 0, that are acknowledged everywhere."""
 
 
@@ -185,14 +185,14 @@ def evaluation_of_message(task: job_pb2.Task) -> Evaluation | None:
     return Evaluation(task.evaluation.round, dict(sorted(task.evaluation.metrics.items())))
 
 
-def lease_message(task: Task, settled: int) -> job_pb2.TaskLease:
+def lease_message(task: Task, acknowledged: int) -> job_pb2.TaskLease:
     """Return the message for a lease."""
     return job_pb2.TaskLease(
         kind=TASK_KINDS.index(task.kind) + 1,  # type: ignore[arg-type]
         round=task.round,
         number=task.number,
         attempt=task.attempt,
-        settled_batches=settled,
+        acknowledged_batches=acknowledged,
     )
 
 

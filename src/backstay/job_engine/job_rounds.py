@@ -154,7 +154,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
                 self.stage(opened)
                 log.info("%s is cut short: %s", opened.id, reason)
 
-    def drop_settled(self, wanted: Sequence[RoundId]) -> None:
+    def drop_finished(self, wanted: Sequence[RoundId]) -> None:
         """Forget rounds that are over, have no dead-lettered tasks and no open streams.
 
         Which tasks were done of a pass that was cut short stays recorded: an audit asks for it.

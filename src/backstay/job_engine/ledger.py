@@ -43,7 +43,7 @@ from backstay.schedule.rounds import RoundId
 __all__ = ["NOBODY", "TaskLedger"]
 
 # The journal has a record under this name, too: streams that nobody was told to close yet, and
-# settled batches of tasks that nobody has a live lease of.
+# acknowledged batches of tasks that nobody has a live lease of.
 NOBODY = ""
 
 
@@ -148,12 +148,12 @@ class TaskLedger:
         if task is None:
             return None
         self._end_expired(task)
-        lease = self._lease(task, worker, self._next_attempt, task.settled, now_s)
-        lease.timed = task.settled == 0
-        return Grant(task.number, lease.attempt, task.settled, slow is not None)
+        lease = self._lease(task, worker, self._next_attempt, task.acknowledged, now_s)
+        lease.timed = task.acknowledged == 0
+        return Grant(task.number, lease.attempt, task.acknowledged, slow is not None)
 
     def renew(self, worker: str, leases: Iterable[LeasedTask], now_s: float) -> list[LeasedTask]:
-        """Extend a worker's leases, take note of settled batches, and return those revoked.
+        """Extend a worker's leases, take note of acknowledged batches, and return those revoked.
 
         An expired lease is confirmed unless the task was given to another worker since.
         """
@@ -165,8 +165,8 @@ class TaskLedger:
                 revoked.append(leased)
                 continue
             task = lease.task
-            if leased.settled > task.settled:
-                self._tasks.settle(task, leased.settled)
+            if leased.acknowledged > task.acknowledged:
+                self._tasks.acknowledge(task, leased.acknowledged)
             lease.expires_s = now_s + self.lease_ttl_s
             if lease.expired:
                 self._step(task, Event.RENEW)
@@ -208,7 +208,13 @@ class TaskLedger:
         return True
 
     def fail(
-        self, worker: str, task: int, attempt: int, failure: Failure, now_s: float, settled: int = 0
+        self,
+        worker: str,
+        task: int,
+        attempt: int,
+        failure: Failure,
+        now_s: float,
+        acknowledged: int = 0,
     ) -> Literal["retry", "dead_lettered", "revoked"]:
         """End a lease because the task failed; too often, and the task is dead-lettered.
 
@@ -223,14 +229,20 @@ class TaskLedger:
         if lease is None:
             return "revoked"
         record = self._tasks[task]
-        self._tasks.settle(record, settled)
+        self._tasks.acknowledge(record, acknowledged)
         record.failed(failure)
         self._end(record, lease)
         self._came_back(record, to_front=False)
         return "dead_lettered" if record.state is State.DEAD_LETTERED else "retry"
 
     def give_back(
-        self, worker: str, task: int, attempt: int, settled: int, now_s: float, reason: str = ""
+        self,
+        worker: str,
+        task: int,
+        attempt: int,
+        acknowledged: int,
+        now_s: float,
+        reason: str = "",
     ) -> bool:
         """End a lease for no fault of the task; return False if it was over before.
 
@@ -242,7 +254,7 @@ class TaskLedger:
         if lease is None:
             return False
         record = self._tasks[task]
-        self._tasks.settle(record, settled)
+        self._tasks.acknowledge(record, acknowledged)
         self._end_without_failure(
             record, lease, f"given back: {reason}" if reason else "given back"
         )
@@ -262,7 +274,7 @@ class TaskLedger:
             task = lease.task
             # What it asked for ahead is not what it died of: it does one task after the other.
             self._end_without_failure(task, lease, "its worker was lost", was_begun=may_have_begun)
-            may_have_begun = may_have_begun and task.settled > lease.first_batch
+            may_have_begun = may_have_begun and task.acknowledged > lease.first_batch
             self._came_back(task, to_front=True)
             tasks.append(lease.task.number)
         for number, attempt in sorted(has.streams.items()):
@@ -344,8 +356,8 @@ class TaskLedger:
 
     def adopt(self, worker: str, leased: LeasedTask, now_s: float) -> bool:
         """Take over a lease from the journal; its time begins anew. False if there is none now."""
-        number, attempt, settled = leased
-        if not (0 <= number < self._size and attempt >= 0 and settled >= 0):
+        number, attempt, acknowledged = leased
+        if not (0 <= number < self._size and attempt >= 0 and acknowledged >= 0):
             raise InvalidRequest(f"{self.round_id}: a lease on task {number} of {self._size}")
         self._next_attempt = max(self._next_attempt, attempt + 1)
         state = self._tasks.state_of(number)
@@ -358,14 +370,14 @@ class TaskLedger:
                 self._open_stream(self._tasks[number], NOBODY, attempt)
             return False
         task = self._tasks[number]
-        self._tasks.settle(task, settled)
+        self._tasks.acknowledge(task, acknowledged)
         if worker == NOBODY:
             self._dirty_workers.add(NOBODY)
             self._tasks.note_unleased(task)
             return False
         for earlier in [lease for lease in task.leases if lease.worker == worker]:
             self._end(task, earlier)
-        self._lease(task, worker, attempt, settled, now_s)
+        self._lease(task, worker, attempt, acknowledged, now_s)
         return True
 
     def adopt_worker(self, worker: str, record: WorkerRecord, now_s: float) -> None:
@@ -402,7 +414,7 @@ class TaskLedger:
 
     @property
     def batches(self) -> int:
-        """Batches of tasks done, and settled ones of all others; each counts once."""
+        """Batches of tasks done, and acknowledged ones of all others; each counts once."""
         return self._tasks.batches
 
     @property
@@ -452,11 +464,11 @@ class TaskLedger:
         has = self._workers.get(worker)
         if worker == NOBODY:
             numbers = sorted(self._tasks.unleased)
-            leased = [LeasedTask(number, 0, self._tasks[number].settled) for number in numbers]
+            leased = [LeasedTask(number, 0, self._tasks[number].acknowledged) for number in numbers]
         else:
             leases = has.leases.values() if has is not None else ()
             leased = [
-                LeasedTask(lease.task.number, lease.attempt, lease.task.settled)
+                LeasedTask(lease.task.number, lease.attempt, lease.task.acknowledged)
                 for lease in sorted(leases, key=lambda lease: lease.attempt)
             ]
         return WorkerRecord(tuple(leased), tuple(sorted(has.streams.items())) if has else ())
@@ -470,7 +482,7 @@ class TaskLedger:
         if number in self.done:
             self._dirty_dead_letters.add(number)  # the journal's record of it is out of date
             return
-        self._tasks.restore_dead_letter(number, record.settled)
+        self._tasks.restore_dead_letter(number, record.acknowledged)
         self._dead_letters[number] = record
 
     def _check(self, task: int, attempt: int) -> None:
@@ -485,9 +497,9 @@ class TaskLedger:
         return has
 
     def _step(self, task: Task, event: Event) -> None:
-        """Apply an event to a task; the journal hears of settled batches that nobody leases."""
+        """Apply an event to a task; the journal gets acknowledged batches that nobody leases."""
         self._tasks.step(task, event)
-        if task.settled and not self._cut and self._tasks.note_unleased(task):
+        if task.acknowledged and not self._cut and self._tasks.note_unleased(task):
             self._dirty_workers.add(NOBODY)
 
     def _make_done(self, task: Task, event: Event, batches: int | None) -> None:

@@ -118,7 +118,7 @@ class Given(NamedTuple):
 
     Attributes:
         round: Of which round.
-        lease: Task, attempt, and the batches that are settled.
+        lease: Task, attempt, and the batches that are acknowledged.
         leader: Sync mode: the lease is another worker's, who is reached here. Empty: it is its own.
     """
 

@@ -8,7 +8,7 @@ Invariants of a task:
 
 - LEASED: at least one of its leases is live. EXPIRED: it has leases, and all of them have expired.
   In every other state it has none.
-- ``settled`` only grows, whoever works on the task.
+- ``acknowledged`` only grows, whoever works on the task.
 
 Imports ``job_engine``; does no I/O.
 """
@@ -103,7 +103,7 @@ class Lease:
         worker: Whose.
         task: Of which task.
         attempt: Its number; later leases of the round have higher ones.
-        first_batch: Batches of the task that were settled when it was granted.
+        first_batch: Batches of the task that were acknowledged when it was granted.
         granted_s: When it was granted.
         expires_s: When it expires unless it is renewed.
         expired: It was not renewed in time. The worker may renew it until another gets the task.
@@ -158,11 +158,11 @@ class Task:
         number: Which task.
         state: See ``State``; only ``TaskStore`` changes it.
         leases: Live and expired ones; at most two are live.
-        settled: How many of its batches every server has acknowledged, as far as anybody told.
+        acknowledged: How many of its batches every server has acknowledged, as far as anybody told.
         failures: How often it failed, since it was last put back.
         without_progress: How many attempts in a row ended without a failure and without a newly
-            settled batch. Such an end is mostly not the task's fault, but it may be what kills its
-            workers.
+            acknowledged batch. Such an end is mostly not the task's fault, but it may be what kills
+            its workers.
         closer: Who closes its stream on the servers: ``NOBODY`` until a worker is told to. None if
             there is no stream to close.
         done_by: The attempt that did it, as long as its stream is open; 0: it was never done.
@@ -171,12 +171,12 @@ class Task:
     __slots__ = (
         "_failure",
         "_last_end",
+        "acknowledged",
         "closer",
         "done_by",
         "failures",
         "leases",
         "number",
-        "settled",
         "state",
         "without_progress",
     )
@@ -185,7 +185,7 @@ class Task:
         self.number = number
         self.state = state
         self.leases: list[Lease] = []
-        self.settled = 0
+        self.acknowledged = 0
         self.failures = 0
         self.without_progress = 0
         self.closer: str | None = None
@@ -202,7 +202,7 @@ class Task:
     def was_begun(self) -> bool:
         """Whether the servers may have a stream of it, though it is not done."""
         went_wrong = self.failures or self.without_progress or self.state is State.DEAD_LETTERED
-        return self.state is not State.DONE and bool(self.leases or self.settled or went_wrong)
+        return self.state is not State.DONE and bool(self.leases or self.acknowledged or went_wrong)
 
     # What went wrong. Only memory has it: a new master counts anew.
 
@@ -213,7 +213,7 @@ class Task:
 
     def ended_without_failure(self, lease: Lease, why: str, *, was_begun: bool) -> None:
         """Count the end of a lease that no failure ended, unless the attempt made progress."""
-        if self.settled > lease.first_batch:
+        if self.acknowledged > lease.first_batch:
             self.without_progress = 0
         elif was_begun:
             self.without_progress += 1
@@ -246,4 +246,4 @@ class Task:
             why = self._last_end
         if why is None:
             return None
-        return DeadLetter(self.number, self.failures, why, self.settled)
+        return DeadLetter(self.number, self.failures, why, self.acknowledged)

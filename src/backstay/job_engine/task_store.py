@@ -27,9 +27,10 @@ class TaskStore:
 
     Attributes:
         done: The tasks done.
-        batches: Batches of all tasks done, and of each of the others the highest number of settled
-            ones that anybody told. It follows from the journal, so a new master counts none twice.
-        unleased: Tasks with settled batches that no worker has a live lease of.
+        batches: Batches of all tasks done, and of each of the others the highest number of
+            acknowledged ones that anybody told. It follows from the journal, so a new job master
+            counts none twice.
+        unleased: Tasks with acknowledged batches that no worker has a live lease of.
     """
 
     def __init__(self, done: TaskBits, order: Sequence[int], sizes: Sizes | None) -> None:
@@ -113,31 +114,31 @@ class TaskStore:
         if after is State.DONE:
             self.done.add(task.number)
 
-    def restore_dead_letter(self, number: int, settled: int) -> None:
+    def restore_dead_letter(self, number: int, acknowledged: int) -> None:
         """Begin with a task that is dead-lettered."""
         task = self[number]
         self._counts[task.state] -= 1
         task.state = State.DEAD_LETTERED
         self._counts[task.state] += 1
-        self.settle(task, settled)
+        self.acknowledge(task, acknowledged)
 
-    def settle(self, task: Task, settled: int) -> None:
-        """Take note that so many batches of a task are settled; fewer than known is old news."""
-        if settled > task.settled:
-            self.batches += settled - task.settled
-            task.settled = settled
+    def acknowledge(self, task: Task, acknowledged: int) -> None:
+        """Take note that so many batches of a task are acknowledged; fewer than known is old."""
+        if acknowledged > task.acknowledged:
+            self.batches += acknowledged - task.acknowledged
+            task.acknowledged = acknowledged
 
     def count_done(self, task: Task, batches: int | None) -> None:
         """Count a task that has just been done: so many batches, None: as its records give."""
-        usual = task.settled if self._sizes is None else int(self._sizes[task.number])
+        usual = task.acknowledged if self._sizes is None else int(self._sizes[task.number])
         batches = usual if batches is None else batches
-        self.batches += batches - task.settled
+        self.batches += batches - task.acknowledged
         if self._sizes is not None and batches != usual:
             self.done.set_odd_size(task.number, batches)
 
     def note_unleased(self, task: Task) -> bool:
         """Bring ``unleased`` up to date; return whether the journal must hear of the task."""
-        if task.settled and task.state in (State.TODO, State.EXPIRED):
+        if task.acknowledged and task.state in (State.TODO, State.EXPIRED):
             self.unleased.add(task.number)
             return True
         if task.number in self.unleased:

@@ -41,7 +41,7 @@ class LedgerLimits:
         max_retries: How often a task that failed is tried again; the failure after that
             dead-letters it.
         max_without_progress: How many attempts in a row may end without a failure and without one
-            newly settled batch (the worker died, or gave the task back) until the task is
+            newly acknowledged batch (the worker died, or gave the task back) until the task is
             dead-lettered.
         straggler_factor: A task that takes so many times the median of those that are done gets a
             second worker.
@@ -76,7 +76,7 @@ class Grant(NamedTuple):
     Attributes:
         task: Its number.
         attempt: Number of this lease; later leases of the round have higher ones.
-        first_batch: Batches that are settled already: begin with this one.
+        first_batch: Batches that are acknowledged already: begin with this one.
         speculative: Whether another worker has a lease of the task too, and is slow.
     """
 
@@ -89,12 +89,12 @@ class Grant(NamedTuple):
 class LeasedTask(NamedTuple):
     """A lease as a worker reports it and as the journal keeps it.
 
-    ``settled`` is the number of the task's batches that are acknowledged everywhere.
+    ``acknowledged`` is the number of the task's batches that are acknowledged everywhere.
     """
 
     task: int
     attempt: int
-    settled: int
+    acknowledged: int
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ class DeadLetter:
         task: Its number.
         failures: How often it failed.
         failure: The last failure.
-        settled: Batches of it that had been settled, and stay counted.
+        acknowledged: Batches of it that had been acknowledged, and stay counted.
     """
 
     task: int
     failures: int
     failure: Failure
-    settled: int
+    acknowledged: int
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -141,7 +141,7 @@ class DeadLetter:
                 "error": self.failure.error,
                 "worker": self.failure.worker,
                 "records": list(self.failure.records),
-                "settled": self.settled,
+                "acknowledged": self.acknowledged,
             }
         )
 
@@ -161,15 +161,17 @@ class DeadLetter:
                 "error": str,
                 "worker": str,
                 "records": list,
-                "settled": int,
+                "acknowledged": int,
             },
         )
         whole_numbers_of(
-            "dead-lettered task", "task", [fields["task"], fields["failures"], fields["settled"]]
+            "dead-lettered task",
+            "task",
+            [fields["task"], fields["failures"], fields["acknowledged"]],
         )
         records = whole_numbers_of("dead-lettered task", "records", fields["records"])
         failure = Failure(fields["error"], fields["worker"], tuple(records))
-        return cls(fields["task"], fields["failures"], failure, fields["settled"])
+        return cls(fields["task"], fields["failures"], failure, fields["acknowledged"])
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-//! The numbers of a task's pushes, their floor, and how many batches are settled. Pure: who
+//! The numbers of a task's pushes, their floor, and how many batches are acknowledged. Pure: who
 //! calls it sends, waits and locks.
 //!
 //! A push of batch `b` to the table with ordinal `t` of `K` has the number `b*K + t`, whoever
 //! sends it, so that a replay gives each push the number it had before. Numbers may be taken out
 //! of order within a batch; hence the floor stays at the start of the batch that has begun, and
-//! at the lowest push that is not settled or has failed: a slot skips what lies below a floor.
+//! at the lowest push that is under way or has failed: a slot skips what lies below a floor.
 
 use std::collections::BTreeSet;
 
@@ -23,13 +23,13 @@ pub(crate) struct Batches {
     ended: u64,
     /// The tables that the batch has pushed to, a bit each.
     taken: u64,
-    unsettled: BTreeSet<u64>,
+    in_flight: BTreeSet<u64>,
     /// The lowest number that failed; the floor never passes it.
     failed: Option<u64>,
 }
 
 impl Batches {
-    /// Batches below `first_batch` are settled everywhere. `tables` is 1 to [`MAX_TABLES`].
+    /// Batches below `first_batch` are acknowledged everywhere. `tables` is 1 to [`MAX_TABLES`].
     pub(crate) fn new(tables: u32, first_batch: u64) -> Self {
         debug_assert!((1..=MAX_TABLES).contains(&tables));
         Self {
@@ -37,7 +37,7 @@ impl Batches {
             begun: None,
             ended: first_batch,
             taken: 0,
-            unsettled: BTreeSet::new(),
+            in_flight: BTreeSet::new(),
             failed: None,
         }
     }
@@ -85,13 +85,13 @@ impl Batches {
         }
         self.taken |= 1 << ordinal;
         let sequence = batch * self.tables + u64::from(ordinal);
-        self.unsettled.insert(sequence);
+        self.in_flight.insert(sequence);
         Ok(sequence)
     }
 
     /// A push will not be tried any more.
-    pub(crate) fn settle(&mut self, sequence: u64, applied: bool) {
-        self.unsettled.remove(&sequence);
+    pub(crate) fn push_ended(&mut self, sequence: u64, applied: bool) {
+        self.in_flight.remove(&sequence);
         if !applied {
             self.fail_at(sequence);
         }
@@ -109,7 +109,7 @@ impl Batches {
     /// Everything below this is applied wherever it belongs.
     pub(crate) fn floor(&self) -> u64 {
         let whole = self.ended * self.tables;
-        let oldest = self.unsettled.first().copied();
+        let oldest = self.in_flight.first().copied();
         [oldest, self.failed]
             .into_iter()
             .flatten()
@@ -117,7 +117,7 @@ impl Batches {
     }
 
     /// How many batches, counted from 0, have ended and are applied wherever they belong.
-    pub(crate) fn settled(&self) -> u64 {
+    pub(crate) fn acknowledged(&self) -> u64 {
         self.floor() / self.tables
     }
 
@@ -140,8 +140,8 @@ mod tests {
         Begin(u64),
         End,
         Take(u32),
-        /// The n-th oldest open push settles.
-        Settle(usize, bool),
+        /// The n-th oldest open push ends.
+        EndPush(usize, bool),
         Fail,
     }
 
@@ -150,7 +150,7 @@ mod tests {
             3 => (0..3u64).prop_map(Step::Begin),
             1 => Just(Step::End),
             6 => (0..MAX_TABLES).prop_map(Step::Take),
-            6 => (0..40usize, prop::bool::weighted(0.97)).prop_map(|(n, ok)| Step::Settle(n, ok)),
+            6 => (0..40usize, prop::bool::weighted(0.97)).prop_map(|(n, ok)| Step::EndPush(n, ok)),
             1 => Just(Step::Fail),
         ]
     }
@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         /// The floor never passes what is not applied, nor the batch that has begun; a batch
-        /// counts as settled exactly when it and all before it have ended and are applied.
+        /// counts as acknowledged exactly when it and all before it have ended and are applied.
         #[test]
         fn the_floor_never_passes_what_is_not_applied(
             tables in 1..=MAX_TABLES,
@@ -200,10 +200,10 @@ mod tests {
                             pushes.insert(number, Fate::Open);
                         }
                     }
-                    Step::Settle(nth, applied) => {
+                    Step::EndPush(nth, applied) => {
                         let mut open = pushes.iter().filter(|(_, fate)| **fate == Fate::Open);
                         if let Some((&number, _)) = open.nth(nth) {
-                            batches.settle(number, applied);
+                            batches.push_ended(number, applied);
                             let fate = if applied { Fate::Applied } else { Fate::Failed };
                             pushes.insert(number, fate);
                         }
@@ -222,7 +222,7 @@ mod tests {
                 ];
                 let floor = limits.into_iter().flatten().min().unwrap();
                 prop_assert_eq!(batches.floor(), floor);
-                prop_assert_eq!(batches.settled(), floor / u64::from(tables));
+                prop_assert_eq!(batches.acknowledged(), floor / u64::from(tables));
                 // Two whole batches fit into the window of a slot.
                 if floor + u64::from(tables) >= ended * u64::from(tables) {
                     prop_assert!(batches.highest() - floor < WINDOW);

@@ -1,4 +1,4 @@
-//! Settling what is under way, and the ends of streams and of the client.
+//! Waiting for what is under way, and the ends of streams and of the client.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::{no_routing, Client};
 const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Client {
-    /// Wait until every push under way is settled, those of tasks included; the first failure
+    /// Wait until every push under way has ended, those of tasks included; the first failure
     /// is returned.
     pub async fn flush(&self) -> Result<(), ClientError> {
         let mut outcome = self.pushes.flush(self).await;
@@ -31,11 +31,11 @@ impl Client {
         outcome
     }
 
-    /// Settle what is under way, tell the servers to forget the client's own stream, disconnect.
+    /// Wait for what is under way, tell the servers to forget the client's own stream, disconnect.
     /// The streams of tasks stay: only who knows that a task is done may close its stream.
     pub async fn close(&self, deadline: Deadline) -> Result<(), ClientError> {
-        // In this order: a push that left behind the end of its stream would count as settled
-        // without being applied.
+        // In this order: a push that left behind the end of its stream would be skipped as a late
+        // copy, without being applied.
         let close = || self.closed.swap(true, Ordering::AcqRel);
         let was_closed = self.pushes.between_pushes(close).await;
         for queue in self.task_queues() {
@@ -63,7 +63,7 @@ impl Client {
     }
 
     /// Have every master close a stream, whoever pushed in it: what still comes of it counts as
-    /// a late copy and is skipped. Only for streams whose pushes are settled for good. A second
+    /// a late copy and is skipped. Only for streams whose pushes have ended for good. A second
     /// time changes nothing.
     pub async fn close_stream(
         &self,

@@ -4,7 +4,7 @@
 //! each server; `request` tries one part of a call, `requests` all of them until they are
 //! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; `queue` numbers
 //! pushes, those of a task by `batches` and while its `hold` is alive (`task_stream`); `closing`
-//! settles and ends; [`rows`] moves values;
+//! waits and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
 mod attend;

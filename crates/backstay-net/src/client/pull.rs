@@ -134,7 +134,7 @@ impl Pull {
             Ok(())
         };
         self.requests
-            .settle(client, Some(plan), deadline, false, &mut spread)
+            .finish(client, Some(plan), deadline, false, &mut spread)
             .await?;
         let counters = &client.counters;
         counters.pulls.fetch_add(1, Ordering::Relaxed);

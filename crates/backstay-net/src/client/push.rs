@@ -1,7 +1,7 @@
 //! Changing rows: each push has a number in the client's stream and keeps it on every retry,
 //! so that a slot takes it at most once (invariant I2).
 //!
-//! Pushes leave in the order of their numbers. The floor, below which everything is settled,
+//! Pushes leave in the order of their numbers. The floor, below which nothing is open any more,
 //! travels with each; the distance between the two is limited, because a slot remembers only
 //! so much.
 
@@ -42,7 +42,7 @@ pub struct PushRequest<'a> {
     pub require_finite: bool,
 }
 
-/// A push under way or settled.
+/// A push under way or over.
 pub struct Push {
     queue: Arc<PushQueue<Push>>,
     id: TransactionId,
@@ -61,7 +61,7 @@ struct State {
 }
 
 impl Client {
-    /// Number a push and send it. Wait for it with [`Push::wait`]; [`Client::flush`] settles all.
+    /// Number a push and send it. Wait for it with [`Push::wait`]; [`Client::flush`] waits for all.
     pub async fn push(
         &self,
         request: &PushRequest<'_>,
@@ -114,7 +114,7 @@ impl Client {
             let left = left.and_then(|()| state.requests.check_all_left(self, deadline));
             if let Err(error) = left {
                 let outcome = Err(state.failure(&push, error));
-                queue.settled(push.id.sequence, &outcome);
+                queue.push_ended(push.id.sequence, &outcome);
                 state.outcome = Some(outcome);
                 break;
             }
@@ -159,11 +159,11 @@ impl Client {
         Ok(())
     }
 
-    /// Settle a push whether or not anybody waits for it: send it again if that is needed.
-    pub fn settle_in_background(self: &Arc<Self>, push: &Arc<Push>) {
+    /// Finish a push whether or not anybody waits for it: send it again if that is needed.
+    pub fn finish_in_background(self: &Arc<Self>, push: &Arc<Push>) {
         let (client, push) = (Arc::clone(self), Arc::clone(push));
         // A failure is kept until somebody asks for it.
-        tokio::spawn(async move { drop(push.settle(&client).await) });
+        tokio::spawn(async move { drop(push.finish(&client).await) });
     }
 
     fn lay_out(
@@ -213,7 +213,7 @@ impl PushQueue<Push> {
             let turn = self.turn().await;
             while let Some(oldest) = self.oldest_if_full() {
                 // A failure is kept for its own caller or for a flush; here it is in the way.
-                let _ = oldest.settle(client).await;
+                let _ = oldest.finish(client).await;
             }
             turn
         };
@@ -225,11 +225,11 @@ impl PushQueue<Push> {
         })
     }
 
-    /// Wait until every push is settled; the first failure that nobody was told of.
+    /// Wait until every push has ended; the first failure that nobody was told of.
     pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
         for push in self.in_flight() {
             // A failure is kept until it is reported, just below.
-            let _ = push.settle(client).await;
+            let _ = push.finish(client).await;
         }
         self.take_failure().map_or(Ok(()), Err)
     }
@@ -294,8 +294,8 @@ fn check_finite(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientErro
 
 impl Push {
     /// Whether the outcome is known.
-    pub fn is_settled(&self) -> bool {
-        // Locked means that somebody is busy settling it.
+    pub fn is_over(&self) -> bool {
+        // Locked means that somebody is busy with it.
         self.state
             .try_lock()
             .is_ok_and(|state| state.outcome.is_some())
@@ -303,12 +303,12 @@ impl Push {
 
     /// Wait until it is applied everywhere or failed for good; the same answer each time.
     pub async fn wait(&self, client: &Client) -> Result<(), ClientError> {
-        let outcome = self.settle(client).await;
+        let outcome = self.finish(client).await;
         self.queue.reported(self.id.sequence);
         outcome
     }
 
-    async fn settle(&self, client: &Client) -> Result<(), ClientError> {
+    async fn finish(&self, client: &Client) -> Result<(), ClientError> {
         let mut state = self.state.lock().await;
         if let Some(outcome) = &state.outcome {
             return outcome.clone();
@@ -330,7 +330,7 @@ impl Push {
         };
         state.outcome = Some(outcome.clone());
         state.requests.recycle(client);
-        self.queue.settled(self.id.sequence, &outcome);
+        self.queue.push_ended(self.id.sequence, &outcome);
         outcome
     }
 
@@ -347,7 +347,7 @@ impl State {
     async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
         // The answers of all parts are needed to tell what is known of the whole.
         self.requests
-            .settle(client, None, deadline, true, |request, frame| {
+            .finish(client, None, deadline, true, |request, frame| {
                 PushReply::decode(&frame.meta)
                     .map(|_| ())
                     .map_err(|refusal| ClientError::Protocol {

@@ -1,4 +1,4 @@
-//! The pushes of one stream that are not settled: their numbers, their order, their failures.
+//! The pushes of one stream that are under way: their numbers, their order, their failures.
 //!
 //! A client has a queue for its own stream, in which it numbers pushes one by one and gives up
 //! those that fail, and one for each task it works on, where [`super::batches`] numbers them and a
@@ -131,11 +131,11 @@ impl<P> PushQueue<P> {
     }
 
     /// A push will not be tried any more.
-    pub(super) fn settled(&self, sequence: u64, outcome: &Result<(), ClientError>) {
+    pub(super) fn push_ended(&self, sequence: u64, outcome: &Result<(), ClientError>) {
         let mut open = self.open.lock();
         open.in_flight.remove(&sequence);
         if let Numbers::Task(batches, _) = &mut open.numbers {
-            batches.settle(sequence, outcome.is_ok());
+            batches.push_ended(sequence, outcome.is_ok());
         }
         if let Err(error) = outcome {
             open.fail(error);
@@ -175,10 +175,10 @@ impl<P> PushQueue<P> {
         }
     }
 
-    /// How many batches of a task are settled.
-    pub(super) fn settled_batches(&self) -> u64 {
+    /// How many batches of a task are acknowledged.
+    pub(super) fn acknowledged_batches(&self) -> u64 {
         match &self.open.lock().numbers {
-            Numbers::Task(batches, _) => batches.settled(),
+            Numbers::Task(batches, _) => batches.acknowledged(),
             Numbers::Own { .. } => 0,
         }
     }
@@ -200,7 +200,7 @@ impl<P> PushQueue<P> {
         work()
     }
 
-    /// The pushes that are not settled.
+    /// The pushes that are under way.
     pub(super) fn in_flight(&self) -> Vec<Arc<P>> {
         self.open.lock().in_flight.values().cloned().collect()
     }
@@ -213,7 +213,7 @@ impl<P> PushQueue<P> {
 }
 
 impl<P> Open<P> {
-    /// Every number below it is settled: applied, or given up where that is allowed.
+    /// Every number below it is over: applied, or given up where that is allowed.
     fn floor(&self) -> u64 {
         match &self.numbers {
             Numbers::Own { next, .. } => self.in_flight.keys().next().map_or(*next, |&first| first),
@@ -221,7 +221,7 @@ impl<P> Open<P> {
         }
     }
 
-    /// The push to settle before another may leave: too many are under way, or the oldest
+    /// The push to wait for before another may leave: too many are under way, or the oldest
     /// lags so far behind that slots could not remember a newer one.
     fn oldest_if_full(&self, max_in_flight: usize) -> Option<Arc<P>> {
         let (&oldest, push) = self.in_flight.first_key_value()?;

@@ -1,4 +1,4 @@
-//! The requests of one call: sent until all have left, settled until all are answered or the
+//! The requests of one call: sent until all have left, finished when all are answered or the
 //! deadline has passed.
 
 use std::collections::BTreeMap;
@@ -127,8 +127,8 @@ impl Requests {
 
     /// Wait until all are answered, sending again what has to be, until the deadline. Each
     /// answer goes to `take`. The first error is returned; with `to_the_end` the others are
-    /// settled before.
-    pub(crate) async fn settle(
+    /// finished before.
+    pub(crate) async fn finish(
         &mut self,
         client: &Client,
         plan: Option<&Plan>,

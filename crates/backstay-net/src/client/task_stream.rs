@@ -23,7 +23,7 @@ pub struct TaskStream {
 
 impl Client {
     /// A stream for the pushes of a task with so many tables, of which the batches below
-    /// `first_batch` are settled everywhere.
+    /// `first_batch` are acknowledged everywhere.
     pub fn task_stream(
         &self,
         stream: StreamId,
@@ -123,12 +123,12 @@ impl TaskStream {
     }
 
     /// How many batches, counted from 0, have ended and are acknowledged everywhere.
-    pub fn settled(&self) -> u64 {
-        self.queue.settled_batches()
+    pub fn acknowledged(&self) -> u64 {
+        self.queue.acknowledged_batches()
     }
 
     /// End the batch and wait for all pushes; the first failure, the same each time.
-    pub async fn settle(&self, client: &Client) -> Result<(), ClientError> {
+    pub async fn flush(&self, client: &Client) -> Result<(), ClientError> {
         self.end_batch();
         // The failure that is returned is the first one, told before or not.
         let _ = self.queue.flush(client).await;
@@ -136,9 +136,9 @@ impl TaskStream {
     }
 
     /// Have every master close the stream; only of a task that is done for good, with nothing
-    /// of it unsettled here.
+    /// of it under way here.
     pub async fn close(&self, client: &Client, deadline: Deadline) -> Result<(), ClientError> {
-        if let Err(error) = self.settle(client).await {
+        if let Err(error) = self.flush(client).await {
             return Err(ClientError::Invalid(format!(
                 "the stream cannot be closed by this worker, whose pushes failed: batches that \
                  are missing would count as applied. Whoever completes the task closes it \

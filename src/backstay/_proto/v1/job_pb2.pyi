@@ -139,14 +139,14 @@ class TaskLease(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
-    SETTLED_BATCHES_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_BATCHES_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     round: _builtins.int
     """1, 2, ... within the kind; of training: the pass."""
     number: _builtins.int
     attempt: _builtins.int
     """Grows from lease to lease of a task, also over restarts of the master."""
-    settled_batches: _builtins.int
+    acknowledged_batches: _builtins.int
     """Batches of the task, counted from its beginning, that are acknowledged everywhere."""
     def __init__(
         self,
@@ -155,11 +155,11 @@ class TaskLease(_message.Message):
         round: _builtins.int = ...,
         number: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        settled_batches: _builtins.int = ...,
+        acknowledged_batches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "kind", b"kind", "number", b"number", "round", b"round", "settled_batches", b"settled_batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_batches", b"acknowledged_batches", "attempt", b"attempt", "kind", b"kind", "number", b"number", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,7 +148,7 @@ class JobServiceServicer:
 
     def GiveBack(self, request, context):
         """The worker cannot go on with the task for reasons that are not the task's: a failed push, its
-        own end. It is given to another one, from settled_batches on.
+        own end. It is given to another one, from acknowledged_batches on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

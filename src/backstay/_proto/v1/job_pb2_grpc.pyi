@@ -56,7 +56,7 @@ class JobServiceStub:
     """A task is done: all its pushes were acknowledged. Answered when that is recorded."""
     GiveBack: _grpc.UnaryUnaryMultiCallable[_job_pb2.GiveBackRequest, _job_pb2.GiveBackResponse]
     """The worker cannot go on with the task for reasons that are not the task's: a failed push, its
-    own end. It is given to another one, from settled_batches on.
+    own end. It is given to another one, from acknowledged_batches on.
     """
     Fail: _grpc.UnaryUnaryMultiCallable[_job_pb2.FailRequest, _job_pb2.FailResponse]
     """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
@@ -94,7 +94,7 @@ class JobServiceAsyncStub(JobServiceStub):
     """A task is done: all its pushes were acknowledged. Answered when that is recorded."""
     GiveBack: _aio.UnaryUnaryMultiCallable[_job_pb2.GiveBackRequest, _job_pb2.GiveBackResponse]  # type: ignore[assignment]
     """The worker cannot go on with the task for reasons that are not the task's: a failed push, its
-    own end. It is given to another one, from settled_batches on.
+    own end. It is given to another one, from acknowledged_batches on.
     """
     Fail: _aio.UnaryUnaryMultiCallable[_job_pb2.FailRequest, _job_pb2.FailResponse]  # type: ignore[assignment]
     """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
@@ -165,7 +165,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.GiveBackResponse, _abc.Awaitable[_job_pb2.GiveBackResponse]]:
         """The worker cannot go on with the task for reasons that are not the task's: a failed push, its
-        own end. It is given to another one, from settled_batches on.
+        own end. It is given to another one, from acknowledged_batches on.
         """
 
     @_abc_1.abstractmethod
