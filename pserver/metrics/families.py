@@ -295,7 +295,7 @@ def _replication(stats: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _slots(slots: Mapping[str, int]) -> Iterator[Metric]:
-    roles = ("serving", "waiting", "following", "copying", "none")
+    roles = ("master", "waiting", "backup", "copied", "outside")
     yield _gauges(
         "slot_roles",
         "Slots by the role in which the data plane has them.",

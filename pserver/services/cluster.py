@@ -195,14 +195,14 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
     def _slot_digests(self) -> list[cluster_pb2.SlotDigest]:
         digests = []
         for state in json.loads(self._data_server.slot_states_json()):
-            if state["standing"] == "none":
+            if state["role"] == "outside":
                 continue
             position, digest = self._data_server.slot_digest(state["slot"])
             digests.append(
                 cluster_pb2.SlotDigest(
                     slot=state["slot"],
                     term=state["term"],
-                    standing=state["standing"],
+                    role=state["role"],
                     position=position,
                     digest=digest,
                 )

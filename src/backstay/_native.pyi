@@ -122,7 +122,7 @@ class DataServer:
             (instances whose port refuses connections).
         """
     def slot_states_json(self) -> str:
-        """A JSON list: ``slot``, ``term``, ``standing``, ``follows``, ``position``, ``staged``."""
+        """A JSON list: ``slot``, ``term``, ``role``, ``follows``, ``position``, ``staged``."""
     def create_table(self, spec_json: str, revision: int = 1) -> None:
         """Create a table, or give it the settings of a newer revision; an older one is ignored.
 
@@ -502,7 +502,7 @@ class SimNode:
         """Return the position of a slot, and the position with what is staged."""
     def digest(self, slot: int) -> int:
         """Return a hash of a slot's rows and streams."""
-    def standing(self, slot: int) -> str:
+    def serving_state(self, slot: int) -> str:
         """Return ``elsewhere``, ``waiting`` or ``serving``."""
     def slot_state(self, slot: int) -> tuple[int, int, int, bool]:
         """Return term, epoch, source, and whether a copy of the slot is under way to here."""

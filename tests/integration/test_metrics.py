@@ -158,8 +158,8 @@ def test_traffic_moves_the_figures(cluster: LocalCluster) -> None:
         assert summed(servers, "data_received_bytes_total", peer=peer) > 500 * 16
     assert summed(servers, "slots", role="master") == 64
     assert summed(servers, "slots", role="in_sync") == 64
-    assert summed(servers, "slot_roles", role="serving") == 64
-    assert summed(servers, "slot_roles", role="following") == 64
+    assert summed(servers, "slot_roles", role="master") == 64
+    assert summed(servers, "slot_roles", role="backup") == 64
     assert summed(servers, "controller") == 1
     for server in servers:
         assert value(server, "memory_limit_bytes") == 2**30
@@ -204,7 +204,7 @@ def test_a_killed_node_shows_in_the_figures_of_the_others(
     lost = servers[victim].node_id
     cluster.kill(victim)
     eventually(lambda: summed(left, "failover_seconds_count") == 1)
-    eventually(lambda: summed(left, "slot_roles", role="serving") == 64)
+    eventually(lambda: summed(left, "slot_roles", role="master") == 64)
     assert 0 < summed(left, "failover_seconds_sum") < 5
     assert summed(left, "promotion_seconds_count") > promotions
     assert summed(left, "in_sync_changes_total", change="removed") > 0

@@ -345,7 +345,7 @@ class Cluster:
             if not all(one.is_alive for one in self._synced(routing, slot)):
                 return f"slot {slot} counts on the dead"
             master = self._synced(routing, slot)[0]
-            if master.native.standing(slot) != "serving":
+            if master.native.serving_state(slot) != "serving":
                 return f"{master.node_id} does not serve slot {slot}"
             ends = {one.native.place(slot) for one in self._synced(routing, slot)}
             if len(ends) != 1:

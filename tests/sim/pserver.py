@@ -309,7 +309,7 @@ class Pserver:
     ) -> None:
         """Close a stream in the slots that are served here, as the server does."""
         slots = range(self.cluster.options.slots)
-        if any(self.native.standing(slot) == "waiting" for slot in slots):
+        if any(self.native.serving_state(slot) == "waiting" for slot in slots):
             answer(NOT_READY)
             return
         token = self.cluster.next_token()

@@ -534,11 +534,11 @@ impl Replicator {
             let (position, end) = store.position(slot);
             counts.staged += end - position;
             let counter = match store.serving_state(slot) {
-                ServingState::Serving => &mut counts.serving,
+                ServingState::Serving => &mut counts.master,
                 ServingState::Waiting => &mut counts.waiting,
-                ServingState::Elsewhere if source == 0 => &mut counts.none,
-                ServingState::Elsewhere if copying => &mut counts.copying,
-                ServingState::Elsewhere => &mut counts.following,
+                ServingState::Elsewhere if source == 0 => &mut counts.outside,
+                ServingState::Elsewhere if copying => &mut counts.copied,
+                ServingState::Elsewhere => &mut counts.backup,
             };
             *counter += 1;
         }

@@ -53,19 +53,19 @@ pub struct Snapshot {
     pub replication: Replication,
 }
 
-/// How many slots are how, as this node sees it.
+/// How many slots have which role at this node.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct SlotCounts {
-    /// Mastered and served here.
-    pub serving: u64,
-    /// Mastered here, not served yet.
+    /// This node is their master and serves them.
+    pub master: u64,
+    /// This node is their master, and does not serve them yet.
     pub waiting: u64,
-    /// Followed here, whole.
-    pub following: u64,
+    /// This node is a backup.
+    pub backup: u64,
     /// Being copied to this node.
-    pub copying: u64,
+    pub copied: u64,
     /// Not held here.
-    pub none: u64,
+    pub outside: u64,
     /// Pushes staged and not applied, summed over all slots.
     pub staged: u64,
 }

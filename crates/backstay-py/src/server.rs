@@ -212,14 +212,14 @@ impl DataServer {
         let state = |slot: u32| {
             let (term, source, copying) = self.server.replicator().slot_state(slot);
             let (position, end) = self.store.position(slot);
-            let standing = match self.store.serving_state(slot) {
-                ServingState::Serving => "serving",
+            let role = match self.store.serving_state(slot) {
+                ServingState::Serving => "master",
                 ServingState::Waiting => "waiting",
-                ServingState::Elsewhere if source == 0 => "none",
-                ServingState::Elsewhere if copying => "copying",
-                ServingState::Elsewhere => "following",
+                ServingState::Elsewhere if source == 0 => "outside",
+                ServingState::Elsewhere if copying => "copied",
+                ServingState::Elsewhere => "backup",
             };
-            serde_json::json!({"slot": slot, "term": term, "standing": standing,
+            serde_json::json!({"slot": slot, "term": term, "role": role,
                 "follows": source, "position": position, "staged": end - position})
         };
         py.detach(|| {

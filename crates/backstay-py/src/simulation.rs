@@ -464,8 +464,8 @@ impl SimNode {
         Ok(self.node().rows.0.borrow().digest(slot))
     }
 
-    /// What this node is to a slot: "elsewhere", "waiting" or "serving".
-    fn standing(&self, slot: u32) -> PyResult<&'static str> {
+    /// Whether this node answers requests for a slot: "elsewhere", "waiting" or "serving".
+    fn serving_state(&self, slot: u32) -> PyResult<&'static str> {
         self.check_slot(slot)?;
         Ok(match self.node().rows.0.borrow().serving_state(slot) {
             ServingState::Elsewhere => "elsewhere",

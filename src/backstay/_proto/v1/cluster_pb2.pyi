@@ -531,13 +531,15 @@ class SlotDigest(_message.Message):
 
     SLOT_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
-    STANDING_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     term: _builtins.int
-    standing: _builtins.str
-    """As the data plane sees it: serving or waiting (master), following, copying, none."""
+    role: _builtins.str
+    """As the data plane has it: master, waiting (a master that does not serve yet), backup, copied,
+    outside.
+    """
     position: _builtins.int
     """Transactions applied since the slot began."""
     digest: _builtins.int
@@ -547,13 +549,13 @@ class SlotDigest(_message.Message):
         *,
         slot: _builtins.int = ...,
         term: _builtins.int = ...,
-        standing: _builtins.str = ...,
+        role: _builtins.str = ...,
         position: _builtins.int = ...,
         digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "position", b"position", "slot", b"slot", "standing", b"standing", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "position", b"position", "role", b"role", "slot", b"slot", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
