@@ -76,7 +76,7 @@ class TaskStream:
         if error is None:
             self._native.end_batch()
 
-    def hold_until(self, moment_s: float) -> None:
+    def lease_until(self, moment_s: float) -> None:
         """Let pushes leave until then; from any thread.
 
         A push, or a retry of one, that would leave later waits, at most until its deadline, for
@@ -86,7 +86,7 @@ class TaskStream:
             moment_s: A moment of :func:`backstay.trainer.clock_s`; at or before now, pushes wait
                 from now on.
         """
-        self._native.hold_until(moment_s)
+        self._native.lease_until(moment_s)
 
     def begin_batch(self, batch: int) -> None:
         """Number the pushes from here on as those of a batch; the one before it has ended.
@@ -119,7 +119,7 @@ class TaskStream:
     def revoke(self) -> None:
         """Let nothing leave any more; from any thread.
 
-        Pushes under way and later ones raise :class:`backstay.errors.HoldLost`.
+        Pushes under way and later ones raise :class:`backstay.errors.TaskLeaseLost`.
         """
         self._native.revoke()
 

@@ -272,16 +272,16 @@ class PushRequest:
 
 @final
 class PushStream:
-    """The pushes of one task: their numbers, their floor and the hold on the task."""
+    """The pushes of one task: their numbers, their floor and the lease of the task."""
 
     def begin_batch(self, batch: int) -> None:
         """End the batch before and number pushes as those of this one."""
     def end_batch(self) -> None:
         """End the batch, unless a push has failed."""
-    def hold_until(self, moment_s: float) -> None:
+    def lease_until(self, moment_s: float) -> None:
         """Let frames leave until this moment of ``backstay.consensus.clock.clock_s``."""
     def revoke(self) -> None:
-        """Let no frame leave any more; what is under way raises HoldLost."""
+        """Let no frame leave any more; what is under way raises TaskLeaseLost."""
     def acknowledged(self) -> int:
         """How many batches, counted from 0, have ended and are acknowledged everywhere."""
     def flush(self) -> None:

@@ -24,7 +24,7 @@ from backstay.errors import BackstayError, ListenError, Unauthenticated
 __all__ = ["ControlServer", "Listening"]
 
 # Each trainer and each peer keeps a stream open, besides its calls; each of a job's 20,000 workers
-# asks for a task and renews its holds.
+# asks for a task and renews its leases.
 CONCURRENT_CALLS_MAX = 50_000
 PING_INTERVAL_MIN_MS = 10_000
 HEALTH_METHODS = f"/{health.SERVICE_NAME}/"

@@ -51,7 +51,7 @@
     │   ├── NotJobMaster       that process is not the job's master (yet, or any more)
     │   ├── WorkerReplaced     another process has joined under this worker's name
     │   ├── NotLeading         that worker does not lead that task (sync mode)
-    │   ├── HoldLost           the worker's right to work on its task was taken back
+    │   ├── TaskLeaseLost      the worker's right to work on its task was taken back
     │   ├── NonFiniteLoss      the loss of a batch is NaN or infinite
     │   └── TaskFailed         tasks failed for good, and the job with them
     └── StateLost              slots lost all their copies, or a checkpoint was restored
@@ -81,7 +81,6 @@ __all__ = [
     "DataUnavailable",
     "DeadlineExceeded",
     "ForkError",
-    "HoldLost",
     "InvalidRequest",
     "JobError",
     "JobRefused",
@@ -113,6 +112,7 @@ __all__ = [
     "TableConflict",
     "TakenForDead",
     "TaskFailed",
+    "TaskLeaseLost",
     "TooManyBadRecords",
     "TransportError",
     "Unauthenticated",
@@ -366,8 +366,8 @@ class WorkerReplaced(JobError):
     """Another process has joined under this worker's name; this one is to end."""
 
 
-class HoldLost(JobError):
-    """The worker's hold on its task was revoked: stop working on the task, drop what is left.
+class TaskLeaseLost(JobError):
+    """The worker's lease of its task was revoked: stop working on the task, drop what is left.
 
     Pushes that had left may or may not be applied. Whoever has the task now pushes the same
     batches under the same numbers, and each slot counts each of them once.

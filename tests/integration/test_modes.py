@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backstay._proto.v1 import job_pb2
 from backstay.config import SecurityConfig
-from backstay.errors import ConfigError, HoldLost, NotLeading, Unauthenticated
+from backstay.errors import ConfigError, NotLeading, TaskLeaseLost, Unauthenticated
 from backstay.job.messages import Task
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, Adagrad, Adam, TableSpec, Zeros
@@ -373,7 +373,7 @@ def test_a_wait_ends_when_the_task_is_revoked(client: Client) -> None:
     gate.begin_task([])
     gate.step()
     threading.Timer(0.2, revoked.set).start()
-    with pytest.raises(HoldLost, match="the task was taken away"):
+    with pytest.raises(TaskLeaseLost, match="the task was taken away"):
         gate.step()
 
 
@@ -389,5 +389,5 @@ def test_a_worker_that_is_to_end_waits_for_nobody(client: Client) -> None:
     pace.begin_task(LeasedWork(task))
     threading.Timer(0.2, told.append, ["it was told to end"]).start()
     pace.begin_batch()
-    with pytest.raises(HoldLost, match="is to end"):
+    with pytest.raises(TaskLeaseLost, match="is to end"):
         pace.begin_batch()

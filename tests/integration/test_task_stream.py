@@ -15,7 +15,7 @@ import pytest
 
 from backstay.config import ClientConfig
 from backstay.consensus.clock import clock_s
-from backstay.errors import BackstayError, HoldLost, InvalidRequest, NonFiniteGradient
+from backstay.errors import BackstayError, InvalidRequest, NonFiniteGradient, TaskLeaseLost
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client, Table
@@ -251,16 +251,16 @@ def test_after_a_failed_push_no_later_one_leaves(
     assert counted(client, task, 4) == [1.0] * 4
 
 
-def test_while_the_hold_is_over_pushes_wait_until_it_is_renewed(
+def test_while_the_lease_is_over_pushes_wait_until_it_is_renewed(
     client: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
-    stream.hold_until(clock_s() + FAR_S)
+    stream.lease_until(clock_s() + FAR_S)
     with stream:
         stream.begin_batch(0)
         push_batch(client, task, 0)
         client.flush()
-        stream.hold_until(clock_s())
+        stream.lease_until(clock_s())
         stream.begin_batch(1)
         waiting = threading.Thread(target=push_batch, args=(client, task, 1))
         waiting.start()
@@ -268,23 +268,23 @@ def test_while_the_hold_is_over_pushes_wait_until_it_is_renewed(
         assert waiting.is_alive()
         # Pulls, and pushes of others, have nothing to do with it.
         assert counted(client, task, 2) == [1.0, 0.0]
-        stream.hold_until(clock_s() + FAR_S)
+        stream.lease_until(clock_s() + FAR_S)
         waiting.join()
     stream.flush()
     assert counted(client, task, 2) == [1.0, 1.0]
 
 
-def test_a_push_whose_hold_is_not_renewed_in_time_fails_and_was_not_sent(
+def test_a_push_whose_lease_is_not_renewed_in_time_fails_and_was_not_sent(
     cluster: LocalCluster, client: Client, tables: list[Table], task: int
 ) -> None:
     config = ClientConfig(deadline_ms=500)
     with Client(cluster.endpoints, config=config) as brief:
         stream = brief.task_stream(JOB, 1, task, tables)
-        stream.hold_until(clock_s() - 1.0)
+        stream.lease_until(clock_s() - 1.0)
         with stream:
             stream.begin_batch(0)
             push_batch(brief, task, 0)
-        with pytest.raises(BackstayError, match="hold on its task is over"):
+        with pytest.raises(BackstayError, match="lease of its task has expired"):
             stream.flush()
         assert stream.acknowledged == 0
     assert counted(client, task, 1) == [0.0]
@@ -294,13 +294,13 @@ def test_revoking_ends_waiting_and_later_pushes_at_once(
     client: Client, twin: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
-    stream.hold_until(clock_s())
+    stream.lease_until(clock_s())
     raised: list[BackstayError] = []
 
     def wait() -> None:
         try:
             client.push("counts", keys_of(task, 0), np.full((KEYS_PER_BATCH, DIM), -1.0))
-        except HoldLost as error:
+        except TaskLeaseLost as error:
             raised.append(error)
 
     with stream:
@@ -312,12 +312,12 @@ def test_revoking_ends_waiting_and_later_pushes_at_once(
         stream.revoke()
         waiting.join()
         assert len(raised) == 1
-        stream.hold_until(clock_s() + FAR_S)  # Too late.
-        with pytest.raises(HoldLost):
+        stream.lease_until(clock_s() + FAR_S)  # Too late.
+        with pytest.raises(TaskLeaseLost):
             push_batch(client, task, 0)
-        with pytest.raises(HoldLost):
+        with pytest.raises(TaskLeaseLost):
             stream.begin_batch(1)
-    with pytest.raises(HoldLost):
+    with pytest.raises(TaskLeaseLost):
         stream.flush()
     # Who revokes a hold knows: neither a flush nor close raises it again.
     client.flush()

@@ -69,7 +69,7 @@ class JobWorker(Trainer):
         self._closed: list[tuple[int, int]] = []
         self._to_close: list[tuple[int, int]] = []
         self._given: Given | None = None
-        self._hold_until: Micros = 0
+        self._lease_until: Micros = 0
         self._batch = 0
         self._engine = 0
         self._rows = RowsIdentity(0, 0)
@@ -265,7 +265,7 @@ class JobWorker(Trainer):
 
     def _take(self, given: Given, sent: Micros) -> None:
         self._given, self._batch = given, given.lease.acknowledged
-        self._hold_until = sent + LEASE_TTL - MARGIN
+        self._lease_until = sent + LEASE_TTL - MARGIN
         self.queue.counts["tasks_taken"] += 1
         self.queue.log(
             self.place,
@@ -297,7 +297,7 @@ class JobWorker(Trainer):
                 self._given = None
                 self.pushes.clear()
             else:
-                self._hold_until = max(self._hold_until, sent + LEASE_TTL - MARGIN)
+                self._lease_until = max(self._lease_until, sent + LEASE_TTL - MARGIN)
 
         self._call(keep, told)
 
@@ -330,7 +330,7 @@ class JobWorker(Trainer):
     def _send(self, push: Push) -> None:
         if self.pushes.get(push.sequence) is not push:
             return
-        if self._clock.now() >= self._hold_until or self.queue.now < self._paused_until:
+        if self._clock.now() >= self._lease_until or self.queue.now < self._paused_until:
             self._try_later(push, BACKOFF)
             return
         super()._send(push)

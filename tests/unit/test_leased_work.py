@@ -13,7 +13,7 @@ from backstay.trainer.worker.task_feed import TaskFeed
 class Stream:
     acknowledged = 3
 
-    def hold_until(self, monotonic_s: float) -> None:
+    def lease_until(self, monotonic_s: float) -> None:
         """Nothing waits for it here."""
 
 

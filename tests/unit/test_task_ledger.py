@@ -129,7 +129,7 @@ def test_a_task_that_gets_on_is_not_dead_lettered_however_often_its_worker_dies(
     assert not book.dead_letters
 
 
-def test_a_hold_that_ran_out_is_had_back_unless_another_worker_has_the_task() -> None:
+def test_a_lease_that_ran_out_is_had_back_unless_another_worker_has_the_task() -> None:
     book = ledger(1)
     grant = given(book, "w-0")
     leased = LeasedTask(0, grant.attempt, 0)

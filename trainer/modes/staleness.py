@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from backstay.errors import HoldLost
+from backstay.errors import TaskLeaseLost
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer.client import Client
 
@@ -102,7 +102,7 @@ class StalenessGate:
         """Count a step that is about to begin, and wait until it may.
 
         Raises:
-            HoldLost: The task is unwanted meanwhile.
+            TaskLeaseLost: The task is unwanted meanwhile.
             BackstayError: The clocks cannot be read or written; see ``Client.pull``.
         """
         if self._now() - self._stepped_s > CATCH_UP_S:
@@ -115,7 +115,9 @@ class StalenessGate:
         pause_s = FIRST_PAUSE_S
         while self.clock - self._known_least() > self._staleness:
             if self._is_unwanted():
-                raise HoldLost("the task was taken away, or this worker is to end, while it waited")
+                raise TaskLeaseLost(
+                    "the task was taken away, or this worker is to end, while it waited"
+                )
             self._least = min(self._read(self._others()), default=self.clock)
             if self.clock - self._least > self._staleness:
                 self._pause.wait(pause_s)

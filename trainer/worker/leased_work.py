@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from backstay.errors import HoldLost
+from backstay.errors import TaskLeaseLost
 from backstay.job.messages import Task
 from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.task_feed import TaskFeed
@@ -50,16 +50,16 @@ class LeasedWork:
         """Have the stream hear of the lease from now on, and of what is known already."""
         with self._lock:
             self._stream = stream
-            stream.hold_until(self._alive_until)
+            stream.lease_until(self._alive_until)
             if self._revoked:
                 stream.revoke()
 
-    def hold_until(self, moment_s: float) -> None:
+    def lease_until(self, moment_s: float) -> None:
         """The lease is alive until then; from the link's thread."""
         with self._lock:
             self._alive_until = moment_s
             if self._stream is not None:
-                self._stream.hold_until(moment_s)
+                self._stream.lease_until(moment_s)
 
     def revoke(self) -> None:
         """The task is another worker's, or done; from the link's thread."""
@@ -87,10 +87,10 @@ class LeasedWork:
         """Go on only with a lease.
 
         Raises:
-            HoldLost: The task is no longer this worker's.
+            TaskLeaseLost: The task is no longer this worker's.
         """
         if self._revoked:
-            raise HoldLost(f"{self} is another worker's by now, or done")
+            raise TaskLeaseLost(f"{self} is another worker's by now, or done")
 
     def close(self) -> None:
         """Stop making batches."""

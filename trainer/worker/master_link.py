@@ -243,7 +243,7 @@ class MasterLink:
         with self._lock:
             self._leases[key_of(task)] = _Leased(task, leased)
         if leased is not None:
-            leased.hold_until(task.leased_until)
+            leased.lease_until(task.leased_until)
 
     def complete(
         self,
@@ -438,7 +438,7 @@ class MasterLink:
             if key in revoked:
                 one.leased.revoke()
             else:
-                one.leased.hold_until(self._until(sent_s))
+                one.leased.lease_until(self._until(sent_s))
         with self._lock:
             for key in revoked:
                 kept = self._leases.get(key)

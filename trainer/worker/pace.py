@@ -62,7 +62,7 @@ class Pace:
         """A batch is about to begin.
 
         Raises:
-            HoldLost: The task was revoked while this worker waited.
+            TaskLeaseLost: The task was revoked while this worker waited.
         """
 
     def step(self, program: Program, fed: Fed) -> float:

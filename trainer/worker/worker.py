@@ -21,9 +21,9 @@ from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
-    HoldLost,
     JobRefused,
     StateLost,
+    TaskLeaseLost,
     Unauthenticated,
     WorkerReplaced,
 )
@@ -240,7 +240,7 @@ class Worker:
         Raises:
             BackstayError: This worker cannot go on.
         """
-        if isinstance(error, HoldLost):
+        if isinstance(error, TaskLeaseLost):
             _LOG.info("%s: dropped: %s", work, error)
             self._abandon()
         elif isinstance(error, FATAL):
@@ -404,7 +404,7 @@ class Worker:
             engine.program.prefetch(following.features)
         try:
             loss = self._pace.step(engine.program, fed)
-        except HoldLost:
+        except TaskLeaseLost:
             raise
         except Exception as error:
             # For the report: with steps in flight, a failed push may be of a batch before.

@@ -1,5 +1,5 @@
 //! Pushes into the streams of tasks: whoever sends them and however often, a slot takes each
-//! once; none leaves while the hold is over; after one that failed no other leaves.
+//! once; none leaves while the lease is over; after one that failed no other leaves.
 
 // What fails in a helper is a failed test; exact numbers are the point.
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
@@ -157,24 +157,24 @@ fn noting(act: impl Fn(usize, &Asked) -> Act + Send + Sync + 'static) -> (Server
 }
 
 #[test]
-fn a_retry_waits_for_the_hold_as_a_first_try_does() {
-    // The first try is not answered, and the connection breaks only once the hold is over.
+fn a_retry_waits_for_the_lease_as_a_first_try_does() {
+    // The first try is not answered, and the connection breaks only once the lease is over.
     let is_over = Arc::new(AtomicBool::new(false));
     let over = Arc::clone(&is_over);
     let (named, noted) = noting(move |n, _| {
         if n > 0 {
             return Act::Answer(0.0);
         }
-        wait_until("the hold is over", || over.load(Ordering::SeqCst));
+        wait_until("the lease is over", || over.load(Ordering::SeqCst));
         Act::Close
     });
     let client = client_of(&[named]);
     Runtime::new().unwrap().block_on(async {
         let stream = client.task_stream(TASK, TABLES, 4).unwrap();
-        stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
+        stream.lease_until(clock::now() + PATIENCE.as_micros() as u64);
         stream.begin_batch(4).unwrap();
         let push = send(&client, &stream, 4, PATIENCE).await.unwrap();
-        stream.hold_until(clock::now());
+        stream.lease_until(clock::now());
         is_over.store(true, Ordering::SeqCst);
         let retries = || client.counters.retries.load(Ordering::Relaxed);
         tokio::task::block_in_place(|| wait_until("the first try failed", || retries() == 1));
@@ -182,7 +182,7 @@ fn a_retry_waits_for_the_hold_as_a_first_try_does() {
         tokio::time::sleep(BRIEF).await;
         assert_eq!(*noted.lock().unwrap(), [(9, 8)]);
         assert!(!push.is_over());
-        stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
+        stream.lease_until(clock::now() + PATIENCE.as_micros() as u64);
         push.wait(&client).await.unwrap();
         assert_eq!(*noted.lock().unwrap(), [(9, 8), (9, 8)]);
     });
@@ -198,12 +198,15 @@ fn revoking_fails_what_waits_for_an_answer_and_what_comes_later() {
         let push = send(&client, &stream, 0, PATIENCE).await.unwrap();
         let revoke = async { stream.revoke() };
         let (outcome, ()) = tokio::join!(push.wait(&client), revoke);
-        assert!(matches!(outcome, Err(ClientError::HoldLost)), "{outcome:?}");
+        assert!(
+            matches!(outcome, Err(ClientError::TaskLeaseLost)),
+            "{outcome:?}"
+        );
         let later = send(&client, &stream, 1, PATIENCE).await.err().unwrap();
-        assert!(matches!(later, ClientError::HoldLost), "{later:?}");
+        assert!(matches!(later, ClientError::TaskLeaseLost), "{later:?}");
         assert!(matches!(
             stream.flush(&client).await,
-            Err(ClientError::HoldLost)
+            Err(ClientError::TaskLeaseLost)
         ));
         assert_eq!(stream.acknowledged(), 0);
         client.flush().await.unwrap();
@@ -266,12 +269,12 @@ fn an_interrupted_push_ends_the_attempt() {
     let client = client_of(&[named]);
     Runtime::new().unwrap().block_on(async {
         let stream = client.task_stream(TASK, TABLES, 0).unwrap();
-        stream.hold_until(clock::now());
+        stream.lease_until(clock::now());
         stream.begin_batch(0).unwrap();
         // The caller gives up in the middle, as Ctrl-C makes it.
         let sending = tokio::time::timeout(BRIEF, send(&client, &stream, 0, PATIENCE));
         assert!(sending.await.is_err());
-        stream.hold_until(clock::now() + PATIENCE.as_micros() as u64);
+        stream.lease_until(clock::now() + PATIENCE.as_micros() as u64);
         let error = stream.begin_batch(1).unwrap_err();
         assert!(error.to_string().contains("interrupted"), "{error}");
         assert_eq!(stream.acknowledged(), 0);

@@ -77,7 +77,7 @@ pub(crate) fn from_client(py: Python<'_>, error: &ClientError) -> PyErr {
         ClientError::Invalid(_) => "InvalidRequest",
         ClientError::NonFinite(_) => "NonFiniteGradient",
         ClientError::LimitExceeded(_) => "LimitExceeded",
-        ClientError::HoldLost => "HoldLost",
+        ClientError::TaskLeaseLost => "TaskLeaseLost",
         ClientError::Closed => "ClosedError",
     };
     exception(py, class, &error.to_string())

@@ -16,7 +16,7 @@ use crate::errors::{config_error, from_client};
 use crate::key_plan::KeyPlan;
 use crate::runtime::block_on;
 
-/// The pushes of one task: their numbers, their floor and the hold on the task.
+/// The pushes of one task: their numbers, their floor and the lease of the task.
 #[pyclass(module = "backstay._native", frozen)]
 pub(crate) struct PushStream {
     stream: TaskStream,
@@ -50,12 +50,12 @@ impl PushStream {
         self.stream.end_batch();
     }
 
-    /// Let frames leave until this moment of `consensus.clock`; not a number: no hold.
-    fn hold_until(&self, moment_s: f64) {
-        self.stream.hold_until(clock::moment(moment_s));
+    /// Let frames leave until this moment of `consensus.clock`; not a number: no lease.
+    fn lease_until(&self, moment_s: f64) {
+        self.stream.lease_until(clock::moment(moment_s));
     }
 
-    /// Let no frame leave any more; what is under way raises `HoldLost`.
+    /// Let no frame leave any more; what is under way raises `TaskLeaseLost`.
     fn revoke(&self) {
         self.stream.revoke();
     }

@@ -155,7 +155,7 @@ class BadRecordsMet(NamedTuple):
 class LeaseHolder(Protocol):
     """What the link tells of a lease, from its own thread: a ``TaskStream``, for one."""
 
-    def hold_until(self, moment_s: float) -> None:
+    def lease_until(self, moment_s: float) -> None:
         """The lease is alive until then, on ``clock_s``."""
 
     def revoke(self) -> None:

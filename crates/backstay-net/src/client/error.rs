@@ -72,9 +72,9 @@ pub enum ClientError {
     /// Something is over its limit; nothing was sent.
     #[error("{0}")]
     LimitExceeded(String),
-    /// The worker's hold on the task was revoked.
-    #[error("the hold on this task was revoked, so nothing of it is sent any more: stop working on it; its pushes under way may or may not be applied, and whoever has the task now pushes the same batches, each of which counts once")]
-    HoldLost,
+    /// The worker's lease of the task was revoked.
+    #[error("the lease of this task was revoked, so nothing of it is sent any more: stop working on it; its pushes under way may or may not be applied, and whoever has the task now pushes the same batches, each of which counts once")]
+    TaskLeaseLost,
     /// The client was closed.
     #[error("the client is closed")]
     Closed,

@@ -3,7 +3,7 @@
 //! [`plan`] merges and orders keys; [`routing`] says where they go; `link` keeps the way to
 //! each server; `request` tries one part of a call, `requests` all of them until they are
 //! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; `queue` numbers
-//! pushes, those of a task by `batches` and while its `hold` is alive (`task_stream`); `closing`
+//! pushes, those of a task by `batches` and while its `send_lease` is alive (`task_stream`); `closing`
 //! waits and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
@@ -12,7 +12,6 @@ mod batches;
 mod closing;
 mod connection;
 mod error;
-mod hold;
 mod link;
 mod out_frame;
 pub mod own_stream;
@@ -24,6 +23,7 @@ mod request;
 mod requests;
 pub mod routing;
 pub mod rows;
+mod send_lease;
 pub mod split;
 mod task_stream;
 mod waiting;

@@ -12,7 +12,7 @@ use backstay_core::hash::mix64;
 use backstay_core::replication::Micros;
 use backstay_core::stream::StreamId;
 
-use super::hold::Hold;
+use super::send_lease::SendLease;
 use crate::clock;
 
 const MINUTE: Micros = 60_000_000;
@@ -27,7 +27,7 @@ pub const LEASE: Micros = 60 * MINUTE;
 #[derive(Debug)]
 pub(super) struct OwnStream {
     stream: StreamId,
-    hold: Arc<Hold>,
+    lease: Arc<SendLease>,
     since: Micros,
 }
 
@@ -38,15 +38,15 @@ impl OwnStream {
     }
 
     fn at(stream: StreamId, now: Micros) -> Self {
-        let hold = Hold::of(
+        let lease = SendLease::of(
             "the stream of this push was used for too long, and servers may have forgotten it",
         );
         if stream.is_own() {
-            hold.set_until(now + LEAVES);
+            lease.set_until(now + LEAVES);
         }
         Self {
             stream,
-            hold: Arc::new(hold),
+            lease: Arc::new(lease),
             since: now,
         }
     }
@@ -57,13 +57,13 @@ impl OwnStream {
     }
 
     /// The stream of a push that is numbered now, and what lets its frames leave.
-    pub(super) fn of_next(&mut self, now: Micros) -> (StreamId, Arc<Hold>) {
+    pub(super) fn of_next(&mut self, now: Micros) -> (StreamId, Arc<SendLease>) {
         if self.stream.is_own() && self.since + USED <= now {
             // No other client draws the same: the first was drawn at random.
             let job = mix64(self.stream.job);
             *self = Self::at(StreamId { job, ..self.stream }, now);
         }
-        (self.stream, Arc::clone(&self.hold))
+        (self.stream, Arc::clone(&self.lease))
     }
 }
 
@@ -83,22 +83,22 @@ mod tests {
     #[test]
     fn nothing_leaves_when_servers_may_have_forgotten_the_stream() {
         let mut own = OwnStream::at(stream(OWN_PASS), 5);
-        let (_, hold) = own.of_next(5 + USED - 1);
+        let (_, lease) = own.of_next(5 + USED - 1);
         // A server that heard its last push, just before that, has it for longer.
-        assert_eq!(hold.ends(), Some(5 + LEAVES));
+        assert_eq!(lease.ends(), Some(5 + LEAVES));
         const { assert!(USED < LEAVES && LEAVES < LEASE) };
     }
 
     #[test]
     fn a_new_stream_begins_after_a_while() {
         let mut own = OwnStream::at(stream(OWN_PASS), 5);
-        let (first, hold) = own.of_next(5 + USED - 1);
+        let (first, lease) = own.of_next(5 + USED - 1);
         assert_eq!(first, stream(OWN_PASS));
         let (second, next) = own.of_next(5 + USED);
         assert_ne!(second, first);
         assert!(second.is_own());
         assert!(
-            !Arc::ptr_eq(&hold, &next),
+            !Arc::ptr_eq(&lease, &next),
             "the old one's end is not put off"
         );
         assert_eq!(own.of_next(5 + USED + 1).0, second);
@@ -109,6 +109,6 @@ mod tests {
     fn a_stream_of_another_kind_has_no_end() {
         let mut other = OwnStream::at(stream(1), 0);
         assert_eq!(other.of_next(LEASE).0, stream(1));
-        assert!(other.hold.is_alive());
+        assert!(other.lease.is_alive());
     }
 }

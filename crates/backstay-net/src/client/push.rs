@@ -18,7 +18,6 @@ use tokio::sync::MutexGuard;
 use tokio::time::timeout_at;
 
 use super::error::ClientError;
-use super::hold::Hold;
 use super::link::{Deadline, Failure};
 use super::out_frame::{self, OutFrame};
 use super::plan::{Part, Plan};
@@ -26,6 +25,7 @@ use super::queue::PushQueue;
 use super::request::Request;
 use super::requests::Requests;
 use super::routing::Routing;
+use super::send_lease::SendLease;
 use super::{no_routing, rows, Client};
 
 /// What to push where.
@@ -47,7 +47,7 @@ pub struct Push {
     queue: Arc<PushQueue<Push>>,
     id: TransactionId,
     /// Checked before each of its frames leaves.
-    hold: Arc<Hold>,
+    lease: Arc<SendLease>,
     deadline: Deadline,
     keys: u64,
     state: tokio::sync::Mutex<State>,
@@ -88,10 +88,10 @@ impl Client {
         let _turn = queue.take_turn(self, deadline).await?;
         // It may have been closed while this one waited.
         self.check_open()?;
-        let (push, floor) = queue.number(ordinal, |id, hold| Push {
+        let (push, floor) = queue.number(ordinal, |id, lease| Push {
             queue: Arc::clone(queue),
             id,
-            hold,
+            lease,
             deadline,
             keys: plan.keys().len() as u64,
             state: tokio::sync::Mutex::new(State {
@@ -107,7 +107,7 @@ impl Client {
             let (sent, wanted) = (Opcode::Push, Opcode::PushReply);
             // It is in the state before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
-            state.requests.add(one.held_by(Some(&push.hold)));
+            state.requests.add(one.under(Some(&push.lease)));
             // Until it has left, so that pushes leave in the order of their numbers.
             let left = push.unless_revoked(state.requests.send_all(self, None, deadline));
             let left = left.await;
@@ -334,12 +334,12 @@ impl Push {
         outcome
     }
 
-    /// Do `work`, unless the hold on the task, if it is a task's push, is revoked meanwhile.
+    /// Do `work`, unless the lease of the task, if it is a task's push, is revoked meanwhile.
     async fn unless_revoked(
         &self,
         work: impl Future<Output = Result<(), ClientError>>,
     ) -> Result<(), ClientError> {
-        self.hold.unless_revoked(work).await
+        self.lease.unless_revoked(work).await
     }
 }
 

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use super::batches::Batches;
 use super::error::ClientError;
-use super::hold::Hold;
 use super::own_stream::OwnStream;
+use super::send_lease::SendLease;
 use crate::clock;
 
 /// Failures remembered until somebody asks.
@@ -37,7 +37,7 @@ enum Numbers {
 /// A task's stream, and what is checked before each frame of its pushes leaves.
 struct Task {
     stream: StreamId,
-    hold: Arc<Hold>,
+    lease: Arc<SendLease>,
 }
 
 struct Open<P> {
@@ -58,8 +58,8 @@ impl<P> PushQueue<P> {
 
     /// For the pushes of a task.
     pub(super) fn task(stream: StreamId, batches: Batches, max_in_flight: usize) -> Self {
-        let hold = Arc::default();
-        let task = Task { stream, hold };
+        let lease = Arc::default();
+        let task = Task { stream, lease };
         Self::new(Numbers::Task(batches, task), max_in_flight)
     }
 
@@ -84,11 +84,11 @@ impl<P> PushQueue<P> {
         }
     }
 
-    /// The hold on the task, of which these are the pushes.
-    pub(super) fn hold(&self) -> Option<Arc<Hold>> {
+    /// The lease of the task, of which these are the pushes.
+    pub(super) fn lease(&self) -> Option<Arc<SendLease>> {
         match &self.open.lock().numbers {
             Numbers::Own { .. } => None,
-            Numbers::Task(_, task) => Some(Arc::clone(&task.hold)),
+            Numbers::Task(_, task) => Some(Arc::clone(&task.lease)),
         }
     }
 
@@ -102,28 +102,28 @@ impl<P> PushQueue<P> {
         self.open.lock().oldest_if_full(self.max_in_flight)
     }
 
-    /// Number a push and hold it in flight; also the floor to send along. For who has the turn.
+    /// Number a push and keep it in flight; also the floor to send along. For who has the turn.
     pub(super) fn number(
         &self,
         ordinal: u32,
-        make: impl FnOnce(TransactionId, Arc<Hold>) -> P,
+        make: impl FnOnce(TransactionId, Arc<SendLease>) -> P,
     ) -> Result<(Arc<P>, u64), ClientError> {
         let mut open = self.open.lock();
         if let Some(failure) = &open.failure {
             return Err(failure.clone());
         }
-        let (sequence, stream, hold) = match &mut open.numbers {
+        let (sequence, stream, lease) = match &mut open.numbers {
             Numbers::Own { next, stream } => {
                 *next += 1;
-                let (stream, hold) = stream.of_next(clock::now());
-                (*next - 1, stream, hold)
+                let (stream, lease) = stream.of_next(clock::now());
+                (*next - 1, stream, lease)
             }
             Numbers::Task(batches, task) => {
                 let sequence = batches.take(ordinal).map_err(ClientError::Invalid)?;
-                (sequence, task.stream, Arc::clone(&task.hold))
+                (sequence, task.stream, Arc::clone(&task.lease))
             }
         };
-        let push = Arc::new(make(TransactionId { stream, sequence }, hold));
+        let push = Arc::new(make(TransactionId { stream, sequence }, lease));
         // Under one lock: no floor may pass a number that is taken and not in flight.
         open.in_flight.insert(sequence, Arc::clone(&push));
         let floor = open.floor();
@@ -139,8 +139,10 @@ impl<P> PushQueue<P> {
         }
         if let Err(error) = outcome {
             open.fail(error);
-            // Who revokes a hold need not be told of it.
-            if open.unreported.len() < MAX_UNREPORTED && !matches!(error, ClientError::HoldLost) {
+            // Who revokes a lease need not be told of it.
+            if open.unreported.len() < MAX_UNREPORTED
+                && !matches!(error, ClientError::TaskLeaseLost)
+            {
                 open.unreported.insert(sequence, error.clone());
             }
         }

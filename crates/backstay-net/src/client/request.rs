@@ -16,14 +16,14 @@ use tokio::time::{timeout_at, Instant};
 use super::attend::{attend, Attended, Leg};
 use super::connection::Lost;
 use super::error::ClientError;
-use super::hold::Hold;
 use super::link::{Answer, Deadline, Failure, Link, Ticket};
 use super::out_frame::OutFrame;
 use super::plan::{Part, Plan};
+use super::send_lease::SendLease;
 use super::{split, Client};
 use crate::frame_io::Frame;
 
-/// A wait for the hold is looked at so often, to say so if it is long.
+/// A wait for the lease is looked at so often, to say so if it is long.
 const SAY_AFTER: Duration = Duration::from_millis(500);
 
 /// Since when a request is not answered as it should be, and the last reason.
@@ -54,7 +54,7 @@ pub(crate) struct Request {
     pub(super) answered: bool,
     pub(super) failure: Option<ClientError>,
     /// It leaves only while this is alive.
-    hold: Option<Arc<Hold>>,
+    lease: Option<Arc<SendLease>>,
 }
 
 impl Request {
@@ -79,14 +79,14 @@ impl Request {
             trouble: None,
             answered: false,
             failure: None,
-            hold: None,
+            lease: None,
         }
     }
 
-    /// The same, to be sent only while this hold is alive.
-    pub(crate) fn held_by(self, hold: Option<&Arc<Hold>>) -> Self {
-        let hold = hold.cloned();
-        Self { hold, ..self }
+    /// The same, to be sent only while this lease is alive.
+    pub(crate) fn under(self, lease: Option<&Arc<SendLease>>) -> Self {
+        let lease = lease.cloned();
+        Self { lease, ..self }
     }
 
     /// Which part of the plan it is.
@@ -195,7 +195,7 @@ impl Request {
             Attended::Done(Err(lost)) => self.ticket = Some(Link::ticket(connection, Err(lost))),
             Attended::Done(Ok(None)) => {
                 self.sent = false;
-                let reason = self.hold.as_ref().map_or("", |hold| hold.reason());
+                let reason = self.lease.as_ref().map_or("", |lease| lease.reason());
                 self.missed(client, reason.into(), false);
             }
             Attended::Moved | Attended::Stalled | Attended::TimeUp => {
@@ -209,23 +209,23 @@ impl Request {
 
     /// Whether what it is held by, if it is a push, is alive.
     fn may_leave(&self) -> bool {
-        self.hold.as_ref().is_none_or(|hold| hold.is_alive())
+        self.lease.as_ref().is_none_or(|lease| lease.is_alive())
     }
 
-    /// Wait until it may leave or the time is up. Revoking the hold ends the whole call.
+    /// Wait until it may leave or the time is up. Revoking the lease ends the whole call.
     async fn wait_for_hold(&mut self, client: &Client, deadline: Deadline) {
-        let Some(hold) = self.hold.clone() else {
+        let Some(lease) = self.lease.clone() else {
             return;
         };
-        self.missed(client, hold.reason().into(), false);
+        self.missed(client, lease.reason().into(), false);
         let since = self.since();
-        let mut alive = pin!(hold.alive());
+        let mut alive = pin!(lease.alive());
         while Instant::now() < deadline.at() {
             let until = deadline.at().min(Instant::now() + SAY_AFTER);
             if timeout_at(until, &mut alive).await.is_ok() {
                 return;
             }
-            client.waits.waiting(since, || hold.reason().into());
+            client.waits.waiting(since, || lease.reason().into());
         }
     }
 
@@ -345,7 +345,7 @@ impl Request {
         Ok(Self {
             doubt: self.maybe_applied(),
             trouble: self.trouble.clone(),
-            hold: self.hold.clone(),
+            lease: self.lease.clone(),
             ..Self::new(self.opcode, self.wanted, frame, part, link, version)
         })
     }

@@ -1,5 +1,5 @@
 //! Pushes into the stream of a task, beside the client's own: numbered by batch and table, sent
-//! while the worker's hold on the task is alive.
+//! while the worker's lease of the task is alive.
 
 use std::sync::Arc;
 
@@ -108,18 +108,18 @@ impl TaskStream {
     }
 
     /// Let frames leave until this moment of the [clock](crate::clock): first sends and retries alike wait afterwards.
-    pub fn hold_until(&self, until: Micros) {
-        if let Some(hold) = self.queue.hold() {
-            hold.set_until(until);
+    pub fn lease_until(&self, until: Micros) {
+        if let Some(lease) = self.queue.lease() {
+            lease.set_until(until);
         }
     }
 
     /// Let no frame leave any more; pushes under way and later ones fail.
     pub fn revoke(&self) {
-        if let Some(hold) = self.queue.hold() {
-            hold.revoke();
+        if let Some(lease) = self.queue.lease() {
+            lease.revoke();
         }
-        self.queue.fail(&ClientError::HoldLost);
+        self.queue.fail(&ClientError::TaskLeaseLost);
     }
 
     /// How many batches, counted from 0, have ended and are acknowledged everywhere.

@@ -1,5 +1,5 @@
-//! A worker's hold on its task, counted on its own [clock] (invariant I8): no frame of the task's
-//! pushes leaves while it is not alive.
+//! Until when frames of a stream may leave: a worker's lease of its task, counted on its own
+//! [clock] (invariant I8), or the end of a client's own stream.
 
 use std::future::Future;
 
@@ -29,19 +29,19 @@ impl State {
 
 /// See the module's documentation. Revoked is for good.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct SendLease {
     state: watch::Sender<State>,
     /// What is said while something waits for it.
     reason: &'static str,
 }
 
-impl Default for Hold {
+impl Default for SendLease {
     fn default() -> Self {
-        Self::of("the worker's hold on its task is over: waiting for the job master to renew or revoke it")
+        Self::of("the worker's lease of its task has expired: waiting for the job master to renew or revoke it")
     }
 }
 
-impl Hold {
+impl SendLease {
     /// Without a limit; this is said when it is over.
     pub(crate) fn of(reason: &'static str) -> Self {
         let state = watch::Sender::new(State::Unlimited);
@@ -96,7 +96,7 @@ impl Hold {
         let mut changes = self.state.subscribe();
         tokio::select! {
             biased;
-            _ = changes.wait_for(|state| *state == State::Revoked) => Err(ClientError::HoldLost),
+            _ = changes.wait_for(|state| *state == State::Revoked) => Err(ClientError::TaskLeaseLost),
             done = work => done,
         }
     }
@@ -112,29 +112,29 @@ mod tests {
 
     #[test]
     fn a_hold_ends_and_is_extended_but_not_after_it_was_revoked() {
-        let hold = Hold::default();
-        assert!(hold.is_alive());
-        hold.set_until(clock::now());
-        assert!(!hold.is_alive());
-        hold.set_until(soon());
-        assert!(hold.is_alive());
-        hold.revoke();
-        hold.set_until(soon());
-        assert!(!hold.is_alive());
+        let lease = SendLease::default();
+        assert!(lease.is_alive());
+        lease.set_until(clock::now());
+        assert!(!lease.is_alive());
+        lease.set_until(soon());
+        assert!(lease.is_alive());
+        lease.revoke();
+        lease.set_until(soon());
+        assert!(!lease.is_alive());
     }
 
     #[tokio::test]
     async fn who_waits_for_it_goes_on_when_it_is_extended_and_fails_when_it_is_revoked() {
-        let hold = Hold::default();
-        hold.set_until(clock::now());
-        let extend = async { hold.set_until(soon()) };
-        tokio::join!(hold.alive(), extend);
-        hold.set_until(clock::now());
-        let wait = hold.unless_revoked(async {
-            hold.alive().await;
+        let lease = SendLease::default();
+        lease.set_until(clock::now());
+        let extend = async { lease.set_until(soon()) };
+        tokio::join!(lease.alive(), extend);
+        lease.set_until(clock::now());
+        let wait = lease.unless_revoked(async {
+            lease.alive().await;
             Ok(())
         });
-        let (outcome, ()) = tokio::join!(wait, async { hold.revoke() });
-        assert!(matches!(outcome, Err(ClientError::HoldLost)));
+        let (outcome, ()) = tokio::join!(wait, async { lease.revoke() });
+        assert!(matches!(outcome, Err(ClientError::TaskLeaseLost)));
     }
 }
