@@ -92,7 +92,7 @@ class Told:
         self._bar.update(self._task, completed=part, note=note)
 
 
-class Course:
+class Interruptions:
     """What happens to cluster and job while it trains, in order."""
 
     def __init__(self, shape: Shape, cluster: LocalCluster, job: JobRun, told: Told) -> None:
@@ -134,7 +134,7 @@ class Course:
             self.failure.finish()
         self.growth.finish()
 
-    def __enter__(self) -> Course:
+    def __enter__(self) -> Interruptions:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -213,18 +213,18 @@ def train(shape: Shape, folder: Path, console: Console) -> tuple[dict[str, Any],
         cluster = stack.enter_context(LocalCluster(servers=shape.servers, settings=settings))
         job = stack.enter_context(JobRun(cluster.endpoints, "census", arguments, folder))
         told = Told(bar)
-        course = stack.enter_context(Course(shape, cluster, job, told))
+        interruptions = stack.enter_context(Interruptions(shape, cluster, job, told))
         told.line(
             f"{shape.servers} pservers, copies of each slot: {shape.replicas}; {shape.workers} "
             f"workers, {shape.passes} passes"
         )
         with bar:
-            course.follow()
+            interruptions.follow()
         result = job.result()
         with Client(cluster.endpoints, trainer=None) as client:
             checkpoints = len(client.checkpoints.list())
             tables = sum(one.name.startswith("census/") for one in client.tables())
-        return figures_of(shape, course, result, checkpoints, tables), evaluated(result)
+        return figures_of(shape, interruptions, result, checkpoints, tables), evaluated(result)
 
 
 def restored_auc(folder: Path, console: Console) -> float:
@@ -274,13 +274,17 @@ def pushes_of(spec: JobSpec, audit: dict[str, Any], passes: int, tables: int) ->
 
 
 def figures_of(
-    shape: Shape, course: Course, result: dict[str, Any], checkpoints: int, tables: int
+    shape: Shape,
+    interruptions: Interruptions,
+    result: dict[str, Any],
+    checkpoints: int,
+    tables: int,
 ) -> dict[str, Any]:
     """Put all figures together."""
     audit = result["audit"]
     trained = audit["records"] * shape.passes
     last = result["evaluations"][-1]["metrics"]
-    failure = course.failure
+    failure = interruptions.failure
     failover_ms = failure.failover_ms if failure is not None else None
     return {
         **{name: round(value, 5) for name, value in last.items()},
@@ -295,15 +299,15 @@ def figures_of(
         "servers": shape.servers,
         "workers": shape.workers,
         "replicas": shape.replicas,
-        "worker_killed": course.worker_killed,
-        "worker_recovery_ms": round(course.worker_s * 1000),
+        "worker_killed": interruptions.worker_killed,
+        "worker_recovery_ms": round(interruptions.worker_s * 1000),
         "workers_added": 1,
         "killed": failure.node_id if failure is not None else None,
         "failover_ms": round(failover_ms) if failover_ms is not None else None,
         "master_starts": result["master_starts"],
-        "master_recovery_ms": round(course.master_s * 1000),
-        "resized": course.growth.reached,
-        "moved_slots": course.growth.moved_slots,
+        "master_recovery_ms": round(interruptions.master_s * 1000),
+        "resized": interruptions.growth.reached,
+        "moved_slots": interruptions.growth.moved_slots,
         "checkpoints": checkpoints,
     }
 

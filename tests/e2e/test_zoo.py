@@ -26,7 +26,7 @@ CTR_MODELS = [
     *("deepfm_torch.py", "deepfm_paddle.py", "dcn.py"),
     pytest.param("xdeepfm.py", marks=pytest.mark.slow),
 ]
-Given = dict[str, Any]
+Fields = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def server() -> Iterator[session.SessionFactory]:
         yield connect
 
 
-def metrics_of(job: str, given: Given, factory: session.SessionFactory) -> dict[str, float]:
+def metrics_of(job: str, given: Fields, factory: session.SessionFactory) -> dict[str, float]:
     """Train here as the job file says, with the framework alone, and evaluate."""
     spec = load_job(EXAMPLES / job, given, folder=EXAMPLES)
     # Paddle is an extra of its own; a model file that needs it cannot be loaded without.
@@ -65,7 +65,7 @@ def metrics_of(job: str, given: Given, factory: session.SessionFactory) -> dict[
 
 @pytest.mark.parametrize("framework", ["paddle", "torch"])
 def test_wide_and_deep_on_census(framework: str, server: session.SessionFactory) -> None:
-    given: Given = {"model": f"census/wide_deep_{framework}.py", "epochs": 2}
+    given: Fields = {"model": f"census/wide_deep_{framework}.py", "epochs": 2}
     metrics = metrics_of("census/job.yaml", given, server)
     assert metrics["auc"] > 0.917
     assert metrics["logloss"] < 0.297
@@ -77,7 +77,7 @@ def test_click_models_on_the_criteo_format(
 ) -> None:
     best = write_criteo(tmp_path / "clicks.txt", 30_000, seed=1)
     split(tmp_path / "clicks.txt", tmp_path, by="position", header=False)
-    given: Given = {"model": f"ctr/{model}", "batch_size": 128}
+    given: Fields = {"model": f"ctr/{model}", "batch_size": 128}
     given["training.paths"] = [str(tmp_path / "train.txt")]
     given["validation.paths"] = [str(tmp_path / "test.txt")]
     metrics = metrics_of("ctr/criteo.yaml", given, server)
@@ -90,7 +90,7 @@ def test_click_models_on_the_frappe_format(
 ) -> None:
     write_frappe(tmp_path / "log.tsv", 20_000, seed=0)
     split(tmp_path / "log.tsv", tmp_path, by="position", header=True)
-    given: Given = {"model": f"ctr/{model}", "batch_size": 128, "epochs": 4}
+    given: Fields = {"model": f"ctr/{model}", "batch_size": 128, "epochs": 4}
     given["training"] = str(tmp_path / "train.tsv")
     given["validation"] = str(tmp_path / "test.tsv")
     metrics = metrics_of("ctr/frappe.yaml", given, server)
@@ -129,7 +129,7 @@ def test_a_split_keeps_each_line_once_and_the_header_in_each_part(
 def test_two_towers_on_the_movielens_format(tmp_path: Path, server: session.SessionFactory) -> None:
     write_ratings(tmp_path / "ratings.inter", 20_000, seed=0)
     split(tmp_path / "ratings.inter", tmp_path, by="row", header=True)
-    given: Given = {"epochs": 3, "training.paths": [str(tmp_path / "train.inter")]}
+    given: Fields = {"epochs": 3, "training.paths": [str(tmp_path / "train.inter")]}
     given["validation.paths"] = [str(tmp_path / "test.inter")]
     metrics = metrics_of("movielens/job.yaml", given, server)
     # Ratings have a deviation of 1.3; noise and rounding leave 0.6.

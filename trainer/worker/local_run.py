@@ -105,7 +105,7 @@ class LocalResult:
 
 
 @dataclass
-class _Here:
+class _OpenRound:
     """A round under way.
 
     Attributes:
@@ -151,7 +151,7 @@ class LocalRun:
         self._stop = threading.Event()
         self._others = OtherTasks(definition, spec, "local")
         self._readers: dict[str, Reader] = {}
-        self._rounds: dict[RoundId, _Here] = {}
+        self._rounds: dict[RoundId, _OpenRound] = {}
         self._examples = self._predictions = 0
         self._damaged = DamagedRecords()
         self._losses: list[float] = []
@@ -210,37 +210,37 @@ class LocalRun:
         while (turn := local.next()) is not None:
             if turn.round not in self._rounds:
                 records = round_table(tables, turn.round).records
-                self._rounds[turn.round] = _Here(turn.round, records)
-            here = self._rounds[turn.round]
+                self._rounds[turn.round] = _OpenRound(turn.round, records)
+            opened = self._rounds[turn.round]
             if isinstance(turn, RoundOver):
                 # With it go the outputs of an evaluation.
                 del self._rounds[turn.round]
-                local.schedule.round_over(turn.round, metrics=self._metrics_of(here))
+                local.schedule.round_over(turn.round, metrics=self._metrics_of(opened))
             else:
-                self._do(here, turn)
+                self._do(opened, turn)
             if self._stop.is_set():
                 local.schedule.stop("it was told to stop")
         if local.schedule.outcome == "stopped":
             self._others.save_model(self._program)
 
-    def _do(self, here: _Here, task: LocalTask) -> None:
+    def _do(self, opened: _OpenRound, task: LocalTask) -> None:
         kind = task.round.kind
         if kind is RoundKind.TRAIN_END:
             self._others.end_training(self._program, self._callbacks)
             return
         with self._feed(task) as feed:
             if kind is RoundKind.TRAINING:
-                self._train(here, task, feed)
+                self._train(opened, task, feed)
                 return
             if kind is RoundKind.EVALUATION:
-                self._evaluate(here, task.number, feed)
+                self._evaluate(opened, task.number, feed)
             else:
                 self._predictions += self._others.predict(
                     feed, task.number, self._program, lambda: None
                 )
-        self._tell(here, task.records.count)
+        self._tell(opened, task.records.count)
 
-    def _train(self, here: _Here, task: LocalTask, feed: TaskFeed) -> None:
+    def _train(self, opened: _OpenRound, task: LocalTask, feed: TaskFeed) -> None:
         """Train a task's batches; fewer, if told to stop or if these were the job's last steps."""
         schedule, pass_number = self._local.schedule, task.round.number
         self._callbacks.pass_is(pass_number)
@@ -254,9 +254,9 @@ class LocalRun:
             self._losses.append(loss)
             examples += len(fed.places)
             self._examples += len(fed.places)
-            here.steps += 1
-            schedule.count_steps(task.round, here.steps)
-            self._tell(here, len(fed.places))
+            opened.steps += 1
+            schedule.count_steps(task.round, opened.steps)
+            self._tell(opened, len(fed.places))
             if task.round not in schedule.open_rounds or self._stop.is_set():
                 break
         mean = float(np.mean(losses)) if losses else None
@@ -264,24 +264,26 @@ class LocalRun:
             TaskReport(pass_number, task.number, examples, len(losses), mean)
         )
 
-    def _evaluate(self, here: _Here, number: int, feed: TaskFeed) -> None:
+    def _evaluate(self, opened: _OpenRound, number: int, feed: TaskFeed) -> None:
         outputs = self._others.evaluate(feed, self._program, lambda: None)
         seen = outputs.message(self._definition.metrics)
-        here.metrics.update(seen.metrics)
-        here.outputs.add(
+        opened.metrics.update(seen.metrics)
+        opened.outputs.add(
             number, TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values)
         )
 
-    def _metrics_of(self, here: _Here) -> dict[str, float]:
+    def _metrics_of(self, opened: _OpenRound) -> dict[str, float]:
         """Return the metrics of a round that is over, if it is an evaluation, and tell of them."""
-        if here.round.kind is not RoundKind.EVALUATION:
+        if opened.round.kind is not RoundKind.EVALUATION:
             return {}
-        metrics = here.outputs.compute({name: METRICS[kind] for name, kind in here.metrics.items()})
-        for name, problem in here.outputs.problems.items():
+        metrics = opened.outputs.compute(
+            {name: METRICS[kind] for name, kind in opened.metrics.items()}
+        )
+        for name, problem in opened.outputs.problems.items():
             log.warning("metric %s: %s", name, problem)
         self._evaluations.append(metrics)
-        self._callbacks.evaluation_is(Evaluation(here.round.number, metrics))
-        self._tell(here, 0, at_once=True)
+        self._callbacks.evaluation_is(Evaluation(opened.round.number, metrics))
+        self._tell(opened, 0, at_once=True)
         return metrics
 
     # -- data -----------------------------------------------------------------------------
@@ -337,8 +339,8 @@ class LocalRun:
             if feed.bad.count > known.of_task(data, task.number):
                 known.note(data, task.number, feed.bad.count)
 
-    def _tell(self, here: _Here, records: int, *, at_once: bool = False) -> None:
-        here.records_done += records
+    def _tell(self, opened: _OpenRound, records: int, *, at_once: bool = False) -> None:
+        opened.records_done += records
         now_s = time.monotonic()
         if self._report is None or (now_s - self._reported_s < REPORT_S and not at_once):
             return
@@ -346,10 +348,10 @@ class LocalRun:
         losses, self._losses = self._losses, []
         self._report(
             LocalProgress(
-                here.round,
+                opened.round,
                 self._spec.epochs,
-                here.records_done,
-                here.records_total,
+                opened.records_done,
+                opened.records_total,
                 self._examples,
                 self._local.schedule.steps,
                 float(np.mean(losses)) if losses else None,

@@ -19,7 +19,7 @@ from backstay.trainer.modes.geo import GeoClient
 from backstay.trainer.modes.staleness import StalenessGate
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.peers import Peers
-from backstay.trainer.worker.task_feed import Fed, TaskFeed
+from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed
 
 __all__ = ["BoundedPace", "Follower", "GeoPace", "Pace"]
 
@@ -65,7 +65,7 @@ class Pace:
             TaskLeaseLost: The task was revoked while this worker waited.
         """
 
-    def step(self, program: Program, fed: Fed) -> float:
+    def step(self, program: Program, fed: ReadyBatch) -> float:
         """Compute a batch and step; return its loss."""
         return program.train_batch(fed.features, fed.labels)[0]
 

@@ -37,7 +37,7 @@ from backstay.trainer.modes.step_book import Patience
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import BoundedPace, Follower, GeoPace, Pace
-from backstay.trainer.worker.task_feed import Fed, TaskFeed
+from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed
 
 __all__ = ["SyncPace", "pace_of"]
 
@@ -95,7 +95,7 @@ class SyncPace(Pace):
         """Lead no more."""
         self._leader.end_task()
 
-    def step(self, program: Program, fed: Fed) -> float:
+    def step(self, program: Program, fed: ReadyBatch) -> float:
         """Have all workers compute the batch, and push its gradient once."""
         assert self._client is not None
         assert self._gathering is not None
@@ -162,7 +162,9 @@ class SyncPace(Pace):
         """End the service."""
         self._leader.close()
 
-    def _piece(self, program: Program, fed: Fed, piece: Piece) -> tuple[int, list[Gradient], float]:
+    def _piece(
+        self, program: Program, fed: ReadyBatch, piece: Piece
+    ) -> tuple[int, list[Gradient], float]:
         """Compute a piece; return its records, gradients (not pushed) and mean loss."""
         assert self._gathering is not None
         self._gathering.take()
@@ -236,7 +238,7 @@ def _asked_of_leader(task: Task, call: Callable[[], T]) -> T | None:
         return None
 
 
-def _batch(feed: TaskFeed, number: int) -> Fed:
+def _batch(feed: TaskFeed, number: int) -> ReadyBatch:
     """Take batches up to the one of this number, which must come."""
     for fed in feed:
         if fed.number == number:

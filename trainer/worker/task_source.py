@@ -15,7 +15,7 @@ from backstay.job.messages import Ended, Task, Wait
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.pace import Pace
-from backstay.trainer.worker.task_feed import Fed, TaskFeeds
+from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeeds
 
 __all__ = ["Answer", "TaskSource"]
 
@@ -78,7 +78,7 @@ class TaskSource:
                 return
         self._asked.append(self._thread.submit(self._ask, rows))
 
-    def first_ready(self) -> Fed | None:
+    def first_ready(self) -> ReadyBatch | None:
         """Return the first batch of the training task that comes next, if it is ready."""
         work = _work_of(self._asked[0]) if self._asked else None
         if work is None or work.task.kind != "training" or work.feed is None:

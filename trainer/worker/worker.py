@@ -43,7 +43,7 @@ from backstay.trainer.worker.patience import PASSING, until_answered
 from backstay.trainer.worker.stream_closing import StreamCloser
 from backstay.trainer.worker.sync_pace import pace_of
 from backstay.trainer.worker.task_ends import ENDING_MAX, TaskEnds
-from backstay.trainer.worker.task_feed import Fed, TaskFeed, TaskFeeds, with_following
+from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed, TaskFeeds, with_following
 from backstay.trainer.worker.task_source import TaskSource
 
 __all__ = ["Worker"]
@@ -396,7 +396,7 @@ class Worker:
         return losses
 
     def _train_batch(
-        self, work: LeasedWork, engine: Engine, fed: Fed, following: Fed | None
+        self, work: LeasedWork, engine: Engine, fed: ReadyBatch, following: ReadyBatch | None
     ) -> float:
         self._pace.begin_batch()
         self._callbacks.batch_begins(self._figures.job_steps())

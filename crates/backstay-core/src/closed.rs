@@ -30,12 +30,12 @@ pub(crate) struct ClosedStreams {
     /// is without tasks or slots.
     chunks: BTreeMap<(u64, u32, u32), Vec<Group>>,
     /// Streams of tasks, then clients' own: how many of these end does not matter to those.
-    turns: [Turns; 2],
+    turns: [ClosingOrder; 2],
 }
 
 /// The order in which streams of one kind were closed.
 #[derive(Debug, Clone)]
-struct Turns {
+struct ClosingOrder {
     words: usize,
     /// As many of each slot are remembered.
     limit: usize,
@@ -68,7 +68,7 @@ fn join(groups: &mut Vec<Group>, slots: Box<[u64]>, tasks: u64) {
     }
 }
 
-impl Turns {
+impl ClosingOrder {
     fn new(slots: usize, limit: usize) -> Self {
         Self {
             words: slots.div_ceil(64),
@@ -171,7 +171,7 @@ impl ClosedStreams {
         Self {
             words: slots.div_ceil(64),
             chunks: BTreeMap::new(),
-            turns: [Turns::new(slots, tasks), Turns::new(slots, own)],
+            turns: [ClosingOrder::new(slots, tasks), ClosingOrder::new(slots, own)],
         }
     }
 

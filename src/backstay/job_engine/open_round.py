@@ -25,7 +25,7 @@ from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
 __all__ = [
-    "Given",
+    "Assignment",
     "OpenRound",
     "ledger_limits",
     "open_round",
@@ -113,7 +113,7 @@ class OpenRound:
         return record_order_seed(spec, self.id, task)
 
 
-class Given(NamedTuple):
+class Assignment(NamedTuple):
     """What a worker that asks for a task is given.
 
     Attributes:
