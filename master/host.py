@@ -37,7 +37,7 @@ from backstay.master.launch_handler import LaunchHandler
 from backstay.master.leadership import Leadership
 from backstay.master.lease_time import keep_lease_time, lengthen_leases
 from backstay.master.opening import open_job
-from backstay.master.saving import Saving, restored_job, rows_of
+from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
 from backstay.tasks import end_tasks
 
@@ -183,7 +183,7 @@ class MasterHost:
             now_ms=time.time_ns() // 1_000_000,
             fresh=self._config.fresh,
             clock=self._clock,
-            rows=lambda: rows_of(checkpoints),
+            incarnation=lambda: incarnation_of(checkpoints),
             restored=lambda: restored_job(checkpoints, self._spec.name),
         )
         job = Job(opened, self._keys, self._journal, self._clock)

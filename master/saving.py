@@ -28,12 +28,12 @@ from backstay.errors import (
 from backstay.job_engine.progress import JobProgress, RoundProgress
 from backstay.job_engine.values import DeadLetter
 from backstay.master.job import Job
-from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.master.rows_change import StateIncarnation, change_of, why_inexact
 from backstay.schedule.rounds import RoundId
 from backstay.schedule.task_table import TaskTable, round_table
 from backstay.tasks import end_tasks
 
-__all__ = ["KeptJob", "Saving", "kept_job", "restored_job", "rows_of"]
+__all__ = ["KeptJob", "Saving", "incarnation_of", "kept_job", "restored_job"]
 
 LOOK_S = 1.0
 WRITE_LIMIT_S = 30.0
@@ -50,10 +50,10 @@ PROGRESS = "backstay_jobs"
 log = logging.getLogger(__name__)
 
 
-def rows_of(checkpoints: Checkpoints) -> RowsIdentity:
-    """Return which rows the cluster has now. Blocks."""
+def incarnation_of(checkpoints: Checkpoints) -> StateIncarnation:
+    """Return the state incarnation of the cluster. Blocks."""
     restore = checkpoints.restore_state()
-    return RowsIdentity(restore.version, restore.generation)
+    return StateIncarnation(restore.version, restore.generation)
 
 
 def restored_job(checkpoints: Checkpoints, job: str) -> KeptJob | None:
@@ -239,7 +239,7 @@ class Saving:
         await job.journal.durable(WRITE_LIMIT_S)
         # If it was restored once more in between, this is of the earlier one, and the next look
         # goes back once more.
-        job.note_rows(RowsIdentity(restore.version, restore.generation))
+        job.note_incarnation(StateIncarnation(restore.version, restore.generation))
         await job.journal.durable(WRITE_LIMIT_S)
         return True
 
@@ -348,8 +348,8 @@ def _what_to_do(checkpoint: str) -> str:
     )
 
 
-def _noted(job: Job) -> RowsIdentity:
-    return RowsIdentity(job.state.restore_version, job.state.generation)
+def _noted(job: Job) -> StateIncarnation:
+    return StateIncarnation(job.state.restore_version, job.state.generation)
 
 
 class KeptJob(NamedTuple):

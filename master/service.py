@@ -123,8 +123,8 @@ class JobService(job_pb2_grpc.JobServiceServicer):
                 continue
         # Whom to follow is news each time.
         known.request, known.answer = request.request, None if given and given.leader else given
-        answer.other_rows = not _are_of_job(request, job)
-        if not answer.other_rows:
+        answer.other_incarnation = not _are_of_job(request, job)
+        if not answer.other_incarnation:
             answer.streams_to_close.extend(_streams(job.streams_to_close(known.id)))
         await job.journal.durable(DURABLE_S)
         if given is not None:
@@ -373,9 +373,12 @@ def _task_message(job: Job, given: Given) -> job_pb2.Task:
 
 
 def _are_of_job(request: job_pb2.GetTaskRequest, job: Job) -> bool:
-    """Whether the job's progress is that of the rows which a worker pushes to."""
-    rows = (request.rows.restore_version, request.rows.generation)
-    return not request.HasField("rows") or rows == (job.state.restore_version, job.state.generation)
+    """Whether the job's progress is of the state incarnation that a worker pushes to."""
+    named = (request.incarnation.restore_version, request.incarnation.generation)
+    return not request.HasField("incarnation") or named == (
+        job.state.restore_version,
+        job.state.generation,
+    )
 
 
 def _streams(streams: Iterable[tuple[int, int]]) -> list[job_pb2.TaskStreamId]:

@@ -35,7 +35,7 @@ from backstay.job_engine.opened_job import OpenedJob
 from backstay.master.job import Job
 from backstay.master.journal import Journal
 from backstay.master.opening import open_job
-from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.master.rows_change import StateIncarnation, change_of, why_inexact
 from tests.sim.events import MS, Clock, Micros
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class SimMaster:
             now_ms=1,
             fresh=False,
             clock=self.now_s,
-            rows=lambda: RowsIdentity(0, 0),
+            incarnation=lambda: StateIncarnation(0, 0),
             restored=lambda: None,
         )
         job = Job(_at_once(opening), KEYS, self._journal, self.now_s)
@@ -294,7 +294,7 @@ class SimMaster:
         self, job: Job, plan: RestorePlan | None, generation: int, then: Callable[[], object]
     ) -> None:
         now = restore_state(plan, generation)
-        noted = RowsIdentity(job.state.restore_version, job.state.generation)
+        noted = StateIncarnation(job.state.restore_version, job.state.generation)
         change = change_of(noted, now)
         if change == "none":
             then()
@@ -323,7 +323,7 @@ class SimMaster:
             job.note_inexact(why)
 
         def noting() -> None:
-            job.note_rows(RowsIdentity(now.version, generation))
+            job.note_incarnation(StateIncarnation(now.version, generation))
             job.advance()
             self._going_back = False
             self._journal.when_durable(then)

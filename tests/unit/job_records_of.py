@@ -18,7 +18,7 @@ from backstay.master.job import Job
 from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.leadership import Leadership
 from backstay.master.opening import open_job
-from backstay.master.rows_change import RowsIdentity
+from backstay.master.rows_change import StateIncarnation
 from backstay.master.saving import KeptJob, kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.tasks import end_tasks
@@ -76,7 +76,7 @@ class Master:
             now_ms=1,
             fresh=fresh,
             clock=lambda: self.now_s,
-            rows=lambda: RowsIdentity(0, 0),
+            incarnation=lambda: StateIncarnation(0, 0),
             restored=lambda: self.restored,
         )
         job = Job(opened, KEYS, self.journal, lambda: self.now_s)

@@ -23,7 +23,7 @@ from backstay.errors import (
 )
 from backstay.job_engine.values import Failure, LeasedTask
 from backstay.master.job import Job
-from backstay.master.rows_change import RowsIdentity
+from backstay.master.rows_change import StateIncarnation
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.schedule.rounds import RoundId, RoundKind
@@ -331,7 +331,7 @@ def test_going_back_to_progress_revokes_leases_and_gives_what_was_done_since_aga
             assert leased is not None
             job.go_back(progress)
             await job.journal.durable(DURABLE_S)
-            job.note_rows(RowsIdentity(9, 4))
+            job.note_incarnation(StateIncarnation(9, 4))
             await job.journal.durable(DURABLE_S)
             assert job.renew("w1", [(leased.round.id, leased.lease)]) == [
                 (leased.round.id, leased.lease)

@@ -17,13 +17,13 @@ from backstay.errors import NotJobMaster, StoreUnavailable
 from backstay.job_engine.values import ATTEMPTS_PER_MASTER
 from backstay.master import service as service_module
 from backstay.master.job import Job
-from backstay.master.rows_change import RowsIdentity
+from backstay.master.rows_change import StateIncarnation
 from backstay.master.service import JobService
 from backstay.schedule.rounds import RoundId
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
-ROWS = RowsIdentity(restore_version=7, generation=2)
+ROWS = StateIncarnation(restore_version=7, generation=2)
 NO_CONTEXT = cast(Any, None)
 
 
@@ -33,24 +33,26 @@ def scenario(folder: Path, play: Callable[[JobService, Job], Awaitable[None]]) -
         async with master_of(MemoryStore(backend), spec, 1) as (_, job):
             service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))
             service.job = job
-            job.note_rows(ROWS)
+            job.note_incarnation(ROWS)
             await play(service, job)
 
     run(inside)
 
 
-def asked(worker: str, number: int, rows: RowsIdentity | None) -> job_pb2.GetTaskRequest:
+def asked(worker: str, number: int, rows: StateIncarnation | None) -> job_pb2.GetTaskRequest:
     request = job_pb2.GetTaskRequest(
         worker=job_pb2.Worker(id=worker, instance=ord(worker[0])), request=number
     )
     if rows is not None:
-        request.rows.restore_version, request.rows.generation = rows
+        request.incarnation.restore_version, request.incarnation.generation = rows
     return request
 
 
-@pytest.mark.parametrize("other", [RowsIdentity(6, 2), RowsIdentity(7, 1), RowsIdentity(9, 3)])
+@pytest.mark.parametrize(
+    "other", [StateIncarnation(6, 2), StateIncarnation(7, 1), StateIncarnation(9, 3)]
+)
 def test_a_worker_on_other_rows_gets_neither_tasks_nor_streams(
-    tmp_path: Path, other: RowsIdentity
+    tmp_path: Path, other: StateIncarnation
 ) -> None:
     async def play(service: JobService, job: Job) -> None:
         first = await service.GetTask(asked("a", 1, ROWS), NO_CONTEXT)
@@ -60,12 +62,12 @@ def test_a_worker_on_other_rows_gets_neither_tasks_nor_streams(
         assert (await service.Complete(done, NO_CONTEXT)).first
         job.drop_worker("a", "it dies before it has closed the stream")
         answer = await service.GetTask(asked("b", 1, other), NO_CONTEXT)
-        assert answer.other_rows
+        assert answer.other_incarnation
         assert not answer.HasField("task")
         assert not answer.streams_to_close
         # The same worker, connected anew.
         answer = await service.GetTask(asked("b", 2, ROWS), NO_CONTEXT)
-        assert not answer.other_rows
+        assert not answer.other_incarnation
         assert answer.HasField("task")
         assert [one.task for one in answer.streams_to_close] == [lease.number]
 

@@ -20,7 +20,7 @@ from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import CheckpointRefused
 from backstay.job_engine.progress import JobProgress
 from backstay.master.job import Job
-from backstay.master.rows_change import RowsIdentity, change_of, why_inexact
+from backstay.master.rows_change import StateIncarnation, change_of, why_inexact
 from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import (
     JOBS_PROGRESS,
@@ -64,7 +64,7 @@ def test_a_job_that_is_done_keeps_nobody_out(tmp_path: Path) -> None:
     run(scenario)
 
 
-NOTED = RowsIdentity(restore_version=7, generation=2)
+NOTED = StateIncarnation(restore_version=7, generation=2)
 
 
 def told(version: int, generation: int, **fields: Any) -> RestoreState:

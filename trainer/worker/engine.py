@@ -39,8 +39,8 @@ class Engine:
         program: The user's model on it.
         counter: Counts records, where the job has an audit.
         tables: All tables that batches push to, in their order.
-        rows: Which rows these are: version of the cluster's last restore, and their generation.
-            Those of after the connection was made: it fails if there was another restore since.
+        incarnation: The cluster's state incarnation once the connection was made: the version of
+            the last restore, and the generation. The connection fails if there was a restore since.
     """
 
     session: Session
@@ -48,15 +48,15 @@ class Engine:
     program: Program
     counter: RecordCounter | None
     tables: tuple[Table, ...]
-    rows: tuple[int, int]
+    incarnation: tuple[int, int]
 
-    def has_current_rows(self) -> bool:
-        """Return whether the cluster has the same rows still.
+    def has_current_incarnation(self) -> bool:
+        """Return whether the cluster is of the same state incarnation still.
 
         Raises:
             ServerUnavailable: No server answers.
         """
-        return _rows_of(self.client) == self.rows
+        return _incarnation_of(self.client) == self.incarnation
 
     def close(self) -> None:
         """Disconnect; a failure that no caller waited for is only logged."""
@@ -110,11 +110,11 @@ def open_engine(
         counter = RecordCounter(client, spec.name, terms.stream_job) if spec.audit else None
         names = [*program.tables(), *([counter.table_name] if counter else [])]
         tables = tuple(client.table(name) for name in names)
-        rows = _rows_of(client)
+        incarnation = _incarnation_of(client)
         undo.pop_all()
-    return Engine(session, client, program, counter, tables, rows)
+    return Engine(session, client, program, counter, tables, incarnation)
 
 
-def _rows_of(client: Client) -> tuple[int, int]:
+def _incarnation_of(client: Client) -> tuple[int, int]:
     restore = client.checkpoints.restore_state()
     return restore.version, restore.generation

@@ -23,17 +23,17 @@ class LeasedWork:
         task: What the master said.
         feed: Its batches; None for a task without records.
         batches_per_push: Batches of the task that are one of its stream: see ``Pace``.
-        rows: Those of the connection that it was asked for: see ``Engine``.
+        incarnation: Those of the connection that it was asked for: see ``Engine``.
         examples: Records that this attempt has trained on.
         batches: Batches that this attempt has trained on.
     """
 
     def __init__(
-        self, task: Task, batches_per_push: int = 1, rows: tuple[int, int] = (0, 0)
+        self, task: Task, batches_per_push: int = 1, incarnation: tuple[int, int] = (0, 0)
     ) -> None:
         self.task = task
         self.batches_per_push = batches_per_push
-        self.rows = rows
+        self.incarnation = incarnation
         self.feed: TaskFeed | None = None
         self.examples = 0
         self.batches = 0

@@ -103,7 +103,7 @@ class MasterLink:
         self._requests = 0
         self._leases: dict[tuple[str, int, int], _Leased] = {}
         self._closed_streams: list[tuple[int, int]] = []
-        # With the rows that they were told for.
+        # With the state incarnation that they were told for.
         self._to_close: list[tuple[tuple[int, int] | None, tuple[int, int]]] = []
         self._figures = job_pb2.RenewLeasesRequest(worker=self._who)
         self._ttl_s = 0.0
@@ -162,14 +162,14 @@ class MasterLink:
         request = job_pb2.DeclareTablesRequest(worker=self._who, names=names, notes=notes)
         self._calls.call(lambda stub, timeout: stub.DeclareTables(request, timeout=timeout))
 
-    def get_task(self, rows: tuple[int, int] | None = None) -> Task | Wait | Ended:
+    def get_task(self, incarnation: tuple[int, int] | None = None) -> Task | Wait | Ended:
         """Return a task, or how long to wait, or that there will be none.
 
         Waits a little for a task itself. Streams that :meth:`stream_closed` told are sent along;
         streams that others have left behind come into :meth:`streams_to_close`.
 
         Args:
-            rows: Version of the cluster's last restore and generation of its rows, as of the
+            incarnation: Version of the cluster's last restore and generation of its rows, as of the
                 connection that will be pushed on: a job whose progress is of others gives nothing.
                 None: whatever it is of.
         """
@@ -184,8 +184,8 @@ class MasterLink:
                     job_pb2.TaskStreamId(pass_number=number, task=task) for number, task in closed
                 ],
             )
-            if rows is not None:
-                request.rows.restore_version, request.rows.generation = rows
+            if incarnation is not None:
+                request.incarnation.restore_version, request.incarnation.generation = incarnation
             sent_s = 0.0
 
             def ask(stub: JobStub, timeout: float) -> job_pb2.GetTaskResponse:
@@ -200,12 +200,12 @@ class MasterLink:
             with self._lock:
                 del self._closed_streams[: len(closed)]
                 self._to_close += [
-                    (rows, (one.pass_number, one.task)) for one in answer.streams_to_close
+                    (incarnation, (one.pass_number, one.task)) for one in answer.streams_to_close
                 ]
         if answer.WhichOneof("answer") == "ended":
             return Ended(answer.ended.state, answer.ended.reason)
         if answer.WhichOneof("answer") != "task":
-            return Wait(answer.wait_ms / 1000, answer.other_rows)
+            return Wait(answer.wait_ms / 1000, answer.other_incarnation)
         lease = answer.task.lease
         return Task(
             kind=TASK_KINDS[lease.kind - 1],
@@ -223,15 +223,16 @@ class MasterLink:
             training=frozenset(answer.task.training),
         )
 
-    def streams_to_close(self, rows: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+    def streams_to_close(self, incarnation: tuple[int, int] | None = None) -> list[tuple[int, int]]:
         """Take the streams (pass, task) that this worker is to close for others.
 
         Args:
-            rows: As of :meth:`get_task`; what was told for others is dropped, and is told again.
+            incarnation: As of :meth:`get_task`. What was told for another one is dropped, and told
+                again.
         """
         with self._lock:
             told, self._to_close = self._to_close, []
-        return [stream for told_for, stream in told if told_for == rows]
+        return [stream for told_for, stream in told if told_for == incarnation]
 
     def stream_closed(self, pass_number: int, task: int) -> None:
         """Note that a stream is closed on all servers; the next :meth:`get_task` tells it."""

@@ -49,16 +49,18 @@ class StreamCloser:
         while len(self._closing) > CLOSING_MAX:
             self._closing.popleft().result()
 
-    def close_for_others(self, client: Client, stream_job: int, rows: tuple[int, int]) -> None:
+    def close_for_others(
+        self, client: Client, stream_job: int, incarnation: tuple[int, int]
+    ) -> None:
         """Close streams that other workers have left behind.
 
         Args:
             client: The connection.
             stream_job: Of the job.
-            rows: Of the connection; what was told of other rows is forgotten.
+            incarnation: Of the connection; what was told of another one is forgotten.
         """
         again = [self._again.popleft() for _ in range(len(self._again))]
-        for pass_number, number in [*again, *self._link.streams_to_close(rows)]:
+        for pass_number, number in [*again, *self._link.streams_to_close(incarnation)]:
             close = partial(client.close_task_stream, stream_job, pass_number, number)
             self._close(pass_number, number, close)
 

@@ -51,20 +51,20 @@ class TaskSource:
         self._thread = ThreadPoolExecutor(1, "backstay-ask")
         self._asked: deque[Future[Answer]] = deque()
 
-    def next(self, rows: tuple[int, int]) -> Answer:
+    def next(self, incarnation: tuple[int, int]) -> Answer:
         """Return what was asked for ahead, or ask now.
 
         Args:
-            rows: Those of the connection; see ``Engine``.
+            incarnation: Those of the connection; see ``Engine``.
         """
         while self._asked:
             answer = self._asked.popleft().result()
             # An answer "wait" that was asked for during the last task is old news.
             if not isinstance(answer, Wait):
                 return answer
-        return self._ask(rows)
+        return self._ask(incarnation)
 
-    def ask_ahead(self, rows: tuple[int, int]) -> None:
+    def ask_ahead(self, incarnation: tuple[int, int]) -> None:
         """Have another task asked for, where the mode allows it.
 
         Only once all batches are made of those that were asked for before: with large tasks one
@@ -76,7 +76,7 @@ class TaskSource:
             last = _work_of(self._asked[-1])
             if last is None or last.feed is None or not last.feed.all_made:
                 return
-        self._asked.append(self._thread.submit(self._ask, rows))
+        self._asked.append(self._thread.submit(self._ask, incarnation))
 
     def first_ready(self) -> ReadyBatch | None:
         """Return the first batch of the training task that comes next, if it is ready."""
@@ -92,11 +92,11 @@ class TaskSource:
         self._asked.clear()
         return [work for work in works if work is not None]
 
-    def _ask(self, rows: tuple[int, int]) -> Answer:
-        answer = self._told(lambda: self._link.get_task(rows))
+    def _ask(self, incarnation: tuple[int, int]) -> Answer:
+        answer = self._told(lambda: self._link.get_task(incarnation))
         if not isinstance(answer, Task) or answer.leader:
             return answer
-        work = LeasedWork(answer, self._pace.batches_per_push, rows)
+        work = LeasedWork(answer, self._pace.batches_per_push, incarnation)
         self._link.lease(answer, work)
         if answer.kind != "train_end":
             work.feed = self._feeds.of(answer)

@@ -99,7 +99,7 @@ class Worker:
         self._pace = Pace()
         self._feeds: TaskFeeds
         self._engine: Engine | None = None
-        self._other_rows = False
+        self._other_incarnation = False
         self._others: OtherTasks
 
     def stop(self, reason: str) -> None:
@@ -169,12 +169,12 @@ class Worker:
             if reason:
                 return Ended("left", reason)
             engine = self._connected()
-            self._closer.close_for_others(engine.client, self._terms.stream_job, engine.rows)
+            self._closer.close_for_others(engine.client, self._terms.stream_job, engine.incarnation)
             assert self._source is not None
-            answer = self._source.next(engine.rows)
+            answer = self._source.next(engine.incarnation)
             if not isinstance(answer, Wait):
                 return answer
-            self._other_rows = answer.other_rows
+            self._other_incarnation = answer.other_incarnation
             if self._ends.are_pending:
                 # There may be no task because one that ends here is not recorded yet, or failed.
                 self._all_ended_well()
@@ -185,7 +185,7 @@ class Worker:
         """Ask for the next tasks once the last batches of this one are made."""
         assert self._source is not None
         if work.feed is not None and work.feed.all_made and not self._told_to_stop():
-            self._source.ask_ahead(work.rows)
+            self._source.ask_ahead(work.incarnation)
         return self._source
 
     def _told_to_stop(self) -> str:
@@ -208,8 +208,10 @@ class Worker:
             self._all_ended_well(left=ENDING_MAX - 1 if work.task.kind == "training" else 0)
             work.check()
             engine = self._ready()
-            if work.rows != engine.rows:
-                self._give_back(work, "it was asked for on a connection to rows that are no more")
+            if work.incarnation != engine.incarnation:
+                self._give_back(
+                    work, "it was asked for on a connection of an older state incarnation"
+                )
                 return
             self._callbacks.evaluation_is(work.task.evaluation)
             if work.task.kind == "training":
@@ -457,17 +459,17 @@ class Worker:
         return self._engine
 
     def _connected(self) -> Engine:
-        """Return the same; made anew if master and servers have other rows."""
+        """Return the same; made anew if master and servers are of another incarnation."""
         while True:
             try:
                 engine = self._told(self._ready)
-                if not self._other_rows or self._told(engine.has_current_rows):
+                if not self._other_incarnation or self._told(engine.has_current_incarnation):
                     return engine
             except StateLost as error:
                 _LOG.warning("the servers were restored: %s", error)
             self._all_ended_well()
             self._forget_engine()
-            self._other_rows = False
+            self._other_incarnation = False
 
     def _abandon(self) -> None:
         """Let the program begin anew with the next batch."""

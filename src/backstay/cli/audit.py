@@ -48,7 +48,7 @@ def audit_job(job: str, endpoints: Sequence[str], config: ClientConfig) -> Recor
             client, job, recorded.stream_job, recorded.tasks, passes=recorded.passes
         )
         now = client.checkpoints.restore_state()
-    since = why_inexact(change_of(recorded.rows, now), now)
+    since = why_inexact(change_of(recorded.incarnation, now), now)
     return replace(found, inexact=recorded.inexact or (since and f"since the job's end: {since}"))
 
 

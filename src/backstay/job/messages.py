@@ -100,11 +100,11 @@ class Wait:
 
     Attributes:
         wait_s: Ask again after so long.
-        other_rows: The job's progress is not of the rows that were named.
+        other_incarnation: The job's progress is of another state incarnation than was named.
     """
 
     wait_s: float
-    other_rows: bool = False
+    other_incarnation: bool = False
 
 
 @dataclass(frozen=True)

@@ -348,7 +348,7 @@ class GetTaskRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     CLOSED_STREAMS_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """1, 2, ...: the same number again is answered with the same task."""
     @_builtins.property
@@ -358,8 +358,8 @@ class GetTaskRequest(_message.Message):
         """Closed on all servers since the last call."""
 
     @_builtins.property
-    def rows(self) -> Global___Rows:
-        """Those that the worker's connection pushes to. Nothing is told of other ones; not set: any."""
+    def incarnation(self) -> Global___StateIncarnation:
+        """Which the worker's connection pushes to. Nothing is told of another one; not set: any."""
 
     def __init__(
         self,
@@ -367,19 +367,21 @@ class GetTaskRequest(_message.Message):
         worker: Global___Worker | None = ...,
         closed_streams: _abc.Iterable[Global___TaskStreamId] | None = ...,
         request: _builtins.int = ...,
-        rows: Global___Rows | None = ...,
+        incarnation: Global___StateIncarnation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "worker", b"worker"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_streams", b"closed_streams", "request", b"request", "rows", b"rows", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_streams", b"closed_streams", "incarnation", b"incarnation", "request", b"request", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTaskRequest: _TypeAlias = GetTaskRequest  # noqa: Y015
 
 @_typing.final
-class Rows(_message.Message):
-    """Which rows a cluster has: the version of its last restore, and their generation (GetRestore)."""
+class StateIncarnation(_message.Message):
+    """The rows of a cluster between two restores or losses: the version of the last restore, and the
+    generation (GetRestore).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -399,7 +401,7 @@ class Rows(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Rows: _TypeAlias = Rows  # noqa: Y015
+Global___StateIncarnation: _TypeAlias = StateIncarnation  # noqa: Y015
 
 @_typing.final
 class GetTaskResponse(_message.Message):
@@ -409,12 +411,12 @@ class GetTaskResponse(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     STREAMS_TO_CLOSE_FIELD_NUMBER: _builtins.int
-    OTHER_ROWS_FIELD_NUMBER: _builtins.int
+    OTHER_INCARNATION_FIELD_NUMBER: _builtins.int
     wait_ms: _builtins.int
     """Nothing to do now; ask again after so many milliseconds."""
-    other_rows: _builtins.bool
-    """The progress is not of the worker's rows: it connects anew, or the job has not yet followed a
-    restore of the cluster.
+    other_incarnation: _builtins.bool
+    """The progress is of another state incarnation than the worker's: the worker connects anew, or
+    the job has not yet followed a restore of the cluster.
     """
     @_builtins.property
     def task(self) -> Global___Task: ...
@@ -431,11 +433,11 @@ class GetTaskResponse(_message.Message):
         wait_ms: _builtins.int = ...,
         ended: Global___JobEnded | None = ...,
         streams_to_close: _abc.Iterable[Global___TaskStreamId] | None = ...,
-        other_rows: _builtins.bool = ...,
+        other_incarnation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended", b"ended", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended", b"ended", "other_rows", b"other_rows", "streams_to_close", b"streams_to_close", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ended", b"ended", "other_incarnation", b"other_incarnation", "streams_to_close", b"streams_to_close", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["task", "wait_ms", "ended"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
