@@ -234,7 +234,7 @@ fn argument(name: &str, default: usize) -> usize {
     let prefix = format!("{name}=");
     let given = std::env::args().find_map(|word| word.strip_prefix(&prefix).map(str::to_owned));
     given.map_or(default, |word| {
-        word.parse().expect("arguments are whole numbers")
+        word.parse().expect("arguments are integers")
     })
 }
 

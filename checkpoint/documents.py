@@ -49,7 +49,7 @@ def write_object(document: Mapping[str, object]) -> str:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the JSON object of a text of ours, without its ``checksum``, which must be right.
+    """Return the JSON object of a string of ours, without its ``checksum``, which must be right.
 
     Raises:
         InvalidRequest: It is no such text.
@@ -64,7 +64,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> dict[str, Any]:
-    """Return the JSON object of a text, in which no name comes twice.
+    """Return the JSON object of a string, in which no name comes twice.
 
     Raises:
         InvalidRequest: It is no such text.

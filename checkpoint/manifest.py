@@ -79,7 +79,7 @@ def new_id(number: int, random_hex: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is the id of a checkpoint, and so safe as the name of a folder."""
+    """Return whether a string is the id of a checkpoint, and so safe as the name of a folder."""
     found = _ID.fullmatch(text)
     # A number is written in one way only: two ids of one number then differ in their digits.
     return found is not None and f"{int(found[1]):06d}" == found[1]

@@ -17,9 +17,9 @@ from backstay.errors import InvalidRequest
 __all__ = [
     "dump",
     "fields_of",
+    "integers_of",
     "parse_fields",
     "strings_of",
-    "whole_numbers_of",
 ]
 
 
@@ -35,7 +35,7 @@ def parse_fields(
         added: Fields of ``expected`` that an older record may lack, with the values they have then.
 
     Raises:
-        InvalidRequest: It is not such a text.
+        InvalidRequest: It is not of that form.
     """
     try:
         document = json.loads(text)
@@ -60,7 +60,7 @@ def fields_of(what: str, value: object, expected: Mapping[str, type]) -> dict[st
     return value
 
 
-def whole_numbers_of(what: str, name: str, values: object, lowest: int = 0) -> list[int]:
+def integers_of(what: str, name: str, values: object, lowest: int = 0) -> list[int]:
     """Return a list of integers, each ``lowest`` to ``NUMBER_MAX``.
 
     Raises:

@@ -40,7 +40,7 @@ class JsonRecord:
     The class statement takes these arguments:
         what: Name of the record in errors.
         names: By field its name in the JSON form, where that is another one.
-        added: Fields that a text may lack, because it may be older than they are. They have their
+        added: Fields that a record may lack, because it may be older than they are. They have their
             default then. Every other field must be in the text, whether it has a default or not.
     """
 
@@ -84,7 +84,7 @@ class JsonRecord:
         """Return the record that ``to_json`` gave.
 
         Raises:
-            InvalidRequest: It is not such a text; the message names the field that is wrong.
+            InvalidRequest: It is not of that form; the message names the field that is wrong.
         """
         from pydantic import ValidationError
 

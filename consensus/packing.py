@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 def pack(text: str) -> str:
-    """Return a text to be stored: this one, or a shorter one that ``unpack`` leads back."""
+    """Return a string to be stored: this one, or a shorter one that ``unpack`` leads back."""
     content = text.encode()
     if len(content) <= PACKED_OVER_BYTES:
         return text

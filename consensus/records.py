@@ -267,7 +267,7 @@ class TableRecord:
         comparing it as a string.
 
         Raises:
-            InvalidRequest: It is not such a text.
+            InvalidRequest: It is not of that form.
         """
         stored = _StoredTable.from_json(text)
         declared = None

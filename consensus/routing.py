@@ -198,7 +198,7 @@ class RoutingTable:
         """Return the table that ``to_json`` gave; no node has a status in it.
 
         Raises:
-            InvalidRequest: It is not such a text.
+            InvalidRequest: It is not of that form.
         """
         stored = _StoredRouting.from_json(text)
         sets = _sets_of(stored)

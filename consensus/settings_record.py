@@ -208,7 +208,7 @@ class SettingsRecord:
         A setting that is not in it has its default: the record may be older than the setting.
 
         Raises:
-            InvalidRequest: It is not such a text.
+            InvalidRequest: It is not of that form.
         """
         stored = _StoredSettings.from_json(text)
         # An older version wrote this value where none was chosen.

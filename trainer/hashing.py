@@ -26,12 +26,12 @@ BETWEEN_COLUMNS = np.uint64(0x9E3779B97F4A7C15)
 def hash_ids(*columns: Any, field: str, rows: int | None = None) -> NDArray[np.int64]:
     """Return one id for each record, from its value in ``columns``, int64 [records].
 
-    Several columns give the id of their combination: a feature cross. Text, its UTF-8 bytes and
-    whole numbers with the same digits have the same id, so that a model may train on CSV and
-    predict on Parquet; None is the empty text.
+    Several columns give the id of their combination: a feature cross. A string, its UTF-8 bytes and
+    integers with the same digits have the same id, so that a model may train on CSV and
+    predict on Parquet; None is the empty string.
 
     Args:
-        columns: Each of shape [records]: text, bytes or whole numbers.
+        columns: Each of shape [records]: strings, bytes or integers.
         field: Keeps values of one field apart from equal values of another.
         rows: Ids are in [0, rows), as a layer with a weight matrix needs them; two values then
             share a row with a chance of 1 in ``rows``. None: any 64 bits, for the layers of

@@ -71,7 +71,7 @@ def setting(
         minimum: Least value of a number.
         maximum: Greatest value of a number.
         secret: Never show the value.
-        parse: Makes the value out of a text, for types other than text, number and truth value.
+        parse: Makes the value out of a string, for types other than string, number and bool.
     """
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "parse": parse}
     return field(default=default, repr=not secret, metadata=metadata)

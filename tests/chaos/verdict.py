@@ -192,11 +192,11 @@ def _judge_table(
                 expected[keys] += 1
             else:
                 unknown.append((push, keys))
-    # Doubled updates of a row are whole numbers too; anything else is no sum of updates.
+    # Doubled updates of a row are integers too; anything else is no sum of updates.
     ragged = np.flatnonzero((table != np.rint(table[:, :1])).any(axis=1))
     for key in ragged.tolist():
         result.torn += 1
-        result.why.append(f"key {key}: no whole number of updates: {table[key].tolist()}")
+        result.why.append(f"key {key}: not an integer number of updates: {table[key].tolist()}")
     surplus = np.rint(table[:, 0]).astype(np.int64) - expected
     decided = True
     order = np.argsort(slot_of_key, kind="stable")

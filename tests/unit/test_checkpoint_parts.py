@@ -311,7 +311,7 @@ ADS_RUNS, ADS_KEYS = "table.ads/user.runs", "table.ads/user.keys"
         pytest.param(
             put(ADS_KEYS, lambda a: a[ADS_KEYS].astype(np.float32)),
             "keys is float32",
-            id="keys are no whole numbers",
+            id="keys are no integers",
         ),
         pytest.param(
             put("table.layer.w.state", np.zeros((4, 1), np.float32)),

@@ -47,7 +47,7 @@ def command_of(path: tuple[str, ...]) -> click.Command:
 
 
 def valued(path: tuple[str, ...]) -> list[str]:
-    """The options of a command that take a text."""
+    """The options of a command that take a string."""
     return [
         one.opts[-1]
         for one in command_of(path).params

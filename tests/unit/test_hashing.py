@@ -32,7 +32,7 @@ def test_different_combinations_have_different_ids(pairs: set[tuple[str, str]]) 
     assert len(set(hash_ids(left, right, field="f").tolist())) == len(pairs)
 
 
-def test_whole_numbers_are_their_digits_and_none_is_nothing() -> None:
+def test_integers_are_their_digits_and_none_is_nothing() -> None:
     numbers = np.array([-(1 << 63), -5, 0, 7, (1 << 63) - 1])
     expected = hash_ids([str(number) for number in numbers.tolist()], field="f")
     assert (hash_ids(numbers, field="f") == expected).all()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.consensus.json_fields import dump, integers_of, parse_fields
 from backstay.errors import ConfigError, InvalidRequest
 
 __all__ = [
@@ -164,12 +164,12 @@ class DeadLetter:
                 "acknowledged": int,
             },
         )
-        whole_numbers_of(
+        integers_of(
             "dead-lettered task",
             "task",
             [fields["task"], fields["failures"], fields["acknowledged"]],
         )
-        records = whole_numbers_of("dead-lettered task", "records", fields["records"])
+        records = integers_of("dead-lettered task", "records", fields["records"])
         failure = Failure(fields["error"], fields["worker"], tuple(records))
         return cls(fields["task"], fields["failures"], failure, fields["acknowledged"])
 
@@ -205,7 +205,7 @@ class WorkerRecord:
         fields = parse_fields(what, text, {"leased": list, "to_close": list})
         for name, width in (("leased", 3), ("to_close", 2)):
             for entry in fields[name]:
-                if len(whole_numbers_of(what, name, entry)) != width:
+                if len(integers_of(what, name, entry)) != width:
                     raise InvalidRequest(f"{what}: an entry of {name} has not {width} numbers")
         return cls(
             tuple(LeasedTask(*entry) for entry in fields["leased"]),

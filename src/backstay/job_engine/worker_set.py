@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.consensus.json_fields import dump, integers_of, parse_fields
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_engine.launch import ExitReason, WorkerExit
 
@@ -239,7 +239,7 @@ class WorkerSet:
         """
         what = "worker set"
         fields = parse_fields(what, text, _FIELDS)
-        whole_numbers_of(what, "next_id, desired", [fields["next_id"], fields["desired"]])
+        integers_of(what, "next_id, desired", [fields["next_id"], fields["desired"]])
         places = []
         for number in _numbers(what, fields["untroubled"]):
             places.append(_Place())
@@ -306,7 +306,7 @@ def _numbers(what: str, runs: list[object]) -> list[int]:
     for run in runs:
         if not isinstance(run, list) or len(run) != 2:
             raise InvalidRequest(f"{what}: an entry of untroubled is not two numbers")
-        first, count = whole_numbers_of(what, "untroubled", run, -1)
+        first, count = integers_of(what, "untroubled", run, -1)
         if len(numbers) + count > PLACES_MAX:
             raise InvalidRequest(f"{what}: more than {PLACES_MAX} places")
         numbers += [-1] * count if first == -1 else range(first, first + count)
@@ -315,9 +315,9 @@ def _numbers(what: str, runs: list[object]) -> list[int]:
 
 def _troubled_place(what: str, entry: object) -> _Place:
     if not isinstance(entry, list) or len(entry) != 5 or type(entry[4]) is not str:
-        raise InvalidRequest(f"{what}: an entry of troubled is not four numbers and a text")
+        raise InvalidRequest(f"{what}: an entry of troubled is not four numbers and a string")
     place = _Place()
-    place.number, place.failures, place.relaunches, given_up = whole_numbers_of(
+    place.number, place.failures, place.relaunches, given_up = integers_of(
         what, "troubled", entry[:4], -1
     )
     place.given_up, place.last = bool(given_up), entry[4]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.consensus.json_fields import dump, integers_of, parse_fields
 from backstay.errors import InvalidRequest
 
 __all__ = ["DamagedRecords"]
@@ -84,7 +84,7 @@ class DamagedRecords:
         for name, text in parts.items():
             data = name.partition("/")[0]
             tasks = parse_fields("damaged records", text, {"tasks": dict})["tasks"]
-            counts = whole_numbers_of("damaged records", "tasks", list(tasks.values()), 1)
+            counts = integers_of("damaged records", "tasks", list(tasks.values()), 1)
             if not all(task.isdecimal() for task in tasks):
                 raise InvalidRequest(f"damaged records: {name} holds more than numbers of tasks")
             known = self._counts.setdefault(data, {})

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from backstay.consensus.json_fields import dump, parse_fields, whole_numbers_of
+from backstay.consensus.json_fields import dump, integers_of, parse_fields
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_spec import EarlyStop, JobSpec
 from backstay.schedule.rounds import RoundId, RoundKind
@@ -293,7 +293,7 @@ class Schedule:
                 "evaluations": self._evaluations,
                 "evaluated_steps": self._evaluated_steps,
                 "evaluations_due": self._evaluations_due,
-                # NaN and infinity are no JSON: every number goes as a text.
+                # NaN and infinity are no JSON: every number goes as a string.
                 "metrics": {name: repr(value) for name, value in self._metrics.items()},
                 "best": "" if self._best is None else repr(self._best),
                 "not_better": self._not_better,
@@ -330,9 +330,9 @@ class Schedule:
         """
         what = "schedule"
         fields = parse_fields(what, text, _FIELDS)
-        whole_numbers_of(what, "a count", [fields[name] for name in _COUNTS])
+        integers_of(what, "a count", [fields[name] for name in _COUNTS])
         for name in ("dead_letters", "steps_of"):
-            whole_numbers_of(what, name, list(fields[name].values()))
+            integers_of(what, name, list(fields[name].values()))
         ended = fields["ended"]
         if ended not in ("", *_OUTCOMES):
             raise InvalidRequest(f"{what}: ended is {ended!r}")

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from backstay.consensus.json_fields import dump, parse_fields, strings_of, whole_numbers_of
+from backstay.consensus.json_fields import dump, integers_of, parse_fields, strings_of
 from backstay.errors import ConfigError, InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
 from backstay.listing import listed
@@ -188,7 +188,7 @@ class TaskTable:
                 "shards", chunk, {"records_per_task": int, "names": list, "records": list}
             )
             names += strings_of("shards", "names", fields["names"])
-            records += whole_numbers_of("shards", "records", fields["records"])
+            records += integers_of("shards", "records", fields["records"])
             sizes.add(fields["records_per_task"])
         if len(sizes) != 1:
             raise InvalidRequest(f"shards: {len(sizes)} different records_per_task, expected one")

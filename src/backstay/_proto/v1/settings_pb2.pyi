@@ -38,11 +38,11 @@ class Setting(_message.Message):
     """As text, whatever its type."""
     default_value: _builtins.str
     allowed: _builtins.str
-    """The range of a number; empty for a text."""
+    """The range of a number; empty for a string."""
     help: _builtins.str
     """What it does, in a sentence or two."""
     is_number: _builtins.bool
-    """Whether the value is a whole number."""
+    """Whether the value is an integer."""
     source: _builtins.str
     """Where the value comes from: "default", "set", "profile NAME", or "fixed" for what was given
     when the cluster was created and cannot change.
