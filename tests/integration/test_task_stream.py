@@ -45,7 +45,7 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 @pytest.fixture
-def twin(cluster: LocalCluster) -> Iterator[Client]:
+def other_worker(cluster: LocalCluster) -> Iterator[Client]:
     with Client(cluster.endpoints) as one:
         yield one
 
@@ -92,14 +92,14 @@ def counted(client: Client, task: int, batches: int) -> list[float]:
 
 
 def test_a_replay_from_the_beginning_or_from_acknowledged_counts_nothing_twice(
-    client: Client, twin: Client, tables: list[Table], task: int
+    client: Client, other_worker: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
     train(client, stream, task, 0, 8)
     stream.flush()
     assert stream.acknowledged == 8
-    replay = twin.task_stream(JOB, 1, task, tables)
-    train(twin, replay, task, 0, 10)
+    replay = other_worker.task_stream(JOB, 1, task, tables)
+    train(other_worker, replay, task, 0, 10)
     replay.flush()
     rest = client.task_stream(JOB, 1, task, tables, first_batch=9)
     train(client, rest, task, 9, 12)
@@ -118,8 +118,8 @@ def test_another_pass_and_another_task_count_again(
     assert counted(client, task, 2) == [3.0, 3.0]
 
 
-def test_twins_at_once_count_each_batch_once(
-    client: Client, twin: Client, tables: list[Table], task: int
+def test_two_attempts_at_once_count_each_batch_once(
+    client: Client, other_worker: Client, tables: list[Table], task: int
 ) -> None:
     start = threading.Barrier(2)
     failures: list[BackstayError] = []
@@ -133,7 +133,7 @@ def test_twins_at_once_count_each_batch_once(
         except BackstayError as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in (client, twin)]
+    threads = [threading.Thread(target=work, args=(one,)) for one in (client, other_worker)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -143,12 +143,12 @@ def test_twins_at_once_count_each_batch_once(
 
 
 def test_pushes_of_any_thread_go_into_the_open_stream_and_others_do_not(
-    client: Client, twin: Client, tables: list[Table], task: int
+    client: Client, other_worker: Client, tables: list[Table], task: int
 ) -> None:
     dense = tables[1]
     client.init_dense(dense, np.zeros(3, np.float32))
     before = client.pull_dense(dense)[0]
-    for one in (client, twin):
+    for one in (client, other_worker):
         stream = one.task_stream(JOB, 1, task, tables)
         with stream:
             stream.begin_batch(0)
@@ -225,7 +225,7 @@ def test_a_batch_pushes_once_to_a_table_and_batches_ascend(
 
 
 def test_after_a_failed_push_no_later_one_leaves(
-    client: Client, twin: Client, tables: list[Table], task: int
+    client: Client, other_worker: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
     with stream:
@@ -245,8 +245,8 @@ def test_after_a_failed_push_no_later_one_leaves(
     with pytest.raises(InvalidRequest, match="Whoever completes the task closes it"):
         stream.close_on_servers()
     # Nothing was skipped that was not applied: the next attempt completes the task.
-    rest = twin.task_stream(JOB, 1, task, tables, first_batch=stream.acknowledged)
-    train(twin, rest, task, 1, 4)
+    rest = other_worker.task_stream(JOB, 1, task, tables, first_batch=stream.acknowledged)
+    train(other_worker, rest, task, 1, 4)
     rest.flush()
     assert counted(client, task, 4) == [1.0] * 4
 
@@ -291,7 +291,7 @@ def test_a_push_whose_lease_is_not_renewed_in_time_fails_and_was_not_sent(
 
 
 def test_revoking_ends_waiting_and_later_pushes_at_once(
-    client: Client, twin: Client, tables: list[Table], task: int
+    client: Client, other_worker: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
     stream.lease_until(clock_s())
@@ -321,33 +321,33 @@ def test_revoking_ends_waiting_and_later_pushes_at_once(
         stream.flush()
     # Who revokes a hold knows: neither a flush nor close raises it again.
     client.flush()
-    other = twin.task_stream(JOB, 1, task, tables)
-    train(twin, other, task, 0, 2)
+    other = other_worker.task_stream(JOB, 1, task, tables)
+    train(other_worker, other, task, 0, 2)
     other.flush()
     assert counted(client, task, 2) == [1.0, 1.0]
 
 
 def test_late_pushes_after_the_close_are_skipped(
-    client: Client, twin: Client, tables: list[Table], task: int
+    client: Client, other_worker: Client, tables: list[Table], task: int
 ) -> None:
     stream = client.task_stream(JOB, 1, task, tables)
     train(client, stream, task, 0, 2)
     stream.flush()
     stream.close_on_servers()
     stream.close_on_servers()
-    twin.close_task_stream(JOB, 1, task)
-    late = twin.task_stream(JOB, 1, task, tables)
-    train(twin, late, task, 0, 5)
+    other_worker.close_task_stream(JOB, 1, task)
+    late = other_worker.task_stream(JOB, 1, task, tables)
+    train(other_worker, late, task, 0, 5)
     late.flush()
     assert counted(client, task, 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_a_stream_with_the_most_tables_keeps_within_the_window(
-    client: Client, twin: Client, task: int
+    client: Client, other_worker: Client, task: int
 ) -> None:
     many = [client.create_table(counter(f"many-{n}", 1)) for n in range(64)]
     key, gradient = np.array([7], np.uint64), np.array([[-1.0]], np.float32)
-    for one in (client, twin):
+    for one in (client, other_worker):
         stream = one.task_stream(JOB, 1, task, many)
         with stream:
             for batch in range(5):

@@ -188,7 +188,7 @@ def test_while_tasks_wait_only_what_is_very_slow_is_given_twice() -> None:
     assert given(book, "w-1", 36.0).speculative
 
 
-def test_a_speculative_attempt_that_is_left_alone_may_get_a_twin_again() -> None:
+def test_a_speculative_attempt_that_is_left_alone_may_be_speculated_on_again() -> None:
     book = ledger(1, LedgerLimits(lease_ttl_s=100.0, straggler_min_s=10.0))
     first = given(book, "w-0")
     assert given(book, "w-1", 10.0).speculative

@@ -171,7 +171,10 @@ impl ClosedStreams {
         Self {
             words: slots.div_ceil(64),
             chunks: BTreeMap::new(),
-            turns: [ClosingOrder::new(slots, tasks), ClosingOrder::new(slots, own)],
+            turns: [
+                ClosingOrder::new(slots, tasks),
+                ClosingOrder::new(slots, own),
+            ],
         }
     }
 

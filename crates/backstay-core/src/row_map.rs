@@ -426,18 +426,18 @@ mod tests {
     }
 
     proptest! {
-        /// What is promised is enough.
+        /// What is announced is enough.
         #[test]
         fn grows_by_no_more_than_announced(first in 0usize..3000, more in 0usize..3000, width in 1usize..200) {
             let mut map = RowMap::new(width);
             for key in 0..first as u64 {
                 map.insert(key, mix64(key));
             }
-            let (before, promised) = (map.allocated_bytes(), map.growth_bytes(more));
+            let (before, announced) = (map.allocated_bytes(), map.growth_bytes(more));
             for key in first as u64..(first + more) as u64 {
                 map.insert(key, mix64(key));
             }
-            prop_assert!(map.allocated_bytes() - before <= promised);
+            prop_assert!(map.allocated_bytes() - before <= announced);
         }
     }
 

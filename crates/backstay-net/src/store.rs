@@ -184,7 +184,7 @@ impl Store {
     }
 
     /// Check a push, clip its values as its table says, note under which of the table's settings
-    /// every replica applies it, and promise room for the rows it may create, or refuse it before
+    /// every replica applies it, and reserve room for the rows it may create, or refuse it before
     /// anything changes.
     pub fn prepare(&self, transaction: &mut Transaction) -> Result<(), Refusal> {
         let spec = self.spec(transaction.table)?;

@@ -284,7 +284,7 @@ fn rows_that_contradict_each_other_are_named_and_no_slot_of_the_part_counts_as_l
 }
 
 #[test]
-fn rows_for_which_there_is_no_room_are_refused_and_promise_none() {
+fn rows_for_which_there_is_no_room_are_refused_and_reserve_none() {
     let folder = Folder::new("room");
     let path = folder.0.join("part");
     let source = filled();

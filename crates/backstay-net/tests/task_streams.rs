@@ -67,7 +67,7 @@ async fn work(
 }
 
 #[test]
-fn twins_with_other_floors_count_each_batch_once() {
+fn attempts_with_other_floors_count_each_batch_once() {
     let (servers, named): (Vec<_>, Vec<_>) = (1..3).map(server).unzip();
     let clients: Vec<_> = (0..3).map(|_| client_of(&named)).collect();
     for client in &clients {
@@ -76,7 +76,7 @@ fn twins_with_other_floors_count_each_batch_once() {
     Runtime::new().unwrap().block_on(async {
         let first = clients[0].task_stream(TASK, TABLES, 0).unwrap();
         work(&clients[0], &first, 0..10).await.unwrap();
-        // Its floor is far below what the slots know, and twins are at it at the same time.
+        // Its floor is far below what the slots know, and other attempts are at it at the same time.
         let streams = clients
             .iter()
             .map(|one| one.task_stream(TASK, TABLES, 0).unwrap());

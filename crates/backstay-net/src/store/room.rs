@@ -1,4 +1,4 @@
-//! Room for the rows that pushes under way may create: promised before anything changes, so that
+//! Room for the rows that pushes under way may create: reserved before anything changes, so that
 //! the memory limit holds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use backstay_core::transaction::{Change, Run, Transaction};
 
 use super::Store;
 
-/// Memory promised to a push under way.
+/// Memory reserved for a push under way.
 #[derive(Debug)]
 pub(super) struct Room {
     reserved: Arc<AtomicU64>,
@@ -27,13 +27,13 @@ impl Store {
     /// what is returned is dropped.
     pub(super) fn reserve(&self, transaction: &Transaction, runs: &[Run]) -> Result<Room, Refusal> {
         if self.memory_limit_bytes == 0 {
-            return self.promise(0);
+            return self.reserve(0);
         }
-        self.promise(self.growth_bytes(transaction, runs)?)
+        self.reserve(self.growth_bytes(transaction, runs)?)
     }
 
     /// The same for so many bytes.
-    pub(super) fn promise(&self, wanted: u64) -> Result<Room, Refusal> {
+    pub(super) fn reserve(&self, wanted: u64) -> Result<Room, Refusal> {
         let reserved = Arc::clone(&self.reserved_bytes);
         let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
         let room = Room {
@@ -59,7 +59,7 @@ impl Store {
         let engine = self.stripes[self.stripe(slot)].read();
         let wanted = engine.table(table)?.growth_bytes(keys) as u64;
         drop(engine);
-        self.promise(wanted).map(Some)
+        self.reserve(wanted).map(Some)
     }
 
     pub(super) fn growth_bytes(
