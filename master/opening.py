@@ -27,7 +27,7 @@ from backstay.job_engine.values import ATTEMPTS_PER_MASTER, DeadLetter, WorkerRe
 from backstay.job_engine.worker_set import WorkerSet
 from backstay.job_spec import JobSpec
 from backstay.master.journal import Journal
-from backstay.master.rows_change import RowsIdentity
+from backstay.master.rows_change import StateIncarnation
 from backstay.master.saving import KeptJob
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
@@ -81,7 +81,7 @@ async def open_job(
     now_ms: int,
     fresh: bool,
     clock: Callable[[], float],
-    rows: Callable[[], RowsIdentity],
+    incarnation: Callable[[], StateIncarnation],
     restored: Callable[[], KeptJob | None],
 ) -> OpenedJob:
     """Make a job, or take over what is recorded of it.
@@ -95,7 +95,7 @@ async def open_job(
         now_ms: Unix time, for a new job.
         fresh: Begin anew, whatever is recorded.
         clock: Monotonic seconds.
-        rows: Asks which rows the cluster has now; blocks.
+        incarnation: Asks for the state incarnation of the cluster; blocks.
         restored: Asks what came with them of a job of that name; blocks.
 
     Raises:
@@ -121,7 +121,7 @@ async def open_job(
         _check_same(spec, identity, keys.job)
         identity = replace(identity, spec=spec.to_json())
     tables = await _tables(found, keys, journal, spec)
-    state = await _state(found, keys, rows, kept)
+    state = await _state(found, keys, incarnation, kept)
     schedule, workers = Schedule.of(spec, state.schedule), _workers(spec, state)
     rounds = _rounds(found, keys, journal, spec, tables, schedule, state, clock())
     is_over = state.state == "done" and schedule.outcome is not None
@@ -187,7 +187,7 @@ async def _tables(
 
 
 async def _state(
-    found: _Found, keys: JobKeys, rows: Callable[[], RowsIdentity], kept: KeptJob | None
+    found: _Found, keys: JobKeys, incarnation: Callable[[], StateIncarnation], kept: KeptJob | None
 ) -> JobStateRecord:
     text = found.text(keys.state)
     if text is not None:
@@ -196,7 +196,7 @@ async def _state(
         # Its progress came with a restore that it has not taken note of yet. Its tables are there.
         return JobStateRecord("running", tables=kept.state.tables)
     # What the cluster was restored from before the job began is where it begins.
-    now = await asyncio.to_thread(rows)
+    now = await asyncio.to_thread(incarnation)
     return JobStateRecord("running", **now._asdict())
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 from backstay.checkpoint.remote import RestoreState
-from backstay.job_engine.opened_job import RowsIdentity
+from backstay.job_engine.opened_job import StateIncarnation
 
-__all__ = ["RowsChange", "RowsIdentity", "change_of", "why_inexact"]
+__all__ = ["RowsChange", "StateIncarnation", "change_of", "why_inexact"]
 
 RowsChange = Literal["none", "lost", "restored", "partly_restored"]
 
 
-def change_of(noted: RowsIdentity, now: RestoreState) -> RowsChange:
+def change_of(noted: StateIncarnation, now: RestoreState) -> RowsChange:
     """Return what happened to the rows since they were noted.
 
     Args:

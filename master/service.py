@@ -18,7 +18,7 @@ from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.job_records import MasterRecord
 from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
 from backstay.job_engine.known_workers import KnownWorker
-from backstay.job_engine.open_round import Given
+from backstay.job_engine.open_round import Assignment
 from backstay.job_engine.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
 from backstay.master.job import Job
 from backstay.master.launch_handler import LaunchHandler
@@ -311,9 +311,9 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             self._told_until_s = now_s + kept_s
         return self._told
 
-    def _given_before(self, job: Job, known: KnownWorker, request: int) -> Given | None:
+    def _given_before(self, job: Job, known: KnownWorker, request: int) -> Assignment | None:
         """Return what the same request was given already, if that still holds."""
-        given: Given | None = known.answer
+        given: Assignment | None = known.answer
         if not request or request != known.request or given is None:
             return None
         if job.rounds.get(given.round.id) is not given.round:
@@ -357,7 +357,7 @@ def _lease_message(round_id: RoundId, leased: LeasedTask) -> job_pb2.TaskLease:
     )
 
 
-def _task_message(job: Job, given: Given) -> job_pb2.Task:
+def _task_message(job: Job, given: Assignment) -> job_pb2.Task:
     records = given.round.table[given.lease.task]
     return job_pb2.Task(
         lease=_lease_message(given.round.id, given.lease),

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backstay.errors import WorkerReplaced
-from backstay.job_engine.open_round import Given
+from backstay.job_engine.open_round import Assignment
 from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask
 from backstay.master.job import Job
-from backstay.master.rows_change import RowsIdentity
+from backstay.master.rows_change import StateIncarnation
 from backstay.schedule.rounds import RoundId, RoundKind
 from tests.sim.events import MS, Clock, Micros
 from tests.sim.job_master import LEASE_TTL_MS, NOT_MASTER, SimMaster
@@ -38,9 +38,9 @@ MARGIN = LEASE_TTL // 10
 class Answer:
     """What ``GetTask`` answers."""
 
-    given: Given | None
+    given: Assignment | None
     to_close: list[tuple[int, int]]
-    other_rows: bool = False
+    other_incarnation: bool = False
 
 
 class JobWorker(Trainer):
@@ -68,11 +68,11 @@ class JobWorker(Trainer):
         self._paused_until = 0
         self._closed: list[tuple[int, int]] = []
         self._to_close: list[tuple[int, int]] = []
-        self._given: Given | None = None
+        self._given: Assignment | None = None
         self._lease_until: Micros = 0
         self._batch = 0
         self._engine = 0
-        self._rows = RowsIdentity(0, 0)
+        self._rows = StateIncarnation(0, 0)
         self.pushes.clear()
         self._call(self._join, lambda _answer: self._keep(self._lives))
 
@@ -183,7 +183,7 @@ class JobWorker(Trainer):
         """Connect anew: what is pushed from now on relies on the rows of this routing."""
         self._engine = self._version
         plan, generation = self.book.rows()
-        self._rows = RowsIdentity(plan.version if plan is not None else 0, generation)
+        self._rows = StateIncarnation(plan.version if plan is not None else 0, generation)
 
     def _generation(self, version: int) -> int:
         return self.cluster.routings[version - 1].generation
@@ -205,7 +205,7 @@ class JobWorker(Trainer):
         if given is not None and not self._ending:
             self._give_back(given, acknowledged)
 
-    def _give_back(self, given: Given, acknowledged: int) -> None:
+    def _give_back(self, given: Assignment, acknowledged: int) -> None:
         self.queue.counts["given_back"] += 1
         self._given = None
         lease = given.lease._replace(acknowledged=acknowledged)
@@ -233,16 +233,16 @@ class JobWorker(Trainer):
             known = job.known.get(name)
             assert known is not None
             job.closed(closed)
-            given: Given | None = None
+            given: Assignment | None = None
             if known.request == request and known.answer is not None:
-                before: Given = known.answer
+                before: Assignment = known.answer
                 leased = before.round.ledger.record_of(name).leased
                 if job.rounds.get(before.round.id) is before.round and any(
                     one[:2] == before.lease[:2] for one in leased
                 ):
                     given = before
             if rows != (job.state.restore_version, job.state.generation):
-                return Answer(None, [], other_rows=True)
+                return Answer(None, [], other_incarnation=True)
             if given is None:
                 given = job.assign(name)
             known.request, known.answer = request, given
@@ -251,7 +251,7 @@ class JobWorker(Trainer):
         def told(answer: Answer) -> None:
             self._asking = False
             del self._closed[: len(closed)]
-            if answer.other_rows and self._given is None:
+            if answer.other_incarnation and self._given is None:
                 self._engine = 0
             if rows == self._rows and self._engine:
                 self._to_close += answer.to_close
@@ -263,7 +263,7 @@ class JobWorker(Trainer):
 
         self._call(get_task, told)
 
-    def _take(self, given: Given, sent: Micros) -> None:
+    def _take(self, given: Assignment, sent: Micros) -> None:
         self._given, self._batch = given, given.lease.acknowledged
         self._lease_until = sent + LEASE_TTL - MARGIN
         self.queue.counts["tasks_taken"] += 1
@@ -313,7 +313,7 @@ class JobWorker(Trainer):
             return 0
         return min(self._batch, min(self.pushes, default=1 << 60) // TABLES)
 
-    def _push_batch(self, given: Given) -> None:
+    def _push_batch(self, given: Assignment) -> None:
         if self.book.random.random() < 0.01:
             # A push that fails for good ends the attempt.
             acknowledged = self._acknowledged()
@@ -337,7 +337,7 @@ class JobWorker(Trainer):
 
     # The end of a task
 
-    def _complete(self, given: Given) -> None:
+    def _complete(self, given: Assignment) -> None:
         self._ending = True
         lease = given.lease._replace(acknowledged=BATCHES)
 

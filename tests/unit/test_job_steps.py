@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.job_engine.open_round import Given
+from backstay.job_engine.open_round import Assignment
 from backstay.job_engine.values import LeasedTask
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
@@ -31,7 +31,7 @@ def spec_of(folder: Path, **fields: object) -> JobSpec:
 
 async def take(job: Job, worker: str) -> LeasedTask:
     given = job.assign(worker)
-    assert isinstance(given, Given)
+    assert isinstance(given, Assignment)
     await job.journal.durable(DURABLE_S)
     return given.lease
 

@@ -157,7 +157,7 @@ class DistributedOptimizer:
         ):
             if value is not None:
                 raise ConfigError(
-                    f"minimize({name}=...) is not supported: which parameters train is settled "
+                    f"minimize({name}=...) is not supported: which parameters train is decided "
                     "when the optimizer is wrapped; set stop_gradient on parameters that shall not"
                 )
         pairs = [(p, p.grad) for p in self._parameters if p.grad is not None]

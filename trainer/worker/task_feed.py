@@ -26,8 +26,8 @@ from backstay.schedule.rounds import RoundKind, data_of
 from backstay.trainer.model.frameworks import split_feed
 
 __all__ = [
-    "Fed",
     "FeedFailed",
+    "ReadyBatch",
     "TaskFeed",
     "TaskFeeds",
     "TaskRange",
@@ -59,7 +59,7 @@ class TaskRange:
 
 
 @dataclass(frozen=True)
-class Fed:
+class ReadyBatch:
     """A batch, ready for the model.
 
     Attributes:
@@ -136,8 +136,8 @@ class TaskFeed:
         self._batches: int | None = None
         self._records = 0
         # Taken from the queue before its turn; of the thread that takes.
-        self._first_ready: Fed | None = None
-        self._ready: queue.Queue[Fed | Exception | None] = queue.Queue(BATCHES_AHEAD_MAX)
+        self._first_ready: ReadyBatch | None = None
+        self._ready: queue.Queue[ReadyBatch | Exception | None] = queue.Queue(BATCHES_AHEAD_MAX)
         self._unwanted = threading.Event()
         self._all_made = threading.Event()
         self._thread = threading.Thread(target=self._make, name="backstay-feed", daemon=True)
@@ -167,19 +167,19 @@ class TaskFeed:
         """Whether all batches are ready or taken: a good moment to ask for the next task."""
         return self._all_made.is_set()
 
-    def first_ready(self) -> Fed | None:
+    def first_ready(self) -> ReadyBatch | None:
         """Return the first batch if it is ready; it stays. Only before any was taken."""
         if self._first_ready is None:
             with contextlib.suppress(queue.Empty):
                 item = self._ready.get_nowait()
-                if isinstance(item, Fed):
+                if isinstance(item, ReadyBatch):
                     self._first_ready = item
                 else:
                     # The end, or an error: for its turn. Nobody else puts any more.
                     self._ready.put(item)
         return self._first_ready
 
-    def __iter__(self) -> Iterator[Fed]:
+    def __iter__(self) -> Iterator[ReadyBatch]:
         """Yield the batches from ``first_batch`` on.
 
         Raises:
@@ -217,7 +217,7 @@ class TaskFeed:
         self._all_made.set()
         self._put(last)
 
-    def _made(self) -> Iterator[Fed]:
+    def _made(self) -> Iterator[ReadyBatch]:
         part, places = self.part, np.empty(0, np.int64)
         try:
             reader = self._reader()
@@ -236,16 +236,16 @@ class TaskFeed:
 
     def _feed(
         self, number: int, places: NDArray[np.int64], records: Batch, metadata: Metadata
-    ) -> Fed:
+    ) -> ReadyBatch:
         if self.part.shuffle_seed == 0:
             batch = records[int(places[0]) : int(places[-1]) + 1]
         else:
             batch = records.take(places)
         fed = self._definition.feed(batch, self._mode, metadata)
         features, labels = split_feed(fed, self._mode)
-        return Fed(number, places, features, labels)
+        return ReadyBatch(number, places, features, labels)
 
-    def _put(self, item: Fed | Exception | None) -> bool:
+    def _put(self, item: ReadyBatch | Exception | None) -> bool:
         """Wait for room; return False if no more is wanted."""
         while not self._unwanted.is_set():
             try:
@@ -263,7 +263,7 @@ class TaskFeed:
             return
 
 
-def with_following(feed: TaskFeed) -> Iterator[tuple[Fed, Fed | None]]:
+def with_following(feed: TaskFeed) -> Iterator[tuple[ReadyBatch, ReadyBatch | None]]:
     """Yield each batch and, if there is one, the batch after it.
 
     Raises:
@@ -272,7 +272,7 @@ def with_following(feed: TaskFeed) -> Iterator[tuple[Fed, Fed | None]]:
     batches = iter(feed)
     current = next(batches, None)
     while current is not None:
-        following: Fed | None = None
+        following: ReadyBatch | None = None
         failed: FeedFailed | None = None
         try:
             following = next(batches, None)

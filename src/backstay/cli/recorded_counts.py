@@ -17,7 +17,7 @@ from backstay.consensus.keys import JobKeys
 from backstay.errors import JobRefused
 from backstay.job_engine.task_bits import TaskBits
 from backstay.job_spec import JobSpec
-from backstay.master.rows_change import RowsIdentity
+from backstay.master.rows_change import StateIncarnation
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.schedule import Schedule
@@ -35,14 +35,14 @@ class RecordedCounts(NamedTuple):
         passes: Training passes that are over.
         tasks: All tasks of the training data.
         inexact: Since when and why records may count never or twice; empty: each counts once.
-        rows: Which rows of the cluster the job's progress goes with.
+        incarnation: The state incarnation that the progress goes with.
     """
 
     stream_job: int
     passes: int
     tasks: Iterator[TaskCount]
     inexact: str
-    rows: RowsIdentity
+    incarnation: StateIncarnation
 
 
 def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts:
@@ -88,7 +88,7 @@ def recorded_counts(keys: JobKeys, records: Mapping[str, str]) -> RecordedCounts
         schedule.passes_over,
         tasks,
         state.inexact,
-        RowsIdentity(state.restore_version, state.generation),
+        StateIncarnation(state.restore_version, state.generation),
     )
 
 

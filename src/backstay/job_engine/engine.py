@@ -20,8 +20,8 @@ from backstay.job_engine.declared_tables import check_tables
 from backstay.job_engine.job_rounds import JobRounds
 from backstay.job_engine.job_workers import JobWorkers
 from backstay.job_engine.known_workers import KnownWorkers
-from backstay.job_engine.open_round import Given, OpenRound, worker_policy
-from backstay.job_engine.opened_job import OpenedJob, RowsIdentity
+from backstay.job_engine.open_round import Assignment, OpenRound, worker_policy
+from backstay.job_engine.opened_job import OpenedJob, StateIncarnation
 from backstay.job_engine.progress import JobProgress
 from backstay.job_engine.reconcile import reconcile
 from backstay.job_engine.records import Records
@@ -177,7 +177,7 @@ class JobEngine:
                 log.info("%s", note)
                 self.table_notes.append(note)
 
-    def assign(self, worker: str) -> Given | None:
+    def assign(self, worker: str) -> Assignment | None:
         """Give a worker a task, from the rounds that come first; None: there is none now."""
         if self.is_over:
             return None
@@ -191,7 +191,7 @@ class JobEngine:
                     log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
                 self.rounds.stage(opened)
                 self.stalls.begins(worker, self.now())
-                return Given(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
+                return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
         return None
 
     def renew(
@@ -253,7 +253,7 @@ class JobEngine:
             return False, False
         before = opened.ledger.counts.done
         counts = opened.ledger.complete(
-            worker, lease.task, lease.attempt, self.now(), batches=lease.settled
+            worker, lease.task, lease.attempt, self.now(), batches=lease.acknowledged
         )
         is_new = opened.ledger.counts.done > before
         self._count_steps(opened)
@@ -294,7 +294,7 @@ class JobEngine:
             return
         log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
         opened.ledger.give_back(
-            worker, lease.task, lease.attempt, lease.settled, self.now(), reason=reason
+            worker, lease.task, lease.attempt, lease.acknowledged, self.now(), reason=reason
         )
         self._came_back(opened)
 
@@ -304,7 +304,7 @@ class JobEngine:
         if opened is None:
             return False
         outcome = opened.ledger.fail(
-            worker, lease.task, lease.attempt, failure, self.now(), settled=lease.settled
+            worker, lease.task, lease.attempt, failure, self.now(), acknowledged=lease.acknowledged
         )
         level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
         last_line = failure.error.strip().rpartition("\n")[2]
@@ -370,7 +370,7 @@ class JobEngine:
             self.stage_state()
             self.notify()
         self._end_with_schedule()
-        self.rounds.drop_settled(self.schedule.kept_rounds)
+        self.rounds.drop_finished(self.schedule.kept_rounds)
         return due
 
     def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
@@ -434,8 +434,8 @@ class JobEngine:
         """Take progress that was restored with the model; None: begin anew.
 
         All leases are void from now on. The caller waits for the journal, and only then takes note
-        of the restore with :meth:`note_rows`. A job that had ended goes on, unless the progress
-        says that it had ended then, too.
+        of the restore with :meth:`note_incarnation`. A job that had ended goes on, unless the
+        progress says that it had ended then, too.
         """
         schedule = Schedule.of(self.spec, "" if progress is None else progress.schedule)
         kept = {} if progress is None else progress.rounds
@@ -469,9 +469,9 @@ class JobEngine:
             self.state = replace(self.state, inexact=why)
             self.stage_state()
 
-    def note_rows(self, rows: RowsIdentity) -> None:
-        """Take note of the rows that the progress goes with."""
-        self.state = replace(self.state, **rows._asdict())
+    def note_incarnation(self, incarnation: StateIncarnation) -> None:
+        """Take note of the state incarnation that the progress goes with."""
+        self.state = replace(self.state, **incarnation._asdict())
         self.stage_state()
         self.notify()
 
@@ -554,7 +554,7 @@ def _is_led(opened: OpenRound) -> bool:
     return opened.id.kind is RoundKind.TRAINING and opened.ledger.counts.doing > 0
 
 
-def _led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Given | None:
+def _led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Assignment | None:
     """Return the task of whoever leads.
 
     None if nobody is known to: the leader has not been heard of since this master began, it hangs,
@@ -564,7 +564,7 @@ def _led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Given 
         leader = known.get(lease.worker)
         leads = lease.worker != worker and not (lease.expired or lease.withdrawn)
         if leads and leader is not None and leader.sync_address:
-            return Given(
+            return Assignment(
                 opened, LeasedTask(lease.task.number, lease.attempt, 0), leader.sync_address
             )
     return None

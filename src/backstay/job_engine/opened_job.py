@@ -17,10 +17,10 @@ from backstay.schedule.rounds import RoundId
 from backstay.schedule.schedule import Schedule
 from backstay.schedule.task_table import TaskTable
 
-__all__ = ["OpenedJob", "RowsIdentity", "new_job"]
+__all__ = ["OpenedJob", "StateIncarnation", "new_job"]
 
 
-class RowsIdentity(NamedTuple):
+class StateIncarnation(NamedTuple):
     """Which rows a cluster has: another identity, and what was pushed may be gone.
 
     Attributes:
