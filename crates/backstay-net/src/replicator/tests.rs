@@ -260,7 +260,7 @@ fn copied_to() -> Arc<Replicator> {
         "sets":[[0,[1],[]],[0,[],[1]]],"set_of_slot":[0,1],"term_of_slot":[1,1],"epoch_of_slot":[1,1]}"#;
     replicator.set_routing(RoutingTable::from_json(routing, 2).unwrap());
     assert!(replicator.master_connected(7, 1));
-    let slots = vec![order(0)];
+    let slots = vec![slot_order(0)];
     let recover = Message::Recover {
         number: 1,
         lsn: 0,
@@ -270,12 +270,14 @@ fn copied_to() -> Arc<Replicator> {
         told(&replicator, recover),
         Message::Accepted { .. }
     ));
-    let begin = Message::CopyBegin { slot: order(1) };
+    let begin = Message::CopyBegin {
+        slot: slot_order(1),
+    };
     assert!(replicator.obey(7, 1, begin, &mut Vec::new()));
     replicator
 }
 
-fn order(slot: u32) -> SlotOrder {
+fn slot_order(slot: u32) -> SlotOrder {
     SlotOrder {
         slot,
         term: 1,
@@ -333,7 +335,7 @@ fn copied(replicator: &Replicator) -> Message {
     assert!(matches!(taken, Message::CopyTaken { failed: false, .. }));
     let end = Message::CopyEnd {
         number: 99,
-        slot: order(1),
+        slot: slot_order(1),
         memory: SlotMemory::default(),
     };
     told(replicator, end)

@@ -27,13 +27,13 @@ impl Store {
     /// what is returned is dropped.
     pub(super) fn reserve(&self, transaction: &Transaction, runs: &[Run]) -> Result<Room, Refusal> {
         if self.memory_limit_bytes == 0 {
-            return self.reserve(0);
+            return self.reserve_bytes(0);
         }
-        self.reserve(self.growth_bytes(transaction, runs)?)
+        self.reserve_bytes(self.growth_bytes(transaction, runs)?)
     }
 
     /// The same for so many bytes.
-    pub(super) fn reserve(&self, wanted: u64) -> Result<Room, Refusal> {
+    pub(super) fn reserve_bytes(&self, wanted: u64) -> Result<Room, Refusal> {
         let reserved = Arc::clone(&self.reserved_bytes);
         let all = reserved.fetch_add(wanted, Ordering::AcqRel) + wanted;
         let room = Room {
@@ -59,7 +59,7 @@ impl Store {
         let engine = self.stripes[self.stripe(slot)].read();
         let wanted = engine.table(table)?.growth_bytes(keys) as u64;
         drop(engine);
-        self.reserve(wanted).map(Some)
+        self.reserve_bytes(wanted).map(Some)
     }
 
     pub(super) fn growth_bytes(
