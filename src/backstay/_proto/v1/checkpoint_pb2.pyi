@@ -451,7 +451,7 @@ class GetRestoreResponse(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     LOST_SLOTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Empty: nothing was ever restored; the generation is told nevertheless."""
+    """Empty: nothing was ever restored; the generation is set nevertheless."""
     url: _builtins.str
     state: _builtins.str
     """requested, loading, done"""
@@ -505,7 +505,7 @@ class SlotBase(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     has_base: _builtins.bool
-    """Only what has changed since it was at this position and of this epoch; else all of it."""
+    """Only what has changed since it was at this position and of this epoch; otherwise all of it."""
     position: _builtins.int
     epoch: _builtins.int
     def __init__(

@@ -104,7 +104,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request, context):
-        """Reads every file of a checkpoint, and of those that it adds to, and compares the checksums.
+        """Reads every file of a checkpoint and of its chain, and compares the checksums.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,7 +135,7 @@ class CheckpointServiceServicer:
 
     def WriteSlots(self, request, context):
         """From node to node: writes slots of which the node that is asked is master, a bounded number
-        of files at a time. Ask again for those that are missing in the answer.
+        of files at a time. Ask again for slots that the answer lacks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

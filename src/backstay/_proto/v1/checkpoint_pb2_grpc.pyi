@@ -46,7 +46,7 @@ class CheckpointServiceStub:
     Show: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.ShowCheckpointRequest, _checkpoint_pb2.ShowCheckpointResponse]
     """One of them, with the trainers' progress. NOT_FOUND, DATA_LOSS (damaged)."""
     Verify: _grpc.UnaryStreamMultiCallable[_checkpoint_pb2.VerifyCheckpointRequest, _checkpoint_pb2.VerifyProgress]
-    """Reads every file of a checkpoint, and of those that it adds to, and compares the checksums."""
+    """Reads every file of a checkpoint and of its chain, and compares the checksums."""
     Delete: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.DeleteCheckpointRequest, _checkpoint_pb2.DeleteCheckpointResponse]
     """Removes a checkpoint. FAILED_PRECONDITION if another one adds to it."""
     Restore: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.RestoreRequest, _checkpoint_pb2.RestoreResponse]
@@ -58,7 +58,7 @@ class CheckpointServiceStub:
     """The restore that is under way, or the last one."""
     WriteSlots: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.WriteSlotsRequest, _checkpoint_pb2.WriteSlotsResponse]
     """From node to node: writes slots of which the node that is asked is master, a bounded number
-    of files at a time. Ask again for those that are missing in the answer.
+    of files at a time. Ask again for slots that the answer lacks.
     """
 
 @_typing.type_check_only
@@ -75,7 +75,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     Show: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.ShowCheckpointRequest, _checkpoint_pb2.ShowCheckpointResponse]  # type: ignore[assignment]
     """One of them, with the trainers' progress. NOT_FOUND, DATA_LOSS (damaged)."""
     Verify: _aio.UnaryStreamMultiCallable[_checkpoint_pb2.VerifyCheckpointRequest, _checkpoint_pb2.VerifyProgress]  # type: ignore[assignment]
-    """Reads every file of a checkpoint, and of those that it adds to, and compares the checksums."""
+    """Reads every file of a checkpoint and of its chain, and compares the checksums."""
     Delete: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.DeleteCheckpointRequest, _checkpoint_pb2.DeleteCheckpointResponse]  # type: ignore[assignment]
     """Removes a checkpoint. FAILED_PRECONDITION if another one adds to it."""
     Restore: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.RestoreRequest, _checkpoint_pb2.RestoreResponse]  # type: ignore[assignment]
@@ -87,7 +87,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     """The restore that is under way, or the last one."""
     WriteSlots: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.WriteSlotsRequest, _checkpoint_pb2.WriteSlotsResponse]  # type: ignore[assignment]
     """From node to node: writes slots of which the node that is asked is master, a bounded number
-    of files at a time. Ask again for those that are missing in the answer.
+    of files at a time. Ask again for slots that the answer lacks.
     """
 
 class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -125,7 +125,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_pb2.VerifyCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_checkpoint_pb2.VerifyProgress], _abc.AsyncIterator[_checkpoint_pb2.VerifyProgress]]:
-        """Reads every file of a checkpoint, and of those that it adds to, and compares the checksums."""
+        """Reads every file of a checkpoint and of its chain, and compares the checksums."""
 
     @_abc_1.abstractmethod
     def Delete(
@@ -161,7 +161,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_pb2.WriteSlotsResponse, _abc.Awaitable[_checkpoint_pb2.WriteSlotsResponse]]:
         """From node to node: writes slots of which the node that is asked is master, a bounded number
-        of files at a time. Ask again for those that are missing in the answer.
+        of files at a time. Ask again for slots that the answer lacks.
         """
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

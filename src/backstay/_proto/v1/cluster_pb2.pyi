@@ -190,7 +190,7 @@ class GetClusterResponse(_message.Message):
 
     @_builtins.property
     def lost_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Slots that lost all their copies and wait for a decision: nobody serves them. Ascending."""
+        """Slots that lost all their copies and wait for a decision: no node serves them. Ascending."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class WatchClusterRequest(_message.Message):
     KNOWN_PAUSED_FIELD_NUMBER: _builtins.int
     known_routing_version: _builtins.int
     known_paused: _builtins.str
-    """`paused` as the caller knows it: another one is told at once."""
+    """`paused` as the caller knows it: another value is answered at once."""
     def __init__(
         self,
         *,

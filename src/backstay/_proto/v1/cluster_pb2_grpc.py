@@ -76,7 +76,7 @@ class ClusterServiceServicer:
 
     def GetCluster(self, request, context):
         """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
-        message names those that are missing.
+        message names the missing nodes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

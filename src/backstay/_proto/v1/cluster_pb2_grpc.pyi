@@ -36,7 +36,7 @@ class ClusterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ClusterServiceAsyncStub: ...
     GetCluster: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.GetClusterResponse]
     """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
-    message names those that are missing.
+    message names the missing nodes.
     """
     WatchCluster: _grpc.UnaryStreamMultiCallable[_cluster_pb2.WatchClusterRequest, _cluster_pb2.GetClusterResponse]
     """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
@@ -64,7 +64,7 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCluster: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetClusterRequest, _cluster_pb2.GetClusterResponse]  # type: ignore[assignment]
     """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
-    message names those that are missing.
+    message names the missing nodes.
     """
     WatchCluster: _aio.UnaryStreamMultiCallable[_cluster_pb2.WatchClusterRequest, _cluster_pb2.GetClusterResponse]  # type: ignore[assignment]
     """What GetCluster answers, as soon as its routing version is above `known_routing_version`,
@@ -95,7 +95,7 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.GetClusterResponse, _abc.Awaitable[_cluster_pb2.GetClusterResponse]]:
         """Nodes and routing. UNAVAILABLE while the node has not met all its peers yet; the
-        message names those that are missing.
+        message names the missing nodes.
         """
 
     @_abc_1.abstractmethod

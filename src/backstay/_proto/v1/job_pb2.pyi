@@ -424,7 +424,7 @@ class GetTaskResponse(_message.Message):
     def ended(self) -> Global___JobEnded: ...
     @_builtins.property
     def streams_to_close(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskStreamId]:
-        """Streams of tasks that are done whose worker has gone: close them and tell so."""
+        """Streams of done tasks whose worker has gone: close them and report it."""
 
     def __init__(
         self,
@@ -540,7 +540,7 @@ class RenewLeasesResponse(_message.Message):
 
     @_builtins.property
     def led(self) -> Global___TaskLease:
-        """In sync mode: the lease of the worker that leads now; not set: nobody does."""
+        """In sync mode: the lease of the worker that leads now; not set: no worker leads."""
 
     def __init__(
         self,
@@ -947,7 +947,7 @@ class WorkerStatus(_message.Message):
     host: _builtins.str
     pid: _builtins.int
     alive: _builtins.bool
-    """joined and heard of within the time of a lease; else it is lost."""
+    """joined and heard of within the time of a lease; otherwise it is lost."""
     examples: _builtins.int
     examples_per_s: _builtins.float
     loss: _builtins.float
@@ -1225,7 +1225,7 @@ class StopRequest(_message.Message):
     KEEP_STATE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     keep_state: _builtins.bool
-    """Keep the records, so that the same job goes on later; else it counts as ended."""
+    """Keep the records, so that the same job goes on later; otherwise it counts as ended."""
     def __init__(
         self,
         *,
@@ -1395,7 +1395,7 @@ class WorkerExit(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     code: _builtins.int
-    """As the system tells it; negative: by that signal."""
+    """The exit code of the system; negative: by that signal."""
     last_words: _builtins.str
     """The end of its log, for people."""
     reason: Global___ExitReason.ValueType

@@ -203,7 +203,7 @@ class JobServiceServicer:
 
     def Launch(self, request, context):
         """What a launcher has running and what it should. Answers at once if that is not what
-        known_version stands for, else after wait_ms at most. Exits are told until acknowledged.
+        known_version stands for, otherwise after wait_ms at most. Exits repeat until acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,7 +72,7 @@ class JobServiceStub:
     """Give dead-lettered tasks their tries again."""
     Launch: _grpc.UnaryUnaryMultiCallable[_job_pb2.LaunchRequest, _job_pb2.LaunchResponse]
     """What a launcher has running and what it should. Answers at once if that is not what
-    known_version stands for, else after wait_ms at most. Exits are told until acknowledged.
+    known_version stands for, otherwise after wait_ms at most. Exits repeat until acknowledged.
     """
 
 @_typing.type_check_only
@@ -110,7 +110,7 @@ class JobServiceAsyncStub(JobServiceStub):
     """Give dead-lettered tasks their tries again."""
     Launch: _aio.UnaryUnaryMultiCallable[_job_pb2.LaunchRequest, _job_pb2.LaunchResponse]  # type: ignore[assignment]
     """What a launcher has running and what it should. Answers at once if that is not what
-    known_version stands for, else after wait_ms at most. Exits are told until acknowledged.
+    known_version stands for, otherwise after wait_ms at most. Exits repeat until acknowledged.
     """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -229,7 +229,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.LaunchResponse, _abc.Awaitable[_job_pb2.LaunchResponse]]:
         """What a launcher has running and what it should. Answers at once if that is not what
-        known_version stands for, else after wait_ms at most. Exits are told until acknowledged.
+        known_version stands for, otherwise after wait_ms at most. Exits repeat until acknowledged.
         """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -89,7 +89,7 @@ class GetSettingsResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     FIXED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """Grows with each change; 0 as long as nobody has set anything."""
+    """Grows with each change; 0 until a setting is set."""
     @_builtins.property
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]: ...
     @_builtins.property

@@ -60,7 +60,7 @@ class SettingsServiceServicer:
         """Changes some settings and leaves the others as they are, all in one step.
 
         INVALID_ARGUMENT: a name or a value is wrong; nothing is changed.
-        ABORTED: the revision is no longer the expected one, so somebody else has changed a setting
+        ABORTED: the revision is no longer the expected one, so another operator has changed a setting
         since; nothing is changed. Repeating a call that has succeeded succeeds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

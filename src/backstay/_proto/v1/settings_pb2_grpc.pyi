@@ -41,7 +41,7 @@ class SettingsServiceStub:
     """Changes some settings and leaves the others as they are, all in one step.
 
     INVALID_ARGUMENT: a name or a value is wrong; nothing is changed.
-    ABORTED: the revision is no longer the expected one, so somebody else has changed a setting
+    ABORTED: the revision is no longer the expected one, so another operator has changed a setting
     since; nothing is changed. Repeating a call that has succeeded succeeds.
     """
 
@@ -54,7 +54,7 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
     """Changes some settings and leaves the others as they are, all in one step.
 
     INVALID_ARGUMENT: a name or a value is wrong; nothing is changed.
-    ABORTED: the revision is no longer the expected one, so somebody else has changed a setting
+    ABORTED: the revision is no longer the expected one, so another operator has changed a setting
     since; nothing is changed. Repeating a call that has succeeded succeeds.
     """
 
@@ -76,7 +76,7 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         """Changes some settings and leaves the others as they are, all in one step.
 
         INVALID_ARGUMENT: a name or a value is wrong; nothing is changed.
-        ABORTED: the revision is no longer the expected one, so somebody else has changed a setting
+        ABORTED: the revision is no longer the expected one, so another operator has changed a setting
         since; nothing is changed. Repeating a call that has succeeded succeeds.
         """
 

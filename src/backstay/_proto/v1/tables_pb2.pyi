@@ -103,7 +103,7 @@ class CreateTableRequest(_message.Message):
     other_settings: Global___OtherSettings.ValueType
     job: _builtins.int
     """With OTHER_SETTINGS_UPDATE, for a job: the first worker of each start of the job sets it,
-    and only if its model asks for something else than the start before. 0: no job.
+    and only if its model asks for other settings than the last start. 0: no job.
     """
     job_start: _builtins.int
     def __init__(

@@ -3,7 +3,7 @@
 isort:skip_file
 The trainers of a cluster, registered by the nodes on their behalf.
 
-A trainer has no access to the coordination store. It tells one node, any, that it is alive, and
+A trainer has no access to the coordination store. It tells any one node that it is alive, and
 again before `ttl_ms` are over; that node keeps its record in the store. If it hears nothing for
 that long, the record goes.
 """
