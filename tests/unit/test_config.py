@@ -85,7 +85,8 @@ def test_a_wrong_setting_is_named_with_its_value(values: dict[str, Any], says: s
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.9.10"])
 def test_loopback_needs_neither_token_nor_tls(host: str) -> None:
-    ServerConfig(listen_control=f"{host}:0", listen_data=f"{host}:0")
+    config = ServerConfig(listen_control=f"{host}:0", listen_data=f"{host}:0")
+    assert (config.token, config.tls_cert_file) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["listen_control", "listen_data"])

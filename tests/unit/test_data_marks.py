@@ -95,6 +95,7 @@ def test_validation_data_that_came_later_is_no_change(data: Path, folder: Path) 
 
 def test_a_job_of_which_nothing_is_kept_goes_on(data: Path, tmp_path: Path) -> None:
     check_unchanged(tmp_path, "tiny", marks_of(job(data)))
+    assert not (tmp_path / FILE_NAME).exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"training": 3}', '{"training": {"a": 3}}'])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -132,12 +133,14 @@ def test_the_controller_writes_routing_status_view_and_events() -> None:
     run(scenario)
 
 
-def test_nothing_is_decided_while_a_record_cannot_be_read() -> None:
+def test_nothing_is_decided_while_a_record_cannot_be_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = await new_cluster(backend)
         for index in (0, 1):
             await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
-        async with Leadership(backend, "ps-0") as leadership:
+        async with Leadership(backend, "ps-0"):
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
@@ -145,8 +148,7 @@ def test_nothing_is_decided_while_a_record_cannot_be_read() -> None:
             await until(is_made)
             # A node of a later version: to this one it would look as if it were gone.
             await store.put(KEYS.member("ps-1"), '{"format":9}')
-            await until(lambda: has_unreadable(leadership.mirror))
-            await asyncio.sleep(0.2)
+            await until(said(caplog, "nothing is decided while"))
             assert await routing_version(store) == 1
             await store.put(KEYS.member("ps-1"), member(1, instance=77).to_json())
 
@@ -158,11 +160,18 @@ def test_nothing_is_decided_while_a_record_cannot_be_read() -> None:
     run(scenario)
 
 
-async def has_unreadable(mirror: ClusterMirror) -> bool:
-    return bool(mirror.snapshot().unreadable)
+def said(caplog: pytest.LogCaptureFixture, words: str) -> Callable[[], Awaitable[bool]]:
+    """Return whether the controller has logged this: then it has looked at the records."""
+
+    async def is_said() -> bool:
+        return words in caplog.text
+
+    return is_said
 
 
-def test_an_ousted_controller_writes_nothing() -> None:
+def test_an_ousted_controller_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def scenario(backend: MemoryBackend) -> None:
         store = await new_cluster(backend)
         for index in (0, 1):
@@ -177,7 +186,7 @@ def test_an_ousted_controller_writes_nothing() -> None:
             await store.delete(KEYS.controller)
             await store.put(KEYS.controller, ControllerRecord("ps-9", 9).to_json())
             await store.delete(KEYS.member("ps-1"))
-            await asyncio.sleep(0.3)
+            await until(said(caplog, "no longer the controller"))
             assert await routing_version(store) == 1
             # It is a candidate again.
             await store.delete(KEYS.controller)
@@ -190,21 +199,34 @@ def test_an_ousted_controller_writes_nothing() -> None:
     run(scenario)
 
 
-def test_a_decision_survives_an_outage_of_the_store() -> None:
+def test_a_decision_survives_an_outage_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = await new_cluster(backend)
         for index in (0, 1):
             await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
-        async with Leadership(backend, "ps-0"):
+        loop = asyncio.get_running_loop()
+        outages = 0
+
+        async def begin_outage() -> None:
+            backend.set_outage(True)
+
+        def interrupted(records: ClusterRecords) -> Decision:
+            nonlocal outages
+            if "ps-1" not in records.members and records.routing and not outages:
+                outages += 1
+                asyncio.run_coroutine_threadsafe(begin_outage(), loop).result(LIMIT_S)
+            return decide(records)
+
+        async with Leadership(backend, "ps-0", decide=interrupted):
 
             async def is_made() -> bool:
                 return await routing_version(store) == 1
 
             await until(is_made)
             await store.delete(KEYS.member("ps-1"))
-            backend.set_outage(True)
-            await asyncio.sleep(0.3)
+            await until(said(caplog, "a decision could not be written"))
             backend.set_outage(False)
+            assert await routing_version(store) == 1
 
             async def is_decided() -> bool:
                 return await routing_version(store) > 1

@@ -57,6 +57,8 @@ def test_a_job_that_is_done_keeps_nobody_out(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store = MemoryStore(backend)
         async with master_of(store, counting_spec(tmp_path), 1) as (_, job):
+            with pytest.raises(CheckpointRefused):
+                await refuse_while_jobs_go_on(store)
             job.end("done", "")
             await job.journal.durable(DURABLE_S)
         await refuse_while_jobs_go_on(store)
