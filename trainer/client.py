@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import secrets
+import socket
 import threading
 import weakref
 from collections.abc import Sequence
@@ -18,19 +21,18 @@ from typing import Literal
 
 import numpy as np
 
-from backstay._native import KeyPlan, PushRequest
+from backstay._native import DataClient, KeyPlan, PushRequest
 from backstay.cluster.checkpoints import Checkpoints
 from backstay.cluster.directory import ClusterInfo, Directory, TableTerms
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
 from backstay.tables import TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
-from backstay.trainer.data_plane import make_data_plane
 from backstay.trainer.pending import Pending
 from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
 from backstay.trainer.table import KeyBatch, Table
 from backstay.trainer.task_stream import TaskStream, TaskStreams, check_name
-from backstay.trainer.watch import ClusterWatch, ProgressHook
+from backstay.trainer.watch import ClusterWatch, ProgressHook, set_routing
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ class Client:
         self._directory = self._directory_of(endpoint, self._config)
         try:
             info = self._directory.first_contact()
-            self._native = make_data_plane(self._config, info)
+            self._native = _made_data_plane(self._config, info)
             self._watch = ClusterWatch(self._native, self._directory, info, progress)
             self._watch.start()
             try:
@@ -532,3 +534,29 @@ class Client:
             stream=stream,
             ordinal=ordinal,
         )
+
+
+def _made_data_plane(config: ClientConfig, info: ClusterInfo) -> DataClient:
+    """Return a native client of that cluster, going by the routing in ``info``.
+
+    Raises:
+        ConfigError: A TLS file cannot be read or is damaged.
+    """
+    pems = config.read_pems()
+    native = DataClient(
+        cluster_id=info.cluster_id,
+        client_name=f"{socket.gethostname()}:{os.getpid()}",
+        # 64 random bits name this client's stream of pushes.
+        stream_job=secrets.randbits(64),
+        token=config.token,
+        tls_ca_pem=pems.ca,
+        tls_cert_pem=pems.cert,
+        tls_key_pem=pems.key,
+        connect_timeout_ms=config.connect_timeout_ms,
+        stall_timeout_ms=config.stall_timeout_ms,
+        max_frame_bytes=config.max_frame_bytes,
+        part_bytes=config.part_bytes,
+        max_pushes_in_flight=config.max_pushes_in_flight,
+    )
+    set_routing(native, info)
+    return native

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backstay.pserver.controller.slot_order import shuffled_slots
+from backstay.pserver.controller.first_routing import shuffled_slots
 
 EXPECTED_16 = [10, 3, 11, 5, 7, 14, 4, 15, 1, 12, 2, 8, 9, 6, 13, 0]
 

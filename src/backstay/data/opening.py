@@ -78,13 +78,9 @@ def open_reader(data: DataSpec, *, module: ModuleType | None = None) -> Reader:
         from backstay.data.recordio import RecordIOReader
 
         return RecordIOReader(files, options)
-    if kind == "parquet":
-        from backstay.data.parquet import ParquetReader
+    from backstay.data.arrow_files import ArrowReader, ParquetReader
 
-        return ParquetReader(files, options)
-    from backstay.data.arrow_files import ArrowReader
-
-    return ArrowReader(files, options)
+    return ParquetReader(files, options) if kind == "parquet" else ArrowReader(files, options)
 
 
 def kind_of(files: FileSet) -> str:
