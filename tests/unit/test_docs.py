@@ -87,3 +87,33 @@ PAGES = sorted(
 def test_no_figure_is_left_to_be_filled_in(page: Path) -> None:
     text = re.sub(r"```diff\n.*?\n```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert not re.findall(r"@[A-Z_]+@", text)
+
+
+FOLDERS = (
+    "checkpoint",
+    "consensus",
+    "crates",
+    "master",
+    "pserver",
+    "src",
+    "tests",
+    "tools",
+    "trainer",
+)
+SOURCES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".rs")
+]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "CONTRIBUTING.md", *sorted((DOCS / "internals").glob("*.md"))],
+    ids=lambda page: page.name,
+)
+def test_the_pages_for_developers_name_files_that_are_there(page: Path) -> None:
+    named = re.findall(r"`([\w./-]+\.(?:py|rs))(?:::\w*)?", page.read_text(encoding="utf-8"))
+    for name in set(named):
+        assert any(f"/{source}".endswith(f"/{name}") for source in SOURCES), name
