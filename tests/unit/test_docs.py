@@ -114,6 +114,6 @@ SOURCES = [
     ids=lambda page: page.name,
 )
 def test_the_pages_for_developers_name_files_that_are_there(page: Path) -> None:
-    named = re.findall(r"`([\w./-]+\.(?:py|rs))(?:::\w*)?", page.read_text(encoding="utf-8"))
+    named = re.findall(r"`([\w./-]+\.(?:py|rs))\b(?:::\w*)?", page.read_text(encoding="utf-8"))
     for name in set(named):
         assert any(f"/{source}".endswith(f"/{name}") for source in SOURCES), name
