@@ -44,7 +44,7 @@ check-tools:
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.dependencies: setup.cfg pyproject.toml | $(BIN)/python
+$(VENV)/.dependencies: setup.cfg setup.py pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'setuptools-rust>=1.10' wheel
 	$(BIN)/python -m pip install --no-build-isolation --editable '.[dev,paddle,bench]'
 	@touch $@ $(VENV)/.binding

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from backstay._native import initial_rows
 from backstay.checkpoint import tensors
 from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, check_fields, parse_object
 from backstay.checkpoint.export import (
@@ -26,7 +27,6 @@ from backstay.checkpoint.export import (
     ModelLayer,
     ModelPart,
 )
-from backstay.checkpoint.initial import initial_rows
 from backstay.checkpoint.roots import sha256_of
 from backstay.errors import (
     CheckpointDamaged,
@@ -104,7 +104,7 @@ class ExportedTable:
                 f"the first is {missing[0]}"
             )
         if len(missing) and unknown == "initial":
-            rows[~known] = initial_rows(self.spec, missing)
+            rows[~known] = initial_rows(self.spec.to_json(), missing)
         return rows.reshape(*wanted.shape, self.dim)
 
     def to_numpy(self) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay._native import table_id
-from backstay.checkpoint.initial import initial_rows
+from backstay._native import initial_rows, table_id
 from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.parts import PartReader, Rows, SlotMemory
 from backstay.checkpoint.roots import sha256_of
@@ -151,7 +150,7 @@ class CheckpointReader:
         for block in np.flatnonzero(missing).tolist():
             part = flat[block * size : (block + 1) * size]
             key = np.array([(table_id(table) + block) % 2**64], np.uint64)
-            part[:] = initial_rows(spec, key)[0, : len(part)]
+            part[:] = initial_rows(spec.to_json(), key)[0, : len(part)]
         return tensor
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The Rust half of backstay: the data plane of a node and of a trainer.
 
 Bulk arrays cross here without a copy wherever they are contiguous, and the GIL is released
-for the whole of every call that may take time.
+for the whole of every call that may take time. ``SimNode``, ``SimMessage`` and ``SimSlot`` are in
+an editable install only: the tests' simulator drives them.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ __all__ = [
     "SimSlot",
     "__version__",
     "canonical_table",
+    "crc32c",
+    "initial_rows",
     "log_to_stderr",
     "slots_of",
     "table_id",
@@ -57,6 +60,18 @@ def table_with_settings(present_json: str, wanted_json: str) -> str:
     Raises:
         ConfigError: One of the descriptions is wrong.
     """
+
+def initial_rows(spec_json: str, keys: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """Return the weights of keys [n] before their first push, [n, elements].
+
+    They are the bits that servers answer.
+
+    Raises:
+        ConfigError: The table's description is wrong.
+    """
+
+def crc32c(content: bytes) -> int:
+    """Return the CRC-32C of some bytes, as iSCSI, ext4 and Snappy's framing have it."""
 
 def log_to_stderr(
     level: str, form: str = "text", node_id: str = "", trace_pushes: bool = False

@@ -22,6 +22,9 @@ for name in ("pserver", "trainer", "consensus", "proto", "tests"):
     except ImportError:
         continue
     sys.exit(f"the wheel installs a top-level module {name}")
+simulator = [name for name in vars(backstay._native) if name.startswith("Sim")]
+if simulator:
+    sys.exit(f"the wheel has the simulator's {simulator}")
 print(backstay.__version__, backstay.__file__, backstay._native.PROTOCOL_VERSION)
 """
 
@@ -62,7 +65,7 @@ def test_the_wheel_holds_backstay_and_its_metadata_only(wheel: Path) -> None:
         assert expected in names
     committed = {
         path.relative_to(ROOT / folder).as_posix()
-        for folder in ("pserver", "trainer", "consensus")
+        for folder in ("pserver", "trainer", "consensus", "master", "checkpoint")
         for path in (ROOT / folder).rglob("*.py")
     }
     packed = {name.split("/", 2)[2] for name in names if name.count("/") > 1}

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backstay._native import crc32c
 from backstay.data import BadRecords, Reader, open_reader, read_batch
-from backstay.data.crc32c import crc32c
 from backstay.data.recordio_format import (
     MAGIC,
     Layout,

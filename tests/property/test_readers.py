@@ -20,6 +20,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from backstay._native import crc32c
 from backstay.data import (
     BadRecords,
     Reader,
@@ -31,7 +32,6 @@ from backstay.data import (
     text_files,
     typed_text,
 )
-from backstay.data.crc32c import crc32c
 from backstay.data.recordio_format import Layout, RecordIOWriter
 from backstay.data.splitting import Piece, Quoting, pieces
 from backstay.errors import DataDamaged

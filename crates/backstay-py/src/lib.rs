@@ -13,12 +13,16 @@ mod logging;
 mod push;
 mod runtime;
 mod server;
+#[cfg(feature = "simulation")]
 mod simulation;
+
+use std::sync::Arc;
 
 use backstay_core::hash::{self, SlotSpace};
 use backstay_core::replication::Report;
 use backstay_core::spec::TableSpec;
-use numpy::{PyArray1, PyReadonlyArray1};
+use backstay_core::table::Table;
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
 
 use errors::config_error;
@@ -52,6 +56,27 @@ fn canonical_table(py: Python<'_>, spec_json: &str) -> PyResult<String> {
 fn table_with_settings(py: Python<'_>, present_json: &str, wanted_json: &str) -> PyResult<String> {
     let (present, wanted) = (table_spec(py, present_json)?, table_spec(py, wanted_json)?);
     Ok(present.with_settings_of(&wanted).canonical_json())
+}
+
+/// The weights of keys [n] before their first push, [n, elements]: the bits that servers answer.
+#[pyfunction]
+fn initial_rows<'py>(
+    py: Python<'py>,
+    spec_json: &str,
+    keys: PyReadonlyArray1<'py, u64>,
+) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let spec = Arc::new(table_spec(py, spec_json)?);
+    let (keys, elements) = (keys.as_slice()?, spec.row_elements());
+    let table = Table::new(spec, slot_space(py, 1)?, 0, 1);
+    let mut rows = vec![0.0; keys.len() * elements];
+    py.detach(|| table.read(keys, &mut rows));
+    PyArray1::from_vec(py, rows).reshape([keys.len(), elements])
+}
+
+/// The CRC-32C of some bytes, as iSCSI, ext4 and Snappy's framing have it.
+#[pyfunction(name = "crc32c")]
+fn crc32c_of(py: Python<'_>, content: &[u8]) -> u32 {
+    py.detach(|| ::crc32c::crc32c(content))
 }
 
 /// What a node wants of the controller, as JSON.
@@ -89,6 +114,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(slots_of, module)?)?;
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
     module.add_function(wrap_pyfunction!(table_with_settings, module)?)?;
+    module.add_function(wrap_pyfunction!(initial_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(crc32c_of, module)?)?;
     module.add_function(wrap_pyfunction!(logging::log_to_stderr, module)?)?;
     module.add_class::<server::DataServer>()?;
     module.add_class::<server::Cancellation>()?;
@@ -99,7 +126,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<push::PendingPush>()?;
     module.add_class::<push::PushRequest>()?;
     module.add_class::<push::PushStream>()?;
-    module.add_class::<simulation::SimNode>()?;
-    module.add_class::<simulation::SimMessage>()?;
-    module.add_class::<simulation::SimSlot>()
+    #[cfg(feature = "simulation")]
+    {
+        module.add_class::<simulation::SimNode>()?;
+        module.add_class::<simulation::SimMessage>()?;
+        module.add_class::<simulation::SimSlot>()?;
+    }
+    Ok(())
 }

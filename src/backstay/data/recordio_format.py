@@ -14,7 +14,7 @@ ElasticDL (pyrecordio)    records first  CRC-32C    1, 2 (not framed), 3
 ========================= ============== ========== =========================================
 
 Which compressor a payload has is told by how it begins. Pure: bytes in, bytes out. Imports the
-errors; pyarrow for snappy.
+errors and the native module; pyarrow for snappy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import BinaryIO
 
-from backstay.data.crc32c import crc32c
+from backstay._native import crc32c
 from backstay.data.options import optional_import
 from backstay.errors import ConfigError, InvalidRequest
 
