@@ -30,6 +30,8 @@ __all__ = [
     "crc32c",
     "initial_rows",
     "log_to_stderr",
+    "make_tensor_header",
+    "read_tensor_header",
     "slots_of",
     "table_id",
     "table_with_settings",
@@ -68,6 +70,26 @@ def initial_rows(spec_json: str, keys: NDArray[np.uint64]) -> NDArray[np.float32
 
     Raises:
         ConfigError: The table's description is wrong.
+    """
+
+def make_tensor_header(
+    metadata: dict[str, str], tensors: list[tuple[str, str, list[int]]]
+) -> bytes:
+    """Return the header of a safetensors file for tensors (name, type, shape) in this order.
+
+    Raises:
+        ValueError: A type is unknown, or the shapes are too large.
+    """
+
+def read_tensor_header(
+    file: NDArray[np.uint8],
+) -> tuple[dict[str, str], list[tuple[str, str, list[int], tuple[int, int]]]]:
+    """Return the metadata and the tensors of a safetensors file, in the order of their bytes.
+
+    Each tensor is its name, type, shape, and where its bytes begin and end in the file.
+
+    Raises:
+        ValueError: The header is damaged, or its tensors do not fill the file without a gap.
     """
 
 def crc32c(content: bytes) -> int:

@@ -15,6 +15,7 @@ mod runtime;
 mod server;
 #[cfg(feature = "simulation")]
 mod simulation;
+mod tensors;
 
 use std::sync::Arc;
 
@@ -115,6 +116,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(canonical_table, module)?)?;
     module.add_function(wrap_pyfunction!(table_with_settings, module)?)?;
     module.add_function(wrap_pyfunction!(initial_rows, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::make_tensor_header, module)?)?;
+    module.add_function(wrap_pyfunction!(tensors::read_tensor_header, module)?)?;
     module.add_function(wrap_pyfunction!(crc32c_of, module)?)?;
     module.add_function(wrap_pyfunction!(logging::log_to_stderr, module)?)?;
     module.add_class::<server::DataServer>()?;

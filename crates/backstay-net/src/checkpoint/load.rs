@@ -24,7 +24,7 @@ use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 
 use super::file::hex;
-use super::tensors::{read_header, Kind, Place};
+use super::tensors::{Dtype, Header};
 use super::CheckpointError;
 use crate::replicator::Replicator;
 
@@ -70,7 +70,7 @@ pub struct PartToLoad {
 struct Part<'a> {
     path: &'a Path,
     file: Vec<u8>,
-    places: BTreeMap<String, Place>,
+    header: Header,
 }
 
 /// Load a part; returns the rows that were put in.
@@ -138,8 +138,9 @@ impl<'a> Part<'a> {
             let what = format!("its SHA-256 is {found}, the manifest says {}", asked.sha256);
             return Err(CheckpointError::damaged(path, what));
         }
-        let places = read_header(&file).map_err(|what| CheckpointError::damaged(path, what))?;
-        Ok(Self { path, file, places })
+        let header = Header::read(&file)
+            .map_err(|error| CheckpointError::damaged(path, error.to_string()))?;
+        Ok(Self { path, file, header })
     }
 
     fn damaged(&self, what: String) -> CheckpointError {
@@ -164,7 +165,7 @@ impl<'a> Part<'a> {
                 .find_map(|suffix| table.strip_suffix(suffix))
                 .map(str::to_owned)
         };
-        let mut tables: Vec<String> = self.places.keys().filter_map(name).collect();
+        let mut tables: Vec<String> = self.header.names().iter().filter_map(name).collect();
         tables.dedup();
         tables.sort();
         tables.dedup();
@@ -175,23 +176,21 @@ impl<'a> Part<'a> {
     fn array<T: Pod>(
         &self,
         name: &str,
-        kind: Kind,
+        dtype: Dtype,
         columns: Option<usize>,
     ) -> Result<Cow<'_, [T]>, CheckpointError> {
-        let Some(place) = self.places.get(name) else {
+        let Some((found, shape, range)) = self.header.tensor(name) else {
             return Ok(Cow::Borrowed(&[]));
         };
         let fits = match columns {
-            None => place.shape.len() == 1,
-            Some(columns) => {
-                place.shape.len() == 2 && (place.shape[1] == columns || place.range.is_empty())
-            }
+            None => shape.len() == 1,
+            Some(columns) => shape.len() == 2 && (shape[1] == columns || range.is_empty()),
         };
-        if place.kind != kind || !fits {
-            let what = format!("tensor {name} is {:?} {:?}", place.kind, place.shape);
+        if found != dtype || !fits {
+            let what = format!("tensor {name} is {found} {shape:?}");
             return Err(self.damaged(what));
         }
-        let bytes = &self.file[place.range.clone()];
+        let bytes = &self.file[range];
         // Our own files are laid out so that nothing has to be copied.
         Ok(bytemuck::try_cast_slice(bytes).map_or_else(
             |_| Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
@@ -203,7 +202,7 @@ impl<'a> Part<'a> {
     fn memories(&self) -> Result<BTreeMap<u64, SlotMemory>, CheckpointError> {
         let mut memories = BTreeMap::new();
         for row in self
-            .array::<u64>("memory.slots", Kind::U64, Some(3))?
+            .array::<u64>("memory.slots", Dtype::U64, Some(3))?
             .chunks(3)
         {
             let memory = SlotMemory {
@@ -214,7 +213,7 @@ impl<'a> Part<'a> {
         }
         let unknown = |slot| self.damaged(format!("streams of slot {slot}, which is not in it"));
         for row in self
-            .array::<u64>("memory.streams", Kind::U64, Some(6))?
+            .array::<u64>("memory.streams", Dtype::U64, Some(6))?
             .chunks(6)
         {
             let window = StreamWindow {
@@ -225,7 +224,7 @@ impl<'a> Part<'a> {
             memory.streams.push((stream_of(row[1], row[2]), window));
         }
         for row in self
-            .array::<u64>("memory.closed", Kind::U64, Some(3))?
+            .array::<u64>("memory.closed", Dtype::U64, Some(3))?
             .chunks(3)
         {
             let memory = memories.get_mut(&row[0]).ok_or_else(|| unknown(row[0]))?;
@@ -244,16 +243,16 @@ impl<'a> Part<'a> {
         let id = table_id(table);
         let (elements, state_elements) = replicator.store().row_shape(id)?;
         let name = |what: &str| format!("table.{table}.{what}");
-        let deleted_runs = self.array::<u64>(&name("deleted_runs"), Kind::U64, Some(2))?;
-        let deleted = self.array::<u64>(&name("deleted"), Kind::U64, None)?;
+        let deleted_runs = self.array::<u64>(&name("deleted_runs"), Dtype::U64, Some(2))?;
+        let deleted = self.array::<u64>(&name("deleted"), Dtype::U64, None)?;
         for (asked, keys) in self.runs(table, &deleted_runs, deleted.len(), wanted)? {
             let keys = &deleted[keys];
             replicator.load_step(asked, |store| store.remove_rows(asked.slot, id, keys))?;
         }
-        let runs = self.array::<u64>(&name("runs"), Kind::U64, Some(2))?;
-        let keys = self.array::<u64>(&name("keys"), Kind::U64, None)?;
-        let weights = self.array::<f32>(&name("weights"), Kind::F32, Some(elements))?;
-        let state = self.array::<f32>(&name("state"), Kind::F32, Some(state_elements))?;
+        let runs = self.array::<u64>(&name("runs"), Dtype::U64, Some(2))?;
+        let keys = self.array::<u64>(&name("keys"), Dtype::U64, None)?;
+        let weights = self.array::<f32>(&name("weights"), Dtype::F32, Some(elements))?;
+        let state = self.array::<f32>(&name("state"), Dtype::F32, Some(state_elements))?;
         if weights.len() != keys.len() * elements || state.len() != keys.len() * state_elements {
             return Err(self.damaged(format!("table {table}: keys, weights and state do not fit")));
         }

@@ -9,7 +9,7 @@
 mod file;
 mod load;
 mod part;
-mod tensors;
+pub mod tensors;
 
 use std::path::{Path, PathBuf};
 

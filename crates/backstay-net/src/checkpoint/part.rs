@@ -10,7 +10,7 @@ use backstay_core::table::PlainRows;
 use serde::{Deserialize, Serialize};
 
 use super::file::{write_whole, Pace};
-use super::tensors::{header, Tensor};
+use super::tensors::{make_header, Dtype};
 use super::CheckpointError;
 use crate::replicator::Replicator;
 
@@ -76,6 +76,42 @@ struct Content {
     streams: Vec<u64>,
     closed: Vec<u64>,
     tables: BTreeMap<String, TableRows>,
+}
+
+/// An array to be written.
+struct Tensor<'a> {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// Its numbers, little-endian.
+    bytes: &'a [u8],
+}
+
+impl<'a> Tensor<'a> {
+    /// Rows of unsigned numbers; `columns`: None for one dimension.
+    fn numbers(name: String, columns: Option<usize>, values: &'a [u64]) -> Self {
+        let shape = columns.map_or(vec![values.len()], |n| vec![values.len() / n, n]);
+        Self {
+            name,
+            dtype: Dtype::U64,
+            shape,
+            bytes: bytemuck::cast_slice(values),
+        }
+    }
+
+    /// `rows` rows of floats.
+    fn floats(name: String, rows: usize, values: &'a [f32]) -> Self {
+        Self {
+            name,
+            dtype: Dtype::F32,
+            shape: vec![rows, values.len() / rows.max(1)],
+            bytes: bytemuck::cast_slice(values),
+        }
+    }
+
+    fn described(&self) -> (String, Dtype, Vec<usize>) {
+        (self.name.clone(), self.dtype, self.shape.clone())
+    }
 }
 
 /// Slots as they were copied, to be written.
@@ -149,11 +185,13 @@ impl CopiedSlots {
             });
         }
         let tensors = content.tensors();
-        let metadata = [
-            ("format", "backstay-part-1"),
-            ("checkpoint", &*part.checkpoint),
-        ];
-        let header = header(&metadata, &tensors);
+        let metadata = BTreeMap::from([
+            ("format".to_owned(), "backstay-part-1".to_owned()),
+            ("checkpoint".to_owned(), part.checkpoint.clone()),
+        ]);
+        let described = tensors.iter().map(Tensor::described);
+        let header = make_header(metadata, described)
+            .map_err(|error| CheckpointError::damaged(&part.path, error.to_string()))?;
         let mut pieces = vec![&header[..]];
         pieces.extend(tensors.iter().map(|tensor| tensor.bytes));
         let pace = Pace {
