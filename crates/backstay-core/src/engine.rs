@@ -446,7 +446,7 @@ impl Engine {
         let windows = self.streams.windows_mut(transaction.id.stream);
         let elements = table.spec().row_elements();
         let stamped = transaction.optimizer.as_ref();
-        let optimizer = Optimizer::from_spec(stamped.unwrap_or(&table.spec().optimizer));
+        let optimizer = *stamped.unwrap_or(&table.spec().optimizer);
         let mut write = |keys: Range<usize>| {
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];

@@ -2,16 +2,18 @@
 //!
 //! [`TableSpec::from_json`] is the judge. It refuses unknown fields and values out of range,
 //! fills in every default, and what it returns can be used without further checks: sizes do
-//! not overflow and every number is finite in float32. Imports no other module of the core
-//! but its own `check`.
+//! not overflow and every number is finite in float32. Imports its own `check` and
+//! [`crate::optimizer`], whose structs are the settings.
 
 mod check;
 
 use serde::{Deserialize, Serialize};
 
+use crate::optimizer::Optimizer;
+
 pub use check::{
     SpecError, MAX_BLOCK_ELEMENTS, MAX_DENSE_ELEMENTS, MAX_DIM, MAX_FAN, MAX_JSON_BYTES,
-    MAX_NAME_BYTES, MAX_RANK, MIN_EPSILON,
+    MAX_NAME_BYTES, MAX_RANK,
 };
 
 /// Everything that decides the content of a table, given the pushes.
@@ -32,7 +34,7 @@ pub struct TableSpec {
     #[serde(default)]
     pub seed: u64,
     /// What a push does to a row.
-    pub optimizer: OptimizerSpec,
+    pub optimizer: Optimizer,
     /// What happens to NaN and infinity in gradients.
     #[serde(default)]
     pub non_finite: NonFinitePolicy,
@@ -121,87 +123,6 @@ pub enum XavierDistribution {
     Uniform,
     /// Normal with standard deviation `gain * sqrt(2 / (fan_in + fan_out))`.
     Normal,
-}
-
-/// An optimizer and its settings; each has its formula in its file in [`crate::optimizer`].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-#[allow(missing_docs)] // The fields are the symbols of the formulas.
-pub enum OptimizerSpec {
-    /// Gradient descent.
-    Sgd {
-        #[serde(default = "default_sgd_rate")]
-        learning_rate: f64,
-    },
-    /// Gradient descent with momentum.
-    Momentum {
-        learning_rate: f64,
-        #[serde(default = "default_momentum")]
-        momentum: f64,
-        #[serde(default)]
-        nesterov: bool,
-    },
-    /// Adagrad.
-    Adagrad {
-        learning_rate: f64,
-        #[serde(default = "default_adagrad_epsilon")]
-        epsilon: f64,
-        #[serde(default)]
-        initial_accumulator: f64,
-    },
-    /// Adam, lazy.
-    Adam {
-        #[serde(default = "default_adam_rate")]
-        learning_rate: f64,
-        #[serde(default = "default_beta1")]
-        beta1: f64,
-        #[serde(default = "default_beta2")]
-        beta2: f64,
-        #[serde(default = "default_epsilon")]
-        epsilon: f64,
-    },
-    /// Adam with decoupled weight decay, lazy.
-    #[serde(rename = "adamw")]
-    AdamW {
-        #[serde(default = "default_adam_rate")]
-        learning_rate: f64,
-        #[serde(default = "default_beta1")]
-        beta1: f64,
-        #[serde(default = "default_beta2")]
-        beta2: f64,
-        #[serde(default = "default_epsilon")]
-        epsilon: f64,
-        #[serde(default = "default_weight_decay")]
-        weight_decay: f64,
-    },
-    /// RMSProp.
-    #[serde(rename = "rmsprop")]
-    RmsProp {
-        #[serde(default = "default_rmsprop_rate")]
-        learning_rate: f64,
-        #[serde(default = "default_rho")]
-        rho: f64,
-        #[serde(default = "default_epsilon")]
-        epsilon: f64,
-        #[serde(default)]
-        momentum: f64,
-        #[serde(default)]
-        centered: bool,
-        #[serde(default)]
-        epsilon_inside_sqrt: bool,
-    },
-    /// FTRL-Proximal.
-    Ftrl {
-        learning_rate: f64,
-        #[serde(default)]
-        l1: f64,
-        #[serde(default)]
-        l2: f64,
-        #[serde(default = "default_learning_rate_power")]
-        learning_rate_power: f64,
-        #[serde(default = "default_ftrl_accumulator")]
-        initial_accumulator: f64,
-    },
 }
 
 /// What happens to gradients that are NaN or infinite.
@@ -295,37 +216,6 @@ impl TableSpec {
     }
 }
 
-impl OptimizerSpec {
-    /// This optimizer with the settings of another one, but for those that decide the layout of a
-    /// row: which optimizer it is, and what state it keeps.
-    #[must_use]
-    pub fn with_settings_of(&self, other: &Self) -> Self {
-        let mut next = *other;
-        if let (
-            Self::RmsProp {
-                momentum: held,
-                centered: held_centered,
-                ..
-            },
-            Self::RmsProp {
-                momentum, centered, ..
-            },
-        ) = (self, &mut next)
-        {
-            *centered = *held_centered;
-            // Steps are kept only with momentum.
-            if (*held > 0.0) != (*momentum > 0.0) {
-                *momentum = *held;
-            }
-        }
-        if std::mem::discriminant(self) == std::mem::discriminant(other) {
-            next
-        } else {
-            *self
-        }
-    }
-}
-
 impl Storage {
     /// The name in the JSON form.
     pub fn name(self) -> &'static str {
@@ -345,42 +235,6 @@ fn default_std() -> f64 {
 }
 fn default_block_elements() -> u64 {
     4096
-}
-fn default_sgd_rate() -> f64 {
-    0.01
-}
-fn default_momentum() -> f64 {
-    0.9
-}
-fn default_adagrad_epsilon() -> f64 {
-    1e-10
-}
-fn default_adam_rate() -> f64 {
-    0.001
-}
-fn default_beta1() -> f64 {
-    0.9
-}
-fn default_beta2() -> f64 {
-    0.999
-}
-fn default_epsilon() -> f64 {
-    1e-8
-}
-fn default_weight_decay() -> f64 {
-    0.01
-}
-fn default_rmsprop_rate() -> f64 {
-    0.01
-}
-fn default_rho() -> f64 {
-    0.99
-}
-fn default_learning_rate_power() -> f64 {
-    -0.5
-}
-fn default_ftrl_accumulator() -> f64 {
-    0.1
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
-use crate::spec::{OptimizerSpec, TableSpec};
+use crate::spec::TableSpec;
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
@@ -51,7 +51,7 @@ impl Table {
     /// An empty table over the slots `first_slot .. first_slot + slots`.
     pub fn new(spec: Arc<TableSpec>, space: SlotSpace, first_slot: u32, slots: u32) -> Self {
         let elements = spec.row_elements();
-        let optimizer = Optimizer::from_spec(&spec.optimizer);
+        let optimizer = &spec.optimizer;
         Self {
             id: table_id(&spec.name),
             initializer: RowInitializer::new(&spec),
@@ -95,10 +95,8 @@ impl Table {
     }
 
     /// Refuse settings under which rows of this table cannot be changed.
-    pub fn check_stamp(&self, stamp: Option<&OptimizerSpec>) -> Result<(), Refusal> {
-        let fits = |stamp: &OptimizerSpec| {
-            Optimizer::from_spec(stamp).state_elements(self.elements) == self.state_words
-        };
+    pub fn check_stamp(&self, stamp: Option<&Optimizer>) -> Result<(), Refusal> {
+        let fits = |stamp: &Optimizer| stamp.state_elements(self.elements) == self.state_words;
         if stamp.is_some_and(fits) {
             return Ok(());
         }

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
 
 use backstay_core::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
-use backstay_core::spec::OptimizerSpec;
 use proptest::prelude::*;
 
 const ALL: [&str; 11] = [
@@ -24,10 +23,12 @@ const ALL: [&str; 11] = [
 const DIM: usize = 7;
 
 fn optimizers() -> Vec<Optimizer> {
-    let read = |json: &str| serde_json::from_str::<OptimizerSpec>(json).unwrap();
-    ALL.iter()
-        .map(|json| Optimizer::from_spec(&read(json)))
-        .collect()
+    let read = |json: &str| serde_json::from_str::<Optimizer>(json).unwrap();
+    let all: Vec<Optimizer> = ALL.iter().map(|json| read(json)).collect();
+    for name in Optimizer::NAMES {
+        assert!(all.iter().any(|one| one.name() == *name), "no {name} here");
+    }
+    all
 }
 
 /// Weights and state of one row, compared by bits.
@@ -166,7 +167,7 @@ fn a_learning_rate_of_zero_moves_nothing() {
 #[test]
 fn ftrl_with_l1_makes_exact_zeros() {
     let spec = r#"{"ftrl": {"learning_rate": 0.1, "l1": 1.0}}"#;
-    let optimizer = Optimizer::from_spec(&serde_json::from_str(spec).unwrap());
+    let optimizer: Optimizer = serde_json::from_str(spec).unwrap();
     let mut row = Row::new(&optimizer, &[0.0; 2]);
     optimizer.update(&mut row.0, &mut row.1, &[0.5, 5.0], 1.0);
     assert_eq!(row.0[0].to_bits(), 0);

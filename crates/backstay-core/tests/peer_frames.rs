@@ -8,8 +8,8 @@ use std::sync::Arc;
 use backstay_core::engine::SlotMemory;
 use backstay_core::error::Refusal;
 use backstay_core::hash::SlotSpace;
+use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::message::{Message, Refuse, SlotOrder};
-use backstay_core::spec::OptimizerSpec;
 use backstay_core::stream::{StreamId, StreamWindow, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 use backstay_core::wire::peer::{decode, encode, Encoded, Introduction, PeerFrame, Purpose};
@@ -83,9 +83,9 @@ fn push() -> (Arc<Transaction>, Vec<StagedRun>) {
     };
     let batch = Batch::new(&keys, &values);
     let mut push = Transaction::new(space(), id, 8, 77, change, batch).unwrap();
-    push.optimizer = Some(OptimizerSpec::Sgd {
+    push.optimizer = Some(Optimizer::Sgd(Sgd {
         learning_rate: 0.25,
-    });
+    }));
     let place = |(n, run): (usize, &_)| StagedRun {
         term: 2,
         position: 100 + n as u64,

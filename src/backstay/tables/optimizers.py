@@ -1,7 +1,8 @@
 """What a push does to a row, on the servers: settings and sources of each optimizer.
 
 ``w`` is a weight, ``g`` its gradient. Every optimizer keeps its state per row and changes only
-rows that are pushed. Imports ``backstay.tables.checks`` only.
+rows that are pushed. A new optimizer is a class here, whose name in lower case is that of the JSON
+form, and a member of ``Optimizer``. Imports ``backstay.tables.checks`` only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ class SGD:
 
     def __post_init__(self) -> None:
         check_number(self, "learning_rate", 0.0)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,10 @@ class Momentum:
         check_fraction(self, "momentum")
         check_flag(self, "nesterov")
 
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return row_elements
+
 
 @dataclass(frozen=True)
 class Adagrad:
@@ -59,6 +68,10 @@ class Adagrad:
         check_number(self, "learning_rate", 0.0)
         check_number(self, "epsilon", MIN_EPSILON)
         check_number(self, "initial_accumulator", 0.0)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return row_elements
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,11 @@ class Adam:
         check_fraction(self, "beta1")
         check_fraction(self, "beta2")
         check_number(self, "epsilon", MIN_EPSILON)
+
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        # Two moments for each weight, and how often the row was updated.
+        return 2 * row_elements + 1
 
 
 @dataclass(frozen=True)
@@ -131,6 +149,10 @@ class RMSProp:
         check_flag(self, "centered")
         check_flag(self, "epsilon_inside_sqrt")
 
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return row_elements * (1 + self.centered + (self.momentum > 0.0))
+
 
 @dataclass(frozen=True)
 class FTRL:
@@ -156,23 +178,9 @@ class FTRL:
         check_number(self, "learning_rate_power", -1.0, 0.0)
         check_number(self, "initial_accumulator", MIN_EPSILON)
 
-
-def state_elements(optimizer: Optimizer, row_elements: int) -> int:
-    """Return the words of state that an optimizer keeps for a row of so many weights.
-
-    The same rule as ``state_elements`` in the core.
-    """
-    match optimizer:
-        case SGD():
-            return 0
-        case Adam():  # AdamW too: two moments for each weight, and how often the row was updated
-            return 2 * row_elements + 1
-        case FTRL():
-            return 2 * row_elements
-        case RMSProp():
-            return row_elements * (1 + optimizer.centered + (optimizer.momentum > 0.0))
-        case _:
-            return row_elements
+    def state_elements(self, row_elements: int) -> int:
+        """Return the words of state of a row of so many weights, as the core does."""
+        return 2 * row_elements
 
 
 Optimizer: TypeAlias = SGD | Momentum | Adagrad | Adam | AdamW | RMSProp | FTRL

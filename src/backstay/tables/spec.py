@@ -32,17 +32,7 @@ from backstay.tables.initializers import (
     Xavier,
     Zeros,
 )
-from backstay.tables.optimizers import (
-    FTRL,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Momentum,
-    Optimizer,
-    RMSProp,
-    state_elements,
-)
+from backstay.tables.optimizers import SGD, Optimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}", re.ASCII)
 
@@ -123,13 +113,7 @@ _INITIALIZERS: dict[str, Callable[..., Initializer]] = {
     "xavier": Xavier,
 }
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": SGD,
-    "momentum": Momentum,
-    "adagrad": Adagrad,
-    "adam": Adam,
-    "adamw": AdamW,
-    "rmsprop": RMSProp,
-    "ftrl": FTRL,
+    made.__name__.lower(): made for made in get_args(Optimizer)
 }
 _NON_FINITE: dict[str, Callable[..., NonFinite]] = {"refuse": Refuse, "clip": Clip}
 _JSON_NAMES: dict[Callable[..., object], str] = {
@@ -241,7 +225,7 @@ class TableSpec:
     @property
     def state_elements(self) -> int:
         """Words of optimizer state of one row, float32."""
-        return state_elements(self.optimizer, self.row_elements)
+        return self.optimizer.state_elements(self.row_elements)
 
     def to_json(self) -> str:
         """Return the JSON form, every default filled in."""

@@ -1,6 +1,8 @@
 //! Adam, lazy: each row counts its own updates.
 
-use super::RowOptimizer;
+use serde::{Deserialize, Serialize};
+
+use super::{Range, RowOptimizer, Settings, FRACTION, NOT_NEGATIVE, POSITIVE};
 
 /// ```text
 /// t += 1
@@ -25,16 +27,62 @@ use super::RowOptimizer;
 /// first step is `learning_rate * (1 - beta1) / sqrt(1 - beta2)`, some 3.2 times larger with
 /// the default betas; here it is `learning_rate`, as for any first step. The results are equal
 /// where every row is pushed at every step, as those of dense tables are.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Adam {
     /// Step size.
+    #[serde(default = "default_learning_rate")]
     pub learning_rate: f64,
     /// Share of the mean gradient that stays.
+    #[serde(default = "default_beta1")]
     pub beta1: f64,
     /// Share of the mean squared gradient that stays.
+    #[serde(default = "default_beta2")]
     pub beta2: f64,
     /// Keeps steps finite where gradients are 0.
+    #[serde(default = "default_epsilon")]
     pub epsilon: f64,
+}
+
+pub(super) fn default_learning_rate() -> f64 {
+    0.001
+}
+pub(super) fn default_beta1() -> f64 {
+    0.9
+}
+pub(super) fn default_beta2() -> f64 {
+    0.999
+}
+pub(super) fn default_epsilon() -> f64 {
+    1e-8
+}
+
+impl Settings for Adam {
+    const NUMBERS: &'static [(&'static str, Range)] = &[
+        ("learning_rate", NOT_NEGATIVE),
+        ("beta1", FRACTION),
+        ("beta2", FRACTION),
+        ("epsilon", POSITIVE),
+    ];
+
+    fn numbers(&self) -> [f64; 5] {
+        [
+            self.learning_rate,
+            self.beta1,
+            self.beta2,
+            self.epsilon,
+            0.0,
+        ]
+    }
+
+    fn of([learning_rate, beta1, beta2, epsilon, _]: [f64; 5], _: [bool; 2]) -> Self {
+        Self {
+            learning_rate,
+            beta1,
+            beta2,
+            epsilon,
+        }
+    }
 }
 
 impl RowOptimizer for Adam {

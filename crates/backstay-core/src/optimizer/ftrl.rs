@@ -1,6 +1,8 @@
 //! FTRL-Proximal: sparse models by L1 regularization.
 
-use super::{scaled_rate, RowOptimizer};
+use serde::{Deserialize, Serialize};
+
+use super::{scaled_rate, Range, RowOptimizer, Settings, NOT_NEGATIVE, POSITIVE};
 
 /// Below this learning rate a push is ignored: the formula divides by it.
 const MIN_RATE: f32 = 1e-30;
@@ -25,18 +27,65 @@ const MIN_RATE: f32 = 1e-30;
 ///
 /// The weights follow from `z` and `n` alone, so initial weights other than 0 are forgotten at
 /// a row's first push. A push whose learning rate is 0 (or below 1e-30) changes nothing.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Ftrl {
     /// Step size.
     pub learning_rate: f64,
     /// Strength of L1 regularization: weights of little use become exactly 0.
+    #[serde(default)]
     pub l1: f64,
     /// Strength of L2 regularization.
+    #[serde(default)]
     pub l2: f64,
     /// How the step size shrinks with the gradients seen; -1 to 0.
+    #[serde(default = "default_learning_rate_power")]
     pub learning_rate_power: f64,
     /// The sum of squared gradients that a new row starts with; above 0.
+    #[serde(default = "default_initial_accumulator")]
     pub initial_accumulator: f64,
+}
+
+fn default_learning_rate_power() -> f64 {
+    -0.5
+}
+fn default_initial_accumulator() -> f64 {
+    0.1
+}
+
+impl Settings for Ftrl {
+    const NUMBERS: &'static [(&'static str, Range)] = &[
+        // The formula divides by it.
+        ("learning_rate", POSITIVE),
+        ("l1", NOT_NEGATIVE),
+        ("l2", NOT_NEGATIVE),
+        ("learning_rate_power", (-1.0, 0.0)),
+        // With 0, a tiny first gradient would divide by 0.
+        ("initial_accumulator", POSITIVE),
+    ];
+
+    fn numbers(&self) -> [f64; 5] {
+        [
+            self.learning_rate,
+            self.l1,
+            self.l2,
+            self.learning_rate_power,
+            self.initial_accumulator,
+        ]
+    }
+
+    fn of(
+        [learning_rate, l1, l2, learning_rate_power, initial_accumulator]: [f64; 5],
+        _: [bool; 2],
+    ) -> Self {
+        Self {
+            learning_rate,
+            l1,
+            l2,
+            learning_rate_power,
+            initial_accumulator,
+        }
+    }
 }
 
 impl Ftrl {

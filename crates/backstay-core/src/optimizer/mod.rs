@@ -7,7 +7,9 @@
 //! is fused or reassociated, so every machine computes the same bits.
 //!
 //! Settings are float64. What depends on settings alone is computed in float64 and rounded
-//! once, as PyTorch does; arithmetic on weights is float32. Imports [`crate::spec`] only.
+//! once, as PyTorch does; arithmetic on weights is float32. Imports no other module of the core.
+//!
+//! A new optimizer is a file like those of the others, and its line in `optimizers!`.
 
 mod adagrad;
 mod adam;
@@ -25,7 +27,44 @@ pub use momentum::Momentum;
 pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
 
-use crate::spec::OptimizerSpec;
+use serde::{Deserialize, Serialize};
+
+/// Smallest epsilon: a smaller one is lost in float32, and 0 / 0 would follow.
+pub const MIN_EPSILON: f64 = 1e-30;
+/// Largest magnitude of any setting; far from where float32 overflows.
+pub(crate) const MAX_NUMBER: f64 = 1e30;
+
+/// Lowest and highest value of a setting.
+pub type Range = (f64, f64);
+
+const NOT_NEGATIVE: Range = (0.0, MAX_NUMBER);
+const POSITIVE: Range = (MIN_EPSILON, MAX_NUMBER);
+/// Up to the last number below 1.
+const FRACTION: Range = (0.0, 1.0 - f64::EPSILON / 2.0);
+
+/// The settings of an optimizer: its JSON form is that of the struct, and servers send each other
+/// the numbers and flags in this order.
+pub trait Settings: Sized {
+    /// Name and range of each number.
+    const NUMBERS: &'static [(&'static str, Range)];
+
+    /// The numbers, then zeros.
+    fn numbers(&self) -> [f64; 5];
+
+    /// The flags, then false.
+    fn flags(&self) -> [bool; 2] {
+        [false; 2]
+    }
+
+    /// The optimizer with these settings.
+    fn of(numbers: [f64; 5], flags: [bool; 2]) -> Self;
+
+    /// These settings, but for those that decide which state a row keeps.
+    #[must_use]
+    fn with_state_of(self, _held: &Self) -> Self {
+        self
+    }
+}
 
 /// One optimizer with its settings.
 pub trait RowOptimizer {
@@ -59,65 +98,85 @@ pub trait OptimizerVisitor {
     fn visit<O: RowOptimizer>(self, optimizer: &O) -> Self::Out;
 }
 
-/// Any of the optimizers.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)] // Each variant is the struct of its name.
-pub enum Optimizer {
-    Sgd(Sgd),
-    Momentum(Momentum),
-    Adagrad(Adagrad),
-    Adam(Adam),
-    AdamW(AdamW),
-    RmsProp(RmsProp),
-    Ftrl(Ftrl),
+macro_rules! optimizers {
+    ($($kind:literal $name:literal $optimizer:ident)*) => {
+        /// Any of the optimizers, with its settings.
+        #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+        #[allow(missing_docs)] // Each variant is the struct of its name.
+        pub enum Optimizer {
+            $(#[serde(rename = $name)] $optimizer($optimizer),)*
+        }
+
+        impl Optimizer {
+            /// The names of all of them in the JSON form.
+            pub const NAMES: &'static [&'static str] = &[$($name),*];
+
+            /// Its name in the JSON form.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$optimizer(_) => $name,)*
+                }
+            }
+
+            /// Name and range of each number among its settings.
+            pub fn ranges(&self) -> &'static [(&'static str, Range)] {
+                match self {
+                    $(Self::$optimizer(_) => <$optimizer as Settings>::NUMBERS,)*
+                }
+            }
+
+            /// What servers send each other: the kind, then flags and numbers of [`Settings`].
+            pub fn words(&self) -> (u64, [bool; 2], [f64; 5]) {
+                match self {
+                    $(Self::$optimizer(one) => ($kind, one.flags(), one.numbers()),)*
+                }
+            }
+
+            /// From [`Self::words`]; None if there is no such kind.
+            pub fn from_words(kind: u64, flags: [bool; 2], numbers: [f64; 5]) -> Option<Self> {
+                match kind {
+                    $($kind => Some(Self::$optimizer(Settings::of(numbers, flags))),)*
+                    _ => None,
+                }
+            }
+
+            /// This optimizer with the settings of another one, but for those that decide the
+            /// layout of a row: which optimizer it is, and what state it keeps.
+            #[must_use]
+            pub fn with_settings_of(&self, other: &Self) -> Self {
+                match (self, other) {
+                    $((Self::$optimizer(held), Self::$optimizer(wanted)) => {
+                        Self::$optimizer(wanted.with_state_of(held))
+                    })*
+                    _ => *self,
+                }
+            }
+
+            /// Run a visitor with the optimizer's own type.
+            pub fn dispatch<V: OptimizerVisitor>(&self, visitor: V) -> V::Out {
+                match self {
+                    $(Self::$optimizer(optimizer) => visitor.visit(optimizer),)*
+                }
+            }
+
+            fn as_row_optimizer(&self) -> &dyn RowOptimizer {
+                match self {
+                    $(Self::$optimizer(optimizer) => optimizer,)*
+                }
+            }
+        }
+    };
 }
 
-impl Optimizer {
-    /// The optimizer of a checked table description.
-    #[rustfmt::skip] // A table: pattern and value of an optimizer stand one above the other.
-    pub fn from_spec(spec: &OptimizerSpec) -> Self {
-        match *spec {
-            OptimizerSpec::Sgd { learning_rate } =>
-                Self::Sgd(Sgd { learning_rate }),
-            OptimizerSpec::Momentum { learning_rate, momentum, nesterov } =>
-                Self::Momentum(Momentum { learning_rate, momentum, nesterov }),
-            OptimizerSpec::Adagrad { learning_rate, epsilon, initial_accumulator } =>
-                Self::Adagrad(Adagrad { learning_rate, epsilon, initial_accumulator }),
-            OptimizerSpec::Adam { learning_rate, beta1, beta2, epsilon } =>
-                Self::Adam(Adam { learning_rate, beta1, beta2, epsilon }),
-            OptimizerSpec::AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } =>
-                Self::AdamW(AdamW { adam: Adam { learning_rate, beta1, beta2, epsilon }, weight_decay }),
-            OptimizerSpec::RmsProp { learning_rate, rho, epsilon, momentum, centered, epsilon_inside_sqrt } =>
-                Self::RmsProp(RmsProp { learning_rate, rho, epsilon, momentum, centered, epsilon_inside_sqrt }),
-            OptimizerSpec::Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator } =>
-                Self::Ftrl(Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator }),
-        }
-    }
-
-    /// Run a visitor with the optimizer's own type.
-    pub fn dispatch<V: OptimizerVisitor>(&self, visitor: V) -> V::Out {
-        match self {
-            Self::Sgd(optimizer) => visitor.visit(optimizer),
-            Self::Momentum(optimizer) => visitor.visit(optimizer),
-            Self::Adagrad(optimizer) => visitor.visit(optimizer),
-            Self::Adam(optimizer) => visitor.visit(optimizer),
-            Self::AdamW(optimizer) => visitor.visit(optimizer),
-            Self::RmsProp(optimizer) => visitor.visit(optimizer),
-            Self::Ftrl(optimizer) => visitor.visit(optimizer),
-        }
-    }
-
-    fn as_row_optimizer(&self) -> &dyn RowOptimizer {
-        match self {
-            Self::Sgd(optimizer) => optimizer,
-            Self::Momentum(optimizer) => optimizer,
-            Self::Adagrad(optimizer) => optimizer,
-            Self::Adam(optimizer) => optimizer,
-            Self::AdamW(optimizer) => optimizer,
-            Self::RmsProp(optimizer) => optimizer,
-            Self::Ftrl(optimizer) => optimizer,
-        }
-    }
+// Kind between servers, name in JSON, struct.
+optimizers! {
+    1 "sgd" Sgd
+    2 "momentum" Momentum
+    3 "adagrad" Adagrad
+    4 "adam" Adam
+    5 "adamw" AdamW
+    6 "rmsprop" RmsProp
+    7 "ftrl" Ftrl
 }
 
 /// For a single row; batches use [`Optimizer::dispatch`].

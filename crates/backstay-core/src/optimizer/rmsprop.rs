@@ -1,6 +1,8 @@
 //! RMSProp, plain or centred, with or without momentum.
 
-use super::{scaled_rate, RowOptimizer};
+use serde::{Deserialize, Serialize};
+
+use super::{scaled_rate, Range, RowOptimizer, Settings, FRACTION, NOT_NEGATIVE, POSITIVE};
 
 /// ```text
 /// s  = rho * s + (1 - rho) * g * g
@@ -20,20 +22,88 @@ use super::{scaled_rate, RowOptimizer};
 /// They also accumulate `learning_rate * g / d` in `b`, PyTorch and this code `g / d`: the same
 /// as long as the learning rate is.
 /// Rounding can bring `s - a * a` below 0, where both frameworks give NaN; here it counts as 0.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RmsProp {
     /// Step size.
+    #[serde(default = "default_learning_rate")]
     pub learning_rate: f64,
     /// Share of the mean squared gradient that stays.
+    #[serde(default = "default_rho")]
     pub rho: f64,
     /// Keeps steps finite where gradients are 0.
+    #[serde(default = "default_epsilon")]
     pub epsilon: f64,
     /// Share of the last step that stays.
+    #[serde(default)]
     pub momentum: f64,
     /// Divide by the deviation of gradients instead of their root mean square.
+    #[serde(default)]
     pub centered: bool,
     /// `sqrt(x + epsilon)` instead of `sqrt(x) + epsilon`.
+    #[serde(default)]
     pub epsilon_inside_sqrt: bool,
+}
+
+fn default_learning_rate() -> f64 {
+    0.01
+}
+fn default_rho() -> f64 {
+    0.99
+}
+fn default_epsilon() -> f64 {
+    1e-8
+}
+
+impl Settings for RmsProp {
+    const NUMBERS: &'static [(&'static str, Range)] = &[
+        ("learning_rate", NOT_NEGATIVE),
+        ("rho", FRACTION),
+        ("epsilon", POSITIVE),
+        ("momentum", FRACTION),
+    ];
+
+    fn numbers(&self) -> [f64; 5] {
+        [
+            self.learning_rate,
+            self.rho,
+            self.epsilon,
+            self.momentum,
+            0.0,
+        ]
+    }
+
+    fn flags(&self) -> [bool; 2] {
+        [self.centered, self.epsilon_inside_sqrt]
+    }
+
+    fn of(
+        [learning_rate, rho, epsilon, momentum, _]: [f64; 5],
+        [centered, epsilon_inside_sqrt]: [bool; 2],
+    ) -> Self {
+        Self {
+            learning_rate,
+            rho,
+            epsilon,
+            momentum,
+            centered,
+            epsilon_inside_sqrt,
+        }
+    }
+
+    fn with_state_of(self, held: &Self) -> Self {
+        // Steps are kept only with momentum.
+        let keeps_steps = (held.momentum > 0.0) == (self.momentum > 0.0);
+        Self {
+            centered: held.centered,
+            momentum: if keeps_steps {
+                self.momentum
+            } else {
+                held.momentum
+            },
+            ..self
+        }
+    }
 }
 
 impl RmsProp {

@@ -5,7 +5,8 @@ use std::fmt::Display;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{Initializer, NonFinitePolicy, OptimizerSpec, TableKind, TableSpec};
+use super::{Initializer, NonFinitePolicy, TableKind, TableSpec};
+use crate::optimizer::{Optimizer, MAX_NUMBER, MIN_EPSILON};
 
 /// Longest JSON text of one description.
 pub const MAX_JSON_BYTES: usize = 65_536;
@@ -21,16 +22,6 @@ pub const MAX_DENSE_ELEMENTS: u64 = 1 << 40;
 pub const MAX_RANK: usize = 16;
 /// Largest `fan_in` and `fan_out`.
 pub const MAX_FAN: u64 = 1 << 40;
-/// Smallest epsilon: a smaller one is lost in float32, and 0 / 0 would follow.
-pub const MIN_EPSILON: f64 = 1e-30;
-/// Largest magnitude of any setting; far from where float32 overflows.
-const MAX_NUMBER: f64 = 1e30;
-
-/// Lowest and highest value of settings.
-const NOT_NEGATIVE: (f64, f64) = (0.0, MAX_NUMBER);
-const POSITIVE: (f64, f64) = (MIN_EPSILON, MAX_NUMBER);
-/// Up to the last number below 1.
-const FRACTION: (f64, f64) = (0.0, 1.0 - f64::EPSILON / 2.0);
 
 /// Why a table description was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -162,63 +153,11 @@ impl Checker<'_> {
         }
     }
 
-    #[rustfmt::skip] // A table: one line per setting.
-    fn optimizer(&self, optimizer: &OptimizerSpec) -> Result<(), SpecError> {
-        use OptimizerSpec::{AdamW, Adagrad, Adam, Ftrl, Momentum, RmsProp, Sgd};
-        match *optimizer {
-            Sgd { learning_rate } => self.settings("sgd", &[
-                ("learning_rate", learning_rate, NOT_NEGATIVE),
-            ]),
-            Momentum { learning_rate, momentum, .. } => self.settings("momentum", &[
-                ("learning_rate", learning_rate, NOT_NEGATIVE),
-                ("momentum", momentum, FRACTION),
-            ]),
-            Adagrad { learning_rate, epsilon, initial_accumulator } => self.settings("adagrad", &[
-                ("learning_rate", learning_rate, NOT_NEGATIVE),
-                ("epsilon", epsilon, POSITIVE),
-                ("initial_accumulator", initial_accumulator, NOT_NEGATIVE),
-            ]),
-            Adam { learning_rate, beta1, beta2, epsilon } => {
-                self.adam("adam", learning_rate, [beta1, beta2], epsilon)
-            }
-            AdamW { learning_rate, beta1, beta2, epsilon, weight_decay } => {
-                self.adam("adamw", learning_rate, [beta1, beta2], epsilon)?;
-                self.settings("adamw", &[("weight_decay", weight_decay, NOT_NEGATIVE)])
-            }
-            RmsProp { learning_rate, rho, epsilon, momentum, .. } => self.settings("rmsprop", &[
-                ("learning_rate", learning_rate, NOT_NEGATIVE),
-                ("rho", rho, FRACTION),
-                ("epsilon", epsilon, POSITIVE),
-                ("momentum", momentum, FRACTION),
-            ]),
-            Ftrl { learning_rate, l1, l2, learning_rate_power, initial_accumulator } => self.settings("ftrl", &[
-                // The formula divides by it.
-                ("learning_rate", learning_rate, POSITIVE),
-                ("l1", l1, NOT_NEGATIVE),
-                ("l2", l2, NOT_NEGATIVE),
-                ("learning_rate_power", learning_rate_power, (-1.0, 0.0)),
-                // With 0, a tiny first gradient would divide by 0.
-                ("initial_accumulator", initial_accumulator, POSITIVE),
-            ]),
-        }
-    }
-
-    fn adam(&self, name: &str, rate: f64, betas: [f64; 2], epsilon: f64) -> Result<(), SpecError> {
-        self.settings(
-            name,
-            &[
-                ("learning_rate", rate, NOT_NEGATIVE),
-                ("beta1", betas[0], FRACTION),
-                ("beta2", betas[1], FRACTION),
-                ("epsilon", epsilon, POSITIVE),
-            ],
-        )
-    }
-
-    /// Check (field, value, lowest and highest allowed) of an optimizer.
-    fn settings(&self, optimizer: &str, all: &[(&str, f64, (f64, f64))]) -> Result<(), SpecError> {
-        all.iter().try_for_each(|&(field, value, (low, high))| {
-            self.number(&format!("optimizer.{optimizer}.{field}"), value, low, high)
+    fn optimizer(&self, optimizer: &Optimizer) -> Result<(), SpecError> {
+        let (name, (_, _, numbers)) = (optimizer.name(), optimizer.words());
+        let mut all = optimizer.ranges().iter().zip(numbers);
+        all.try_for_each(|(&(field, (low, high)), value)| {
+            self.number(&format!("optimizer.{name}.{field}"), value, low, high)
         })
     }
 

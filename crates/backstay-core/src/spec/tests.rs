@@ -1,6 +1,7 @@
 //! Table descriptions that must be read, and hostile ones that must be refused by name.
 
 use super::*;
+use crate::optimizer::Sgd;
 
 /// A description with one part replaced.
 fn json_with(part: &str, value: &str) -> String {
@@ -362,7 +363,7 @@ fn nan_and_infinite_learning_rates() {
     }
     for learning_rate in [f64::NAN, f64::INFINITY] {
         let spec = TableSpec {
-            optimizer: OptimizerSpec::Sgd { learning_rate },
+            optimizer: Optimizer::Sgd(Sgd { learning_rate }),
             ..read("", "")
         };
         let message = spec.check().unwrap_err().to_string();

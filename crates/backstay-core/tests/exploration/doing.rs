@@ -107,9 +107,9 @@ impl World {
         let one = &mut self.pushes[push];
         one.attempts += 1;
         // The table's settings change between any two attempts.
-        transaction.optimizer = Some(OptimizerSpec::Sgd {
+        transaction.optimizer = Some(Optimizer::Sgd(Sgd {
             learning_rate: 1.0 + one.attempts as f64 / 64.0,
-        });
+        }));
         let transaction = Arc::new(transaction);
         let token = one.attempts * pushes + push as u64;
         one.waits.push((token, slots));

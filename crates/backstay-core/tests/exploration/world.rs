@@ -12,11 +12,12 @@ use std::sync::Arc;
 use backstay_core::engine::{Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::{mix64, table_id, SlotSpace};
+use backstay_core::optimizer::{Optimizer, Sgd};
 use backstay_core::replication::{
     fingerprint, LocalRows, Message, NodeId, Replica, ReplicaOptions, Report, RoutingTable, Rows,
     Way, Work,
 };
-use backstay_core::spec::{OptimizerSpec, TableSpec};
+use backstay_core::spec::TableSpec;
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::{Batch, Change, StagedRun, Transaction};
 
