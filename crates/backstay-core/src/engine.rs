@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::{table_id, SlotSpace};
-use crate::optimizer::Optimizer;
 use crate::spec::TableSpec;
 use crate::stream::StreamId;
 use crate::stream_memory::StreamMemory;

@@ -9,9 +9,9 @@
 //! controller is asked to take it in.
 
 use super::message::{Message, Refuse, SlotOrder};
-use super::peer::{Awaited, Copy, Peer};
+use super::peer::{Awaited, Copy, CopyOut, Peer};
 use super::replica::Replica;
-use super::rows::{Rows, SlotCopy};
+use super::rows::Rows;
 use super::state::{CopyIn, Role, Work};
 use super::{Micros, NodeId};
 use crate::engine::{CopyPiece, ServingState, SlotMemory};
@@ -24,25 +24,6 @@ const SLOW_DIVISOR: Micros = 8;
 /// A copy's receiver keeps what is pushed meanwhile: as many bytes as came of the copy, and so
 /// many more. Who pushes more has to wait for the copy.
 const BEHIND_BYTES: u64 = 64 << 20;
-
-/// A copy that goes to a node.
-#[derive(Debug, Clone)]
-pub(super) struct CopyOut {
-    head: SlotOrder,
-    /// Which copy of this node's: what is said of an earlier one of the slot is not of this.
-    number: u64,
-    copy: SlotCopy,
-    bytes_sent: u64,
-    /// Bytes of pushes that have gone out since the copy began, and touch its slot.
-    bytes_behind: u64,
-}
-
-impl CopyOut {
-    /// Which slot's.
-    pub(super) fn slot(&self) -> u32 {
-        self.head.slot
-    }
-}
 
 impl Replica {
     /// Copies of slots that are not this node's any more, or to nodes that left.

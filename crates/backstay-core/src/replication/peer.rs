@@ -3,15 +3,38 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::catch_up::CopyOut;
 use super::credit::Credit;
-use super::message::{Message, Refuse};
+use super::message::{Message, Refuse, SlotOrder};
+use super::rows::SlotCopy;
 use super::Micros;
 use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
 
 /// For so long a node that had no room for a copy counts as full.
 const FULL_FOR: Micros = 60_000_000;
+
+/// A node that still gives read leases, but answers nothing of what it owes for so many times as
+/// long as a silent one may be silent, is taken for silent.
+const STUCK_FACTOR: Micros = 10;
+
+/// A copy that goes to a node.
+#[derive(Debug, Clone)]
+pub(super) struct CopyOut {
+    pub(super) head: SlotOrder,
+    /// Which copy of this node's: what is said of an earlier one of the slot is not of this.
+    pub(super) number: u64,
+    pub(super) copy: SlotCopy,
+    pub(super) bytes_sent: u64,
+    /// Bytes of pushes that have gone out since the copy began, and touch its slot.
+    pub(super) bytes_behind: u64,
+}
+
+impl CopyOut {
+    /// Which slot's.
+    pub(super) fn slot(&self) -> u32 {
+        self.head.slot
+    }
+}
 
 /// A transaction, or a part of it, in its places.
 pub(super) type Part = (Arc<Transaction>, Vec<StagedRun>);
@@ -165,6 +188,11 @@ impl Peer {
     /// Whether it has to answer something on the ordered connection.
     pub(super) fn owes_answers(&self) -> bool {
         !self.in_flight.is_empty() || self.credit.is_awaited()
+    }
+
+    /// Whether it answers nothing on the ordered connection, whatever it says elsewhere.
+    pub(super) fn is_stuck(&self, silent_after: Micros, now: Micros) -> bool {
+        self.owes_answers() && self.answered_at + STUCK_FACTOR * silent_after <= now
     }
 
     /// It refused something of an entry that recovers slots, sent by this routing version: what

@@ -7,29 +7,10 @@
 //! newer routing version than its own: by that version, it may be a master no more.
 
 use super::message::Message;
-use super::peer::Peer;
 use super::replica::Replica;
 use super::rows::Rows;
-use super::state::ReplicaOptions;
 use super::{Micros, NodeId};
 use crate::engine::ServingState;
-
-/// A read lease counts for this much less than it was given for: clocks drift.
-const MARGIN_DIVISOR: Micros = 10;
-
-/// A node that still gives read leases, but answers nothing of what it owes for so many times as long as
-/// a silent one may be silent, is taken for silent.
-const STUCK_FACTOR: Micros = 10;
-
-/// For how long a read lease counts.
-pub(super) fn counted(lease: Micros) -> Micros {
-    lease - lease / MARGIN_DIVISOR
-}
-
-/// Whether a node answers nothing on the ordered connection, whatever it says elsewhere.
-pub(super) fn is_stuck(options: &ReplicaOptions, peer: &Peer, now: Micros) -> bool {
-    peer.owes_answers() && peer.answered_at + STUCK_FACTOR * options.prepare_timeout <= now
-}
 
 impl Replica {
     /// The node's lease in the coordination store is alive until then (0: it is lost).
@@ -93,7 +74,8 @@ impl Replica {
         sent_at: Micros,
         version: u64,
     ) {
-        let counted = counted(self.options.read_lease);
+        let counted = self.options.read_lease_counted();
+        let silent_after = self.options.prepare_timeout;
         let mine = self.routing.version;
         let peer = self.peers.entry(from).or_default();
         peer.its_version = peer.its_version.max(version);
@@ -101,7 +83,7 @@ impl Replica {
             peer.read_lease_until = peer.read_lease_until.max(sent_at + counted);
         }
         // Also who goes by a newer table, or whose read lease comes too late to count, answers.
-        if peer.up && !is_stuck(&self.options, peer, now) {
+        if peer.up && !peer.is_stuck(silent_after, now) {
             peer.trouble_since = None;
             self.refresh_report(now);
         }

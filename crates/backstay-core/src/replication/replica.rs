@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::message::{Message, Refuse};
 use super::pace::Pace;
 use super::peer::{Awaited, Copy, Peer};
-use super::read_lease::{counted, is_stuck};
 use super::routing::RoutingTable;
 use super::rows::Rows;
 use super::state::{
@@ -273,7 +272,7 @@ impl Replica {
         self.look_for_silence(now, rows);
         for node in &self.backups {
             let peer = self.peers.entry(*node).or_default();
-            if peer.heard_at + counted(self.options.read_lease) <= now {
+            if peer.heard_at + self.options.read_lease_counted() <= now {
                 peer.trouble_since.get_or_insert(now);
             }
         }
@@ -303,11 +302,9 @@ impl Replica {
                 peer.answered_at = now;
             }
         }
-        let options = &self.options;
         let is_silent = |node: &NodeId, since: Micros| {
-            let silent = |peer: &Peer| {
-                since.max(peer.heard_at) + limit <= now || is_stuck(options, peer, now)
-            };
+            let silent =
+                |peer: &Peer| since.max(peer.heard_at) + limit <= now || peer.is_stuck(limit, now);
             self.peers.get(node).is_none_or(silent)
         };
         let late = |entry: &Entry, node: &NodeId| {
@@ -326,7 +323,7 @@ impl Replica {
             }
         }
         for (node, peer) in &self.peers {
-            if is_stuck(options, peer, now) {
+            if peer.is_stuck(limit, now) {
                 silent.insert(*node);
             }
         }

@@ -31,6 +31,16 @@ pub struct ReplicaOptions {
     pub copy_window_bytes: u64,
 }
 
+/// A read lease counts for this much less than it was given for: clocks drift.
+const MARGIN_DIVISOR: Micros = 10;
+
+impl ReplicaOptions {
+    /// For how long a read lease counts.
+    pub(super) fn read_lease_counted(&self) -> Micros {
+        self.read_lease - self.read_lease / MARGIN_DIVISOR
+    }
+}
+
 impl Default for ReplicaOptions {
     fn default() -> Self {
         Self {
