@@ -54,7 +54,7 @@ class ClusterResizing(ClusterChannels):
 
         Args:
             nodes: Nodes that are to hold rows.
-            stop: Whether the processes that leave are to end when they hold nothing.
+            stop: Whether leaving processes end when they are empty.
             pause: Whether trainers are to wait while copies move.
             wait_s: How long nodes that are missing are waited for; 0: 600 s.
 
@@ -197,7 +197,7 @@ def resize(
     Args:
         endpoint: ``"host:port,host:port"``: control addresses of nodes to try in turn.
         nodes: How many nodes; a launcher or an operator must start missing ones.
-        stop: Whether the processes that leave are to end when they hold nothing.
+        stop: Whether leaving processes end when they are empty.
         pause: Whether trainers are to wait while copies move.
         timeout_s: How long to wait at most; None: without end.
         progress: Called with the plan each time that it has changed.

@@ -218,7 +218,7 @@ def verify(options: ClusterOptions, checkpoint_id: str, url: str, as_json: bool)
     "--allow-inexact", is_flag=True,
     help="With --slots, also while a job goes on: its records may then count never or twice.",
 )  # fmt: skip
-@click.option("--yes", is_flag=True, help="Do not ask: what the slots hold now is given up.")
+@click.option("--yes", is_flag=True, help="Do not ask before the rows in the slots are discarded.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until everything is loaded.")
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), default=3600.0, show_default=True,
@@ -241,11 +241,11 @@ def restore(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Give up what slots hold now, and load them from a checkpoint; by default the newest.
+    """Discard the rows in the slots and load them from a checkpoint; by default the newest.
 
-    Its files are read first: if one is damaged, nothing is changed. Trainers that run are told
-    that state was lost (StateLost): start them again from the checkpoint's progress. Jobs go
-    back by themselves; --slots is refused while there is one that is not done.
+    The command reads all files first: if one is damaged, nothing is changed. Running trainers
+    get StateLost: start them again from the checkpoint's progress. Jobs go back by themselves;
+    --slots is refused while a job is not done.
     """
     slots = _slots(slots_text)
     if not yes:

@@ -112,7 +112,7 @@ def show(options: ClusterOptions, as_json: bool) -> None:
 def set_(
     options: ClusterOptions, assignments: tuple[str, ...], revision: int | None, as_json: bool
 ) -> None:
-    """Change some settings, all in one step; nothing is changed if one of them is wrong.
+    """Change settings in one step; nothing is changed if one of them is wrong.
 
     If somebody else changes a setting at the same time, one of the two is refused.
     """

@@ -49,7 +49,7 @@ def _waiting_options(command: Decorated) -> Decorated:
             "--timeout",
             "timeout_s",
             type=click.FloatRange(min=0, min_open=True),
-            help="Wait for at most so many seconds; the plan goes on. Default: until it ends.",
+            help="Stop waiting after this many seconds; the plan goes on. Default: no limit.",
         ),
         click.option("--pause", is_flag=True, help="Let trainers wait while copies move."),
     ):
@@ -69,7 +69,7 @@ def _waiting_options(command: Decorated) -> Decorated:
     "--stop/--no-stop",
     default=True,
     show_default=True,
-    help="Whether the processes that leave end when they hold nothing.",
+    help="Whether leaving processes end when they are empty.",
 )
 @click.option(
     "--node-timeout",
@@ -77,7 +77,7 @@ def _waiting_options(command: Decorated) -> Decorated:
     type=click.IntRange(1, 86_400),
     default=600,
     show_default=True,
-    help="Seconds for which nodes that are missing are waited for.",
+    help="How many seconds the plan waits for missing nodes.",
 )
 @_waiting_options
 @click.pass_obj
@@ -91,10 +91,10 @@ def resize(
     no_wait: bool,
     timeout_s: float | None,
 ) -> None:
-    """Have the rows on NODES nodes, while trainers go on.
+    """Spread the rows over NODES nodes, while trainers go on.
 
-    Nodes that are missing are waited for; start them, unless the cluster has somebody who does
-    (`backstay local` starts processes). Nodes that are too many give everything away and end.
+    The plan waits for missing nodes: start them (`backstay local` starts processes by itself).
+    The copies of surplus nodes move to the others, and their processes end.
     """
     _plan(
         options,
@@ -109,7 +109,7 @@ def resize(
     "--stop/--no-stop",
     default=False,
     show_default=True,
-    help="Whether its process ends when it holds nothing.",
+    help="Whether its process ends when it is empty.",
 )
 @_waiting_options
 @click.pass_obj
@@ -122,7 +122,7 @@ def drain(
     no_wait: bool,
     timeout_s: float | None,
 ) -> None:
-    """Have NODE give everything away and hold nothing, until another plan says otherwise."""
+    """Move everything off NODE; it stays empty until another plan says otherwise."""
     _plan(
         options,
         lambda asked: asked.drain(node, stop=stop, pause=pause),
@@ -151,10 +151,9 @@ def rebalance(
 @click.option("--cancel", is_flag=True, help="End the plan that is under way.")
 @click.pass_obj
 def plan(options: ClusterOptions, as_json: bool, cancel: bool) -> None:
-    """Show what was planned last and how far it is, and the newest repairs; or cancel the plan.
+    """Show the last plan with its progress, and the newest repairs; or cancel the plan.
 
-    A repair is what the cluster does by itself when a node is lost: every slot gets its copies
-    back.
+    The cluster makes repairs by itself when a node is lost: every slot gets its copies back.
     """
 
     def ask(asked: ClusterResizing) -> tuple[ResizePlan | None, list[resize_pb2.Repair]]:

@@ -53,7 +53,7 @@ COLOURS = (
 )
 @click.pass_context
 def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
-    """Show who holds what: the nodes with their slots, and a map of all slots.
+    """Show which node has which slots, with a map of all slots.
 
     The exit code is 1 if a slot has no master or fewer copies in sync than wanted.
     """
@@ -88,8 +88,8 @@ def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
 def accept_loss(options: ClusterOptions, yes: bool, as_json: bool) -> None:
     """Let slots that lost all their copies begin anew, empty.
 
-    Without a checkpoint to restore, this is what lets the cluster serve again. What they held is
-    given up for good: restore a checkpoint instead (pserverctl checkpoint restore) if there is one.
+    The cluster then serves them again, but their rows are lost for good. If there is a
+    checkpoint, restore it instead (pserverctl checkpoint restore).
     """
     routing = ask(options, ClusterInspection.routing, as_json=as_json)
     lost = len(routing.lost)

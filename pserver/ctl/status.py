@@ -26,7 +26,7 @@ EXAMPLES = examples(
 @json_option()
 @click.pass_obj
 def status(options: ClusterOptions, as_json: bool) -> None:
-    """Show how the cluster does, its nodes with their roles, and their figures.
+    """Show the health of the cluster, its nodes with their roles, and their figures.
 
     The exit code is 1 if the cluster is not healthy; the reason is in the output.
     """

@@ -58,10 +58,9 @@ EXAMPLES = examples(
 def top(options: ClusterOptions, interval_s: float, once: bool, as_json: bool) -> None:
     """Show live rates of each node and table, until Ctrl-C.
 
-    Pushes, pulls, keys and bytes are counted by node; in and out are with trainers, peers with
-    other nodes. The data plane does not count them by table: of a table there are its rows and its
-    memory, over all copies, and how fast they grow. Times are of pushes, from their coming until
-    all copies had them; they are right to within a factor of two.
+    Pushes, pulls, keys and bytes are counted by node: "in" and "out" from and to trainers, "peers"
+    from and to other nodes. A table has its rows and its memory over all copies, and their growth.
+    Times are those of pushes, from arrival until all copies have them, within a factor of two.
     """
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json), open_inspection(options) as inspection:
         looks = _looks(inspection, interval_s, patient=not once)

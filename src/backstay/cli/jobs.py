@@ -322,7 +322,7 @@ def _show_last(folder: Path, *, as_json: bool) -> None:
 @click.argument("workers", type=click.IntRange(0))
 @click.pass_obj
 def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> None:
-    """Have so many WORKERS for JOB; the others do not pause."""
+    """Change the number of workers of JOB to WORKERS; the other workers do not pause."""
     with _asking(options, as_json=as_json, job=job) as cluster, cluster.master(job) as master:
         before = master.scale(workers)
     if as_json:
