@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
@@ -166,7 +165,6 @@ class LeaseHolder(Protocol):
         """Batches of the task, from 0, that are acknowledged everywhere."""
 
 
-@lru_cache(maxsize=32_768)
 def key_of(task: Task) -> tuple[str, int, int]:
     """Return what tells a lease from the others, also from one of the same task."""
     return f"{task.kind}-{task.round}", task.number, task.attempt

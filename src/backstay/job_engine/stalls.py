@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from backstay.job_engine.known_workers import KnownWorkers
 from backstay.job_engine.open_round import OpenRound
@@ -162,6 +163,7 @@ class Stalls:
         return f"waits for {whom}, {waiting_s:.0f} s so far{what_then}"
 
 
+@lru_cache(maxsize=32_768)
 def clock_of_worker(worker_id: str) -> int:
     """Return the key (u64) of a worker's clock in bounded mode; any master knows it by the name."""
     return int.from_bytes(hashlib.blake2b(worker_id.encode(), digest_size=8).digest(), "little")
