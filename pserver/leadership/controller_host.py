@@ -157,7 +157,7 @@ class ControllerHost:
         while True:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._mirror.newer_than(revision), self._patience_s())
-            snapshot = await self._settled(decided)
+            snapshot = await self._after_pause(decided)
             revision = snapshot.revision
             if snapshot.routing_revision < self._written:
                 # What this one wrote has not come back yet; a decision now would be of yesterday.
@@ -171,7 +171,7 @@ class ControllerHost:
                 # Whether it was written is not known: look again at once.
                 revision = -1
 
-    async def _settled(self, decided: ClusterSnapshot | None) -> ClusterSnapshot:
+    async def _after_pause(self, decided: ClusterSnapshot | None) -> ClusterSnapshot:
         """Return the records after a short pause, in which those of one cause come together.
 
         Args:
