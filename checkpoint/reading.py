@@ -180,7 +180,7 @@ class CheckpointReader:
     def _open_part(self, manifest: Manifest, index: int) -> PartReader:
         part = manifest.parts[index]
         where = f"{manifest.id}/{part.file}"
-        # Before it is copied: a file that is far too long would fill the disk.
+        # The check comes before the copy: a file that is far too long would fill the disk.
         size = self._storage.size_of(manifest.id, part.file)
         if size != part.bytes:
             raise CheckpointDamaged(f"{where}: {size} bytes, the manifest says {part.bytes}")

@@ -120,7 +120,7 @@ class LocalRoot:
         """See :class:`Root`."""
         with self._mapped(reading=True):
             found = self.path_of(folder, name).stat()
-            # To open a pipe that somebody has left there would wait for ever.
+            # Opening a pipe that lies there would wait for ever.
             if not stat.S_ISREG(found.st_mode):
                 raise FileNotFoundError(f"{self.path_of(folder, name)} is not a file")
             return found.st_size
@@ -223,7 +223,7 @@ class RemoteRoot:
 
     def has(self, folder: str, name: str) -> bool:
         """See :class:`Root`."""
-        # Not isfile(): that takes a network that is down for a file that is not there.
+        # isfile() would take a broken network for a missing file.
         try:
             return self.size(folder, name) >= 0
         except FileNotFoundError:

@@ -66,7 +66,7 @@ class SlotReplicas(NamedTuple):
         return self.synced + self.catching_up
 
 
-# Of a slot without a master.
+# The master of a slot that has none.
 NOBODY = SlotReplicas(NO_MASTER)
 
 

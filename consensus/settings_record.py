@@ -105,7 +105,7 @@ class ClusterSettings:
         """Refuse values that are not allowed, each for itself."""
         check(self)
         if _PASSWORD.match(self.checkpoint_url):
-            # Not repeated here: messages go to logs.
+            # The value is left out, because messages go to logs.
             raise ConfigError(
                 "checkpoint_url: the value (not shown) holds a password, and everyone who may ask "
                 "could read it; give the nodes their credentials in their environment"

@@ -192,7 +192,7 @@ class MasterHost:
         self._service.try_save_now = saving.try_now
         await _until_answered(saving.look)
         job.advance()
-        # Before the first worker is told how long they last.
+        # This comes before the first worker hears how long leases last.
         await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
         self._service.launch_handler = LaunchHandler(job)

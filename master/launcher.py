@@ -162,7 +162,7 @@ class LaunchFollower:
             for end in report.exits:
                 self._on_exit(end)
             try:
-                # With news there is nothing to wait for.
+                # A report with news is sent at once.
                 wait_ms = 0 if report.exits else ASK_WAIT_MS
                 wish = self._master(report, known_version=version, wait_ms=wait_ms)
             except BackstayError as error:

@@ -77,7 +77,7 @@ class LocalLauncher:
         self._finished: list[tuple[str, int]] = []
         self._changed = threading.Condition(self._lock)
         self._exits: dict[str, WorkerExit] = {}
-        # Of all that were ever started: none of them is started again.
+        # The ids of all workers that were ever started: none is started again.
         self._ended: dict[str, WorkerExit] = {}
 
     def reconcile(self, wanted: Collection[str]) -> None:

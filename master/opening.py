@@ -181,7 +181,7 @@ async def _tables(
         for number, text in enumerate(texts):
             journal.stage_text(keys.shards(name, number), text)
         await journal.durable(WRITE_LIMIT_S)
-        # Only now: a scan that was recorded by half is done again.
+        # The record comes last, so a scan that was half recorded is done again.
         journal.stage_text(keys.shard_count(name), str(len(texts)))
     return tables
 

@@ -40,7 +40,7 @@ WRITE_LIMIT_S = 30.0
 # Between two tries of the last checkpoint; doubled each time, up to the last.
 TRY_PAUSE_FIRST_S = 1.0
 TRY_PAUSE_MAX_S = 30.0
-# For so long it is tried where the servers stay when the job has ended.
+# How long the last checkpoint is tried on servers that outlive the job.
 LAST_SAVE_S = 120.0
 # A save that says nothing for so long is not waited for; the servers give one up before that.
 SAVE_LIMIT_S = 3600.0
@@ -124,7 +124,7 @@ class Saving:
                 await changed.wait()
             elif await self._rows_changed():
                 if trouble := job.trouble["restore"]:
-                    # Also a job that has nothing to save: whether its rows are lost is not known.
+                    # This is said of a job without unsaved steps, too: its rows may be lost.
                     job.unsaved = trouble
                     if tries.are_over():
                         job.end_unsaved(trouble)
@@ -134,7 +134,7 @@ class Saving:
                 job.finish()
             elif not (why := await self._save()):
                 if self._keeps_none:
-                    # Only now: a folder may have been set since it was tried before.
+                    # The folder is read anew: it may have been set since the last try.
                     job.finish()
             else:
                 job.unsaved = why

@@ -125,7 +125,7 @@ def main(
             insecure=insecure,
         )
         set_up_logging(log_level, log_format, f"master of {spec.name}")
-        # Before signals are taken: one ends this wait at once.
+        # Signals are not handled yet, so a signal ends this wait at once.
         reach(config.endpoints, config.client)
         state = asyncio.run(_run(config, spec, instance))
     except ListenError as error:

@@ -208,7 +208,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             f"\n{one.file}, {one.offset}: {one.reason}" for one in request.bad_records[:100]
         )
         if request.bad_record_count > job.spec.max_bad_records:
-            # To try it again would end alike.
+            # Another try would end alike.
             first = bad.lstrip().partition("\n")[0]
             job.note_damaged(round_id, lease.task, request.bad_record_count, first)
         failure = Failure(request.error + bad, known.id, tuple(request.records))

@@ -17,7 +17,7 @@ from backstay.errors import InvalidRequest
 __all__ = ["hash_ids"]
 
 WORD_BYTES = 8
-# Of the last step of SplitMix64, which makes every bit of the result depend on every bit before.
+# Constants of SplitMix64's last step: every bit of the result depends on every bit before.
 FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 BETWEEN_COLUMNS = np.uint64(0x9E3779B97F4A7C15)
@@ -54,7 +54,7 @@ def hash_ids(*columns: Any, field: str, rows: int | None = None) -> NDArray[np.i
             # A word of a text is zero only if it fills the text up to the longest of its column,
             # and those must not count: a batch's longest value is chance.
             state = np.where(word != 0, _mixed(state ^ word), state)
-        # Else ("ab", "c") would be ("a", "bc").
+        # Otherwise ("ab", "c") would be ("a", "bc").
         state = _mixed(state + BETWEEN_COLUMNS)
     return (state if rows is None else state % np.uint64(rows)).view(np.int64)
 

@@ -76,7 +76,7 @@ class TrainerRegistration:
             start_time=time.time(),
         )
         self._last_push_s: float | None = None
-        # Not all trainers at the first server.
+        # Trainers spread over the servers.
         self._turn = secrets.randbelow(1 << 16)
         self._endpoint = ""
         self._failures = 0

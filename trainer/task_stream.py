@@ -19,7 +19,7 @@ MAX_TABLES = 64
 """The most tables that one task may push to."""
 
 _MAX_BATCHES = 1 << 48
-# Of clients' own streams: as crates/backstay-core/src/stream.rs has it.
+# The pass of clients' own streams, as in crates/backstay-core/src/stream.rs.
 _OWN_PASS = (1 << 32) - 1
 
 

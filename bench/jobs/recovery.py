@@ -103,7 +103,7 @@ def main() -> None:
         begin = time.monotonic() + 1.0
         time.sleep(1.0 + arguments.seconds)
         normal = trainer.steps_per_s(begin, time.monotonic())
-        # Not the first server: it keeps the cluster's records.
+        # The first server keeps the cluster's records, so another one is taken.
         cluster.kill(1)
         time.sleep(2.0)
         alone = trainer.steps_per_s(time.monotonic() - 1.0, time.monotonic())

@@ -36,7 +36,7 @@ from bench.programs import REPOSITORY
 
 LIMIT_S = 240.0
 POLL_S = 0.02
-# So many keys reach every one of the slots.
+# This many keys reach every slot.
 PULLED_KEYS = 53_248
 
 

@@ -152,7 +152,7 @@ def simulate(master: TaskMaster, tasks: int, workers: int, task_s: float) -> dic
         "workers": workers,
         "simulated_s": round(now_s, 1),
         "busy": total_s / now_s,
-        # Of a task: completed, closed, the next one given, the journal told.
+        # The steps of a task: completed, closed, the next one given, the journal written.
         "tasks_per_s": round(tasks / (total_s - seconds["renew"])),
         "renewals_per_s": round(calls["renew"] / seconds["renew"]),
         "assign_us": round(seconds["assign"] / calls["assign"] * 1e6, 2),

@@ -29,7 +29,7 @@ __all__ = [
 
 # The member of a checkpoint's progress; trainers' own progress has other names.
 JOBS_PROGRESS = "backstay_jobs"
-# As crates/backstay-core/src/stream_memory.rs has it.
+# The same number stands in crates/backstay-core/src/stream_memory.rs.
 MAX_CLOSED_STREAMS = 8_192
 # Less than that: streams of tasks that ended before are closed meanwhile, too.
 ENDED_MAX = MAX_CLOSED_STREAMS * 3 // 4

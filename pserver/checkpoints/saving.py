@@ -53,7 +53,7 @@ from backstay.tables import TableSpec
 __all__ = ["LOCK_WAIT_S", "SaveKind", "Saver"]
 
 SaveKind = Literal["auto", "full", "incremental"]
-# Without a slot more written in this time, a checkpoint is given up.
+# A checkpoint is given up when no more slot is written in this time.
 STALL_S = 60.0
 RETRY_PAUSE_S = 0.2
 # A writer waits this long for the lock: another checkpoint is being written, or its writer has just
@@ -280,7 +280,7 @@ class Saver:
         settings = snapshot.settings
         created, begun_s = now_text(), asyncio.get_running_loop().time()
         full_every = 1 if kind == "full" else settings.checkpoint_full_every
-        # Before anything is written: they may be what fills the disk.
+        # They go before anything is written, because they may fill the disk.
         await in_disk_thread(remove_unfinished, storage)
         base = await in_disk_thread(self._base, storage, routing, full_every)
         if kind == "incremental" and base is None:
@@ -413,7 +413,7 @@ class Saver:
             if len(gathered.todo) < left:
                 stalled_s, left = None, len(gathered.todo)
             elif stalled_s is None:
-                # Not before: a master that is lost may have written for long.
+                # The time counts from here: a master that is lost may have written for long.
                 stalled_s = loop.time()
             elif loop.time() - stalled_s > STALL_S:
                 some = ", ".join(map(str, sorted(gathered.todo)[:NAMES_MAX]))

@@ -83,7 +83,7 @@ class CheckpointSchedule:
                 if str(error) != said:
                     said = str(error)
                     log.error("no checkpoint could be written: %s", said)
-                # Not again at once: the next one is due in its time.
+                # It is not tried again at once: the next one is due in its time.
             self._begin_anew()
 
     def _begin_anew(self) -> None:

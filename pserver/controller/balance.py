@@ -139,7 +139,7 @@ def move_copies(builder: RoutingBuilder) -> bool:
     crowded = _crowded(builder)
     if not crowded and (serving.size < 2 or load[serving].max() - load[serving].min() < 2):
         return moving
-    # By process, what it is a backup of and what it is master of.
+    # For each process: the slots of which it is backup, and of which it is master.
     slots_of: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for slot, held in enumerate(builder.held):
         if not held.catching_up and held.master != NO_MASTER:

@@ -49,7 +49,7 @@ def fail_over(builder: RoutingBuilder, *, holds_rows: bool = True) -> None:
     concerned = set(builder.slots_with(absent)) if absent else set()
     concerned.update(np.flatnonzero(builder.before.master_of_slot == NO_MASTER).tolist())
     concerned -= builder.lost
-    # Without these first, so that the choice of masters sees the load that is left.
+    # Absent processes leave first, so that the choice of masters sees the remaining load.
     orphans = []
     for slot in sorted(concerned):
         held = builder.held[slot]

@@ -18,7 +18,7 @@ from backstay.consensus.records import NO_MASTER
 __all__ = ["MARKS", "Cell", "SlotMap", "labels", "slot_map"]
 
 LINES_MAX = 32
-# By what is wrong, the worst last; what is fine has no mark.
+# The mark of each fault, the worst last; a sound slot has none.
 MARKS = {
     "fine": " ",
     "catching_up": "+",

@@ -71,7 +71,7 @@ def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
     routing = ask(options, ClusterInspection.routing, as_json=as_json)
     report = slots_report(routing)
     if as_json:
-        # Of 65,536 slots, one line each field would be a million lines.
+        # With 65,536 slots, a line for each field would be a million lines.
         click.echo(json.dumps(report))
     else:
         _show(Console(), routing, report)

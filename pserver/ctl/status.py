@@ -63,7 +63,7 @@ def _show(report: dict[str, Any]) -> None:
     if report["loss"] is not None:
         click.echo(f"loss: {loss_text(report['loss'])}")
     if report["reason"]:
-        # Not as markup: the text comes from the network.
+        # The text comes from the network, so it is not read as markup.
         click.echo(f"{report['cluster_status']}: {report['reason']}")
     _show_nodes(console, report["nodes"])
 

@@ -224,7 +224,7 @@ class ControllerHost:
         records = self._records(snapshot, routing)
         if not records.members:
             return
-        # As they are in the snapshot: the mirror goes on while the thread decides.
+        # The records of the snapshot: the mirror goes on while the thread decides.
         revision_of = self._revisions_of(records)
         # In a thread: with many slots it takes longer than this loop may stand still.
         decision, routing_value = await asyncio.to_thread(self._decide_and_pack, records)
@@ -446,7 +446,7 @@ def copies_under_way(snapshot: ClusterSnapshot) -> int:
     if routing is None:
         return 0
     copying = np.array([len(held.catching_up) for held in routing.sets])
-    # Only what is said of this table counts.
+    # Only reports about this table count.
     said = [one for one in snapshot.reports.values() if one.routing_version == routing.version]
     return int(copying[routing.set_of_slot].sum()) - sum(len(one.caught_up) for one in said)
 

@@ -30,7 +30,7 @@ class SlotSizes:
     def __init__(self, calls: PeerCalls) -> None:
         """Prepare; nothing is asked yet."""
         self._calls = calls
-        # By what they were asked for: "plan" or "repair", and its id.
+        # The key says what they were asked for: "plan" or "repair", and its id.
         self._asked_for: dict[str, str] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._bytes: dict[str, tuple[str, NDArray[np.uint64]]] = {}

@@ -20,7 +20,7 @@ from backstay.tasks import end_tasks, spawn
 
 __all__ = ["RecordWatch"]
 
-# After an error that waiting seldom cures: refused credentials, lost data.
+# The pause after an error that waiting seldom cures: refused credentials, lost data.
 RETRY_PAUSE_S = 2.0
 
 log = logging.getLogger(__name__)

@@ -321,7 +321,7 @@ class Registration:
             if held.lease == lease:
                 self._take(other, held.mod_revision)
                 return True
-            # Of this process, by a lease that was lost or whose grant went unseen.
+            # A record of this process, under a lease that was lost or whose grant went unseen.
             await self._store.lease_revoke(held.lease)
             return False
         found = await self._judge(other)

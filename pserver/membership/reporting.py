@@ -27,7 +27,7 @@ __all__ = ["NativeReport", "Reporter"]
 
 WAIT_MS = 200
 RETRY_PAUSE_S = 0.1
-# After one report, more copies that have caught up come together in the next.
+# After a report, copies that catch up are collected for the next one.
 COPIES_PAUSE_S = 0.05
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ REQUEST_TIMEOUT_S = 5.0
 
 
 class _Handler(WSGIRequestHandler):
-    # Of each read and write: a client that says nothing does not keep its thread.
+    # The limit of each read and write: a silent client does not keep its thread.
     timeout = REQUEST_TIMEOUT_S
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the library's name)

@@ -154,7 +154,7 @@ def _check_free(address: str) -> None:
         for family, kind, protocol, _, place in places:
             try:
                 with socket.socket(family, kind, protocol) as probe:
-                    # As gRPC does: connections that have just ended do not count.
+                    # SO_REUSEADDR, as gRPC does: connections that have just ended do not count.
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(place)
             except OSError as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["PROFILES", "Profile"]
 
-# So many nodes can still hold three copies of each slot on distinct nodes when one is lost.
+# With this many nodes three copies of each slot fit on distinct nodes after a loss.
 NODES_FOR_THREE_COPIES = 4
 CHECKPOINT_EVERY_S = 600
 

@@ -95,7 +95,7 @@ _CODE_OF_ERROR: Mapping[type[BackstayError], grpc.StatusCode] = {
     errors.TaskFailed: grpc.StatusCode.ABORTED,
 }
 
-# For a status that carries no class name: it comes from gRPC itself or from another program.
+# A status without a class name comes from gRPC itself or from another program.
 _ERROR_OF_CODE: Mapping[grpc.StatusCode, type[BackstayError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.ServerUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,

@@ -26,7 +26,7 @@ def attach_gradient(
 
     Nothing is remembered of a lookup that no backward pass reaches.
     """
-    # Not a PyLayer: Paddle 3.3 crashes when a graph that holds one is run backward twice.
+    # It is no PyLayer: Paddle 3.3 crashes when a graph with one is run backward twice.
     leaf = as_tensor(rows)
     leaf.stop_gradient = False
     leaf.register_hook(lambda gradient: collect(as_gradient(gradient)))

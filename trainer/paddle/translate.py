@@ -55,7 +55,7 @@ def optimizer_of(
         raise ConfigError(f"{_name(optimizer)}(amsgrad=True) is not supported; use amsgrad=False")
     if getattr(optimizer, "_lr_ratio", None) is not None:
         raise ConfigError("AdamW(lr_ratio=...) is not supported; use ParamAttr(learning_rate=...)")
-    # By exact class: a subclass may compute something else.
+    # The exact class counts: a subclass may compute something else.
     kind = type(optimizer)
     if kind is of.SGD:
         return tables.SGD(rate)

@@ -60,7 +60,7 @@ def optimizer_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> 
                 f"use {name}={allowed}"
             )
     rate = base_learning_rate(group)
-    # By exact class: a subclass may compute something else.
+    # The exact class counts: a subclass may compute something else.
     kind = type(optimizer)
     if kind is of.SGD:
         if group["momentum"] == 0.0:

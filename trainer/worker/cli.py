@@ -67,7 +67,7 @@ def run(endpoint: str, job: str, worker_id: str, explicit: Mapping[str, object])
     """Work for a job; return the exit code."""
     try:
         config = ClientConfig.load(explicit=explicit)
-        # Before signals are taken: one ends this wait at once.
+        # Signals are not handled yet, so a signal ends this wait at once.
         reach(endpoint, config)
         worker = Worker(endpoint, job, worker_id, config=config)
 

@@ -183,7 +183,7 @@ class LocalRun:
             self._run()
             session = opened_session()
             if session is not None and self._factory is not None and self._spec.output:
-                # Of the layers whose rows are on the server, which ends with this process.
+                # The rows of these layers are on a server that ends with this process.
                 session.client.checkpoints.save()
         finally:
             set_session_factory(before)

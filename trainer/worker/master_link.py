@@ -103,7 +103,7 @@ class MasterLink:
         self._requests = 0
         self._leases: dict[tuple[str, int, int], _Leased] = {}
         self._closed_streams: list[tuple[int, int]] = []
-        # With the state incarnation that they were told for.
+        # Each with the state incarnation that it belongs to.
         self._to_close: list[tuple[tuple[int, int] | None, tuple[int, int]]] = []
         self._figures = job_pb2.RenewLeasesRequest(worker=self._who)
         self._ttl_s = 0.0

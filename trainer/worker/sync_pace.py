@@ -223,7 +223,7 @@ def own_host(address: str) -> str:
     host, port = split_address("endpoint", address)
     family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        # Of a datagram socket this sends nothing: the system chooses the way.
+        # Connecting a datagram socket sends nothing: the system chooses the way.
         probe.connect(place)
         own: str = probe.getsockname()[0]
     return f"[{own}]" if ":" in own else own

@@ -52,7 +52,7 @@ _LOG = logging.getLogger(__name__)
 
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
-# After an attempt that failed for passing reasons; doubled each time in a row, up to the last.
+# The pause after an attempt that failed for passing reasons; doubled each time in a row.
 FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 5.0
 

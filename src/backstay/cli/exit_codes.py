@@ -26,7 +26,7 @@ EXIT_NO_ANSWER = 3
 EXIT_NEVER_REACHED = 4
 EXIT_UNSAVED = 5
 EXIT_STOPPED = 130
-# Of train, evaluate and predict.
+# The exit codes of train, evaluate and predict.
 EXIT_CODES = {
     0: "finished",
     EXIT_FAILED: "failed; the message says why, and the same command goes on where it was",

@@ -49,7 +49,7 @@ def run_hooks(
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
-            # With what it starts it can be ended as a whole.
+            # A group of its own, so that it can be ended with all that it starts.
             start_new_session=True,
         )
         why = _wait(process, timeout_s, stopped)

@@ -421,7 +421,7 @@ def logs(
             f"the logs of {job!r} are in {folder} on the machine where its `backstay train` runs, "
             "and that folder is not here"
         )
-    # Not made of the name that is given: that must not lead to another folder.
+    # The path is not made of the given name, which could lead to another folder.
     known = {path.stem: path for path in (folder / "workers").glob("*.log")}
     known[MASTER] = folder / "master.log"
     if worker is None:

@@ -56,7 +56,7 @@ def train_here(spec: JobSpec, show: Show) -> Outcome:
         BackstayError: Data cannot be read, the loss is not finite, or the server or a hook failed.
     """
     check_folders(spec)
-    # Before the model file brings its framework, which reads them then.
+    # They are set before the model file imports its framework, which reads them.
     threads = chosen_threads(spec, os.environ, processes=1, cores=usable_cores())
     os.environ.update(threads.environment)
     show.say(f"{spec.name}: {threads.text}")

@@ -48,7 +48,7 @@ from backstay.trainer.worker.audit import RecordsAudit
 __all__ = ["Outcome", "Supervisor"]
 
 LOOK_PAUSE_S = 0.25
-# Of a status: what records without a master do not tell.
+# Fields of a status that records without a master do not have.
 LIVE_FIGURES = ("now_ms", "examples_per_s", "passes", "kind", "round", "checkpoints_failed")
 DEAD_LETTERS_SHOWN_MAX = 3
 # A call to the master that runs here; longer, and the display would stand still.

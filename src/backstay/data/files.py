@@ -50,7 +50,7 @@ class DataFile:
         with reading(self.name):
             if self.system is None:
                 found = os.stat(self.path)
-                # To open a pipe that somebody has left there would wait for ever.
+                # Opening a pipe that lies there would wait for ever.
                 if not stat.S_ISREG(found.st_mode):
                     raise FileNotFoundError("it is not a file")
                 return found.st_size

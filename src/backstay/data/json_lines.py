@@ -106,7 +106,7 @@ class JsonLinesReader:
         unlimited = BadRecords(LOOKED_AT_MAX, kept=0)
         for file in self._files.files():
             text = self._text(file)
-            # As far as the first good record, not to the file's end.
+            # It reads to the first good record, not to the file's end.
             for piece in text.pieces():
                 for record in self._records(text.name, piece, unlimited):
                     return tuple(record)

@@ -155,7 +155,7 @@ def _float(value: str) -> float | None:
 
 def _integer(value: str, dtype: np.dtype[Any]) -> int | None:
     try:
-        # As pyarrow does.
+        # The same as pyarrow.
         number = int(value, 16) if value.strip()[:2].lower() == "0x" else int(value)
     except ValueError:
         return None

@@ -36,7 +36,7 @@ def asked_model(
     """
     file = Path(path)
     if file.suffix != ".json":
-        # Of a job only that is used which says how the model is made.
+        # Only the fields of the job that say how the model is made are used.
         job = only_job() if job is None else job
         spec = JobSpec(
             name=job or "inference",

@@ -19,7 +19,7 @@ __all__ = [
     "TrainEnd",
 ]
 
-# Of all optimizers of the model file, or by the name of each.
+# One rate for all optimizers of the model file, or one by the name of each.
 Rate: TypeAlias = "float | Mapping[str, float]"
 
 
@@ -161,7 +161,7 @@ class Callbacks:
 
     def evaluation_is(self, newest: Evaluation | None) -> None:
         """This is the newest evaluation as a task begins; told once."""
-        # As text: NaN is not equal to itself, but is no news.
+        # Compared as text: NaN is not equal to itself, but is no news.
         seen, self._evaluation = self._evaluation, repr(newest)
         if newest is not None and repr(newest) != seen:
             for member in self._members:

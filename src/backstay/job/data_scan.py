@@ -88,7 +88,7 @@ def _beginnings(data: DataSpec, reader: Reader) -> Iterator[tuple[str, bool]]:
         return
     found = False
     for number, file in enumerate(files.files()):
-        # Behind a URL each look is a round trip.
+        # At a URL each look is a round trip.
         if found and (number >= FILES_LOOKED_AT_MAX or file.system is not None):
             return
         is_empty = not file.size() or not _has_a_record(reader, file.name)

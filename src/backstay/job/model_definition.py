@@ -192,7 +192,7 @@ def _run(file: Path) -> ModuleType:
     folder = str(resolved.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # Not the file's own name: it may be that of a module that something else imports.
+    # The file's own name may be that of another module, so it is not used.
     name = f"backstay_model_{resolved.stem}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     assert spec is not None

@@ -23,10 +23,10 @@ __all__ = ["FILE_NAME", "Marks", "check_unchanged", "marks_of", "write_marks"]
 
 FILE_NAME = "data.json"
 BLOCK_BYTES = 64 * 1024
-# Of more files, only the sizes are compared.
+# With more files, only the sizes are compared.
 DIGESTED_FILES_MAX = 10_000
 
-# By training or validation, then by file: "size" or "size digest".
+# For training and validation, for each file: "size" or "size digest".
 Marks = Mapping[str, Mapping[str, str]]
 
 

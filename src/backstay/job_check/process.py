@@ -67,7 +67,7 @@ def _ask(kind: str, spec: JobSpec, stopped: Callable[[], bool], *, shown: bool) 
         with (folder / OUTPUT_FILE).open("ab") as output:
             process, line = lifeline.start(
                 [sys.executable, "-m", "backstay.job_check.process", kind, name],
-                # As a worker has it.
+                # The same as in a worker.
                 env={**os.environ, **spec.workers.env},
                 log=STDERR if shown else output,
             )

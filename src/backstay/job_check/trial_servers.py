@@ -71,7 +71,7 @@ class TrialServers:
         )
         self._undo.callback(server.stop, STOP_GRACE_MS)
         server.set_routing(1, np.ones(SLOTS, np.bool_))
-        # Without the user's settings: a token or a certificate is for servers of a cluster.
+        # The user's settings are left out: a token or certificate is for servers of a cluster.
         client = _TrialClient(server, ClientConfig())
         environment = TrainerEnvironment((NOBODY,))
         session = open_session(Session(client, environment, self._job))
