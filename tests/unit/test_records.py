@@ -79,7 +79,7 @@ def routing(**changes: Any) -> RoutingTable:
         ({"nodes": ()}, "0 nodes"),
         ({"nodes": (NODES[0], NODES[0])}, "a node id appears more than once"),
         ({"nodes": (NODES[0], replace(NODES[0], node_id="a"))}, "an instance appears more"),
-        ({"nodes": (NODES[0], NodeRecord("ps-1", "h:3"))}, "nobody has met node 'ps-1'"),
+        ({"nodes": (NODES[0], NodeRecord("ps-1", "h:3"))}, "no node has met node 'ps-1'"),
         ({"nodes": NODES[:2]}, "sets name nodes 0 to 2, but there are 2 nodes"),
         ({"replicas_of_slot": (*SETS[:3], SlotReplicas(-2))}, "sets name nodes -2 to 2"),
         ({"replicas_of_slot": (*SETS[:3], SlotReplicas(0, (0,)))}, "more than once in [0, 0]"),
