@@ -67,7 +67,8 @@ def spec_of(folder: Path, mode: ModeSpec, step_limit_s: float) -> JobSpec:
         validation=DataSpec(paths=(str(write_clicks(folder / "test.csv", 1000, seed=2)),)),
         batch_size=BATCH,
         records_per_task=RECORDS if mode.kind == "sync" else 500,
-        task_lease_ttl_ms=1000,
+        # Shorter than PAUSE_S. On a busy machine a shorter lease expires, and another one leads.
+        task_lease_ttl_ms=4000,
         step_limit_s=step_limit_s,
         audit=True,
         mode=mode,

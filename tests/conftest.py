@@ -1,0 +1,32 @@
+"""Options of every test run: a share of the tests, chosen by a seed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("backstay")
+    group.addoption(
+        "--share",
+        type=float,
+        default=1.0,
+        help="run this share of the tests that are asked for: 0.25 runs every fourth",
+    )
+    group.addoption("--share-seed", default="", help="which tests --share chooses: any text")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the share, in the order of the files."""
+    share = config.getoption("share")
+    if share >= 1.0 or not items:
+        return
+    count = max(1, round(len(items) * share))
+    draw = random.Random(config.getoption("share_seed"))
+    kept = set(draw.sample(range(len(items)), count))
+    left_out = [item for number, item in enumerate(items) if number not in kept]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for number, item in enumerate(items) if number in kept]
