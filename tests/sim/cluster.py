@@ -306,7 +306,7 @@ class Cluster:
                 if known != digest:
                     self.fail(f"I4: {other} and {process.node_id} differ in slot {slot} at {at}")
 
-    def unsettled(self) -> str:
+    def missing(self) -> str:
         """Return what is missing until the cluster is well again, empty if nothing."""
         waiting = [f"{t.place} waits for {sorted(t.pushes)}" for t in self.trainers if t.pushes]
         if waiting:
@@ -314,7 +314,7 @@ class Cluster:
         if self.tasks is not None and self.tasks.unfinished:
             return f"tasks {self.tasks.unfinished} are not done and closed"
         # Asked once: a look may start the job again.
-        if self.job is not None and (missing := self.job.unsettled):
+        if self.job is not None and (missing := self.job.missing):
             return missing
         if not self.routings:
             return "there is no routing"
@@ -382,7 +382,7 @@ class Cluster:
                 self.start_process(node_id)
         for trainer in self.trainers:
             trainer.stopping = True
-        while missing := self.unsettled():
+        while missing := self.missing():
             if self.job is not None and self.job.failed:
                 self.queue.counts["jobs_failed"] += 1
                 return

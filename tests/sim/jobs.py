@@ -204,7 +204,7 @@ class JobBook:
         return JobStateRecord.from_json(found.value)
 
     @property
-    def unsettled(self) -> str:
+    def missing(self) -> str:
         """What is missing until the job is over; empty if nothing is."""
         if self.failed or (self.state == "done" and not self._start_again()):
             return ""

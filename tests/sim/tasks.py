@@ -91,7 +91,7 @@ class TaskBook:
             one.replay_late()
         limit = self.cluster.queue.now + self.cluster.options.healed_within
         # Slots that were lost count them anew, and their replicas must agree again.
-        while any(one.late or one.pushes for one in replayers) or self.cluster.unsettled():
+        while any(one.late or one.pushes for one in replayers) or self.cluster.missing():
             if self.cluster.queue.now > limit:
                 self.cluster.fail("liveness: late pushes are not answered")
             self.cluster.queue.run_until(self.cluster.queue.now + 50 * MS)

@@ -82,7 +82,7 @@ def _run_to_the_end(cluster: Cluster) -> None:
     for trainer in cluster.trainers:
         trainer.stopping = True
     limit = cluster.queue.now + cluster.options.healed_within
-    while missing := cluster.unsettled():
+    while missing := cluster.missing():
         assert cluster.queue.now < limit, missing
         cluster.queue.run_until(cluster.queue.now + 50 * MS)
     cluster.check_end()
