@@ -1,9 +1,9 @@
 """``backstay train --local``: a job's model file in this process, with no master and no workers.
 
-The same schedule, feed, batches, callbacks and metrics as on a cluster with one worker; the
-optimizer is the framework's own. A model with layers of backstay opens a session by the factory
-that is given, and only then. May import the readers, the adapters by name, and the program; starts
-no process itself.
+The engine of the job is the job master's, over memory, with one worker. Feed, batches, callbacks
+and metrics are a worker's; the optimizer is the framework's own. A model with layers of backstay
+opens a session by the factory that is given, and only then. May import the engine, the readers, the
+adapters by name, and the program; starts no process itself.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from backstay.consensus.job_records import JobSpecRecord
+from backstay.consensus.keys import JobKeys
 from backstay.data import Reader, open_reader
-from backstay.errors import BackstayError, ConfigError, NonFiniteLoss
+from backstay.errors import BackstayError, ConfigError, JobError, NonFiniteLoss
 from backstay.job.callbacks import Callbacks, Evaluation, TaskReport
-from backstay.job.metrics import METRICS
 from backstay.job.model_definition import (
     Mode,
     ModelDefinition,
     is_users,
     user_traceback,
 )
+from backstay.job_engine.engine import JobEngine
+from backstay.job_engine.open_round import Assignment, OpenRound
+from backstay.job_engine.opened_job import new_job
+from backstay.job_engine.records import MemoryRecords
+from backstay.job_engine.values import LeasedTask
 from backstay.job_spec import JobSpec
-from backstay.schedule.damaged import DamagedRecords
-from backstay.schedule.evaluation import RoundOutputs, TaskOutputs
-from backstay.schedule.local import LocalSchedule, LocalTask, RoundOver
+from backstay.schedule.evaluation import TaskOutputs
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
-from backstay.schedule.task_table import cut_data, round_table
+from backstay.schedule.task_table import cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.model.frameworks import Program, adapter
 from backstay.trainer.worker.other_tasks import OtherTasks
@@ -41,6 +46,8 @@ from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
 REPORT_S = 0.3
+# The only worker.
+WORKER = "local"
 MODES: dict[RoundKind, Mode] = {
     RoundKind.TRAINING: "training",
     RoundKind.EVALUATION: "evaluation",
@@ -104,27 +111,6 @@ class LocalResult:
     seconds: float
 
 
-@dataclass
-class _OpenRound:
-    """A round under way.
-
-    Attributes:
-        round: Which.
-        records_total: Of its data.
-        records_done: So far.
-        steps: Batches trained on so far.
-        outputs: Of an evaluation.
-        metrics: Of an evaluation: what to compute from all of them, by name.
-    """
-
-    round: RoundId
-    records_total: int
-    records_done: int = 0
-    steps: int = 0
-    outputs: RoundOutputs = field(default_factory=RoundOutputs)
-    metrics: dict[str, str] = field(default_factory=dict)
-
-
 class LocalRun:
     """One run of a job in this process.
 
@@ -151,13 +137,12 @@ class LocalRun:
         self._stop = threading.Event()
         self._others = OtherTasks(definition, spec, "local")
         self._readers: dict[str, Reader] = {}
-        self._rounds: dict[RoundId, _OpenRound] = {}
+        self._records_done: Counter[RoundId] = Counter()
         self._examples = self._predictions = 0
-        self._damaged = DamagedRecords()
         self._losses: list[float] = []
         self._evaluations: list[dict[str, float]] = []
         self._begin_s = self._reported_s = 0.0
-        self._local: LocalSchedule
+        self._job: JobEngine
         self._program: Program
         self._callbacks: Callbacks
 
@@ -190,101 +175,109 @@ class LocalRun:
             session = opened_session()
             if session is not None and self._factory is not None:
                 session.close()
-        schedule = self._local.schedule
+        job = self._job
+        if job.state.state == "failed":
+            raise JobError(job.state.reason)
         return LocalResult(
             self._examples,
-            schedule.steps,
-            schedule.passes_over,
+            job.schedule.steps,
+            job.schedule.passes_over,
             tuple(self._evaluations),
             self._predictions,
-            self._damaged.total,
-            schedule.outcome == "stopped",
-            schedule.reason,
+            job.damaged.total,
+            job.state.state == "stopped",
+            job.state.reason,
             time.monotonic() - self._begin_s,
         )
 
     def _run(self) -> None:
         spec = self._spec
         tables = {name: cut_data(name, self._reader(name).shards(), spec) for name in spec.data}
-        self._local = local = LocalSchedule(spec, tables)
-        while (turn := local.next()) is not None:
-            if turn.round not in self._rounds:
-                records = round_table(tables, turn.round).records
-                self._rounds[turn.round] = _OpenRound(turn.round, records)
-            opened = self._rounds[turn.round]
-            if isinstance(turn, RoundOver):
-                # With it go the outputs of an evaluation.
-                del self._rounds[turn.round]
-                local.schedule.round_over(turn.round, metrics=self._metrics_of(opened))
-            else:
-                self._do(opened, turn)
+        identity = JobSpecRecord(WORKER, time.time_ns() // 1_000_000, spec.to_json())
+        self._job = job = JobEngine(
+            new_job(spec, tables, identity), JobKeys(spec.name), MemoryRecords(), time.monotonic
+        )
+        self._advance()
+        while not job.is_over:
+            given = job.assign(WORKER)
+            # With one worker, every open round has a task to do.
+            assert given is not None
+            self._do(given)
             if self._stop.is_set():
-                local.schedule.stop("it was told to stop")
-        if local.schedule.outcome == "stopped":
+                job.end("stopped", "it was told to stop")
+            self._advance()
+        if job.state.state == "stopped":
             self._others.save_model(self._program)
 
-    def _do(self, opened: _OpenRound, task: LocalTask) -> None:
-        kind = task.round.kind
+    def _advance(self) -> None:
+        """Open and end rounds as the schedule says, evaluations with their metrics."""
+        while due := self._job.advance():
+            for opened in due:
+                metrics = opened.compute()
+                self._evaluations.append(metrics)
+                self._callbacks.evaluation_is(Evaluation(opened.id.number, metrics))
+                self._tell(opened, 0, at_once=True)
+                self._job.evaluated(opened, metrics)
+
+    def _do(self, given: Assignment) -> None:
+        """Do a task. It stays undone if the run is to stop, or if its round ends before it."""
+        job, opened, lease = self._job, given.round, given.lease
+        kind, count = opened.id.kind, opened.table[lease.task].count
+        outputs = None
         if kind is RoundKind.TRAIN_END:
             self._others.end_training(self._program, self._callbacks)
-            return
-        with self._feed(task) as feed:
-            if kind is RoundKind.TRAINING:
-                self._train(opened, task, feed)
-                return
-            if kind is RoundKind.EVALUATION:
-                self._evaluate(opened, task.number, feed)
-            else:
-                self._predictions += self._others.predict(
-                    feed, task.number, self._program, lambda: None
-                )
-        self._tell(opened, task.records.count)
+        else:
+            with self._feed(opened, lease.task) as feed:
+                if kind is RoundKind.TRAINING:
+                    lease, is_whole = self._train(opened, lease, feed)
+                    if not is_whole:
+                        return
+                elif kind is RoundKind.EVALUATION:
+                    outputs = self._others.evaluate(feed, self._program, lambda: None)
+                else:
+                    self._predictions += self._others.predict(
+                        feed, lease.task, self._program, lambda: None
+                    )
+            if kind is not RoundKind.TRAINING:
+                self._tell(opened, count)
+        job.complete(WORKER, opened.id, lease, count)
+        if outputs is not None:
+            seen = outputs.message(self._definition.metrics)
+            brought = TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values)
+            job.add_outputs(opened.id, lease.task, brought, seen.metrics)
+        if kind is RoundKind.TRAINING:
+            # No server has a stream of it.
+            job.closed([(opened.id.number, lease.task)])
 
-    def _train(self, opened: _OpenRound, task: LocalTask, feed: TaskFeed) -> None:
-        """Train a task's batches; fewer, if told to stop or if these were the job's last steps."""
-        schedule, pass_number = self._local.schedule, task.round.number
+    def _train(
+        self, opened: OpenRound, lease: LeasedTask, feed: TaskFeed
+    ) -> tuple[LeasedTask, bool]:
+        """Train a task's batches; fewer, if told to stop or if these were the job's last steps.
+
+        Returns:
+            The lease with the batches that were trained, and whether it is done.
+        """
+        job, pass_number = self._job, opened.id.number
         self._callbacks.pass_is(pass_number)
         self._program.pass_begins(pass_number)
         losses: list[float] = []
-        examples = 0
+        examples, is_whole = 0, True
         for fed in feed:
-            self._callbacks.batch_begins(schedule.steps)
+            self._callbacks.batch_begins(job.schedule.steps)
             loss, _ = self._program.train_batch(fed.features, fed.labels)
             losses.append(loss)
             self._losses.append(loss)
             examples += len(fed.places)
             self._examples += len(fed.places)
-            opened.steps += 1
-            schedule.count_steps(task.round, opened.steps)
+            lease = lease._replace(acknowledged=len(losses))
+            job.renew(WORKER, [(opened.id, lease)])
             self._tell(opened, len(fed.places))
-            if task.round not in schedule.open_rounds or self._stop.is_set():
+            if opened.id not in job.schedule.open_rounds or self._stop.is_set():
+                is_whole = False
                 break
         mean = float(np.mean(losses)) if losses else None
-        self._callbacks.task_ended(
-            TaskReport(pass_number, task.number, examples, len(losses), mean)
-        )
-
-    def _evaluate(self, opened: _OpenRound, number: int, feed: TaskFeed) -> None:
-        outputs = self._others.evaluate(feed, self._program, lambda: None)
-        seen = outputs.message(self._definition.metrics)
-        opened.metrics.update(seen.metrics)
-        opened.outputs.add(
-            number, TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values)
-        )
-
-    def _metrics_of(self, opened: _OpenRound) -> dict[str, float]:
-        """Return the metrics of a round that is over, if it is an evaluation, and tell of them."""
-        if opened.round.kind is not RoundKind.EVALUATION:
-            return {}
-        metrics = opened.outputs.compute(
-            {name: METRICS[kind] for name, kind in opened.metrics.items()}
-        )
-        for name, problem in opened.outputs.problems.items():
-            log.warning("metric %s: %s", name, problem)
-        self._evaluations.append(metrics)
-        self._callbacks.evaluation_is(Evaluation(opened.round.number, metrics))
-        self._tell(opened, 0, at_once=True)
-        return metrics
+        self._callbacks.task_ended(TaskReport(pass_number, lease.task, examples, len(losses), mean))
+        return lease, is_whole
 
     # -- data -----------------------------------------------------------------------------
 
@@ -296,7 +289,7 @@ class LocalRun:
         return self._readers[name]
 
     @contextmanager
-    def _feed(self, task: LocalTask) -> Iterator[TaskFeed]:
+    def _feed(self, opened: OpenRound, task: int) -> Iterator[TaskFeed]:
         """Yield a task's batches; the user's errors say where they come from.
 
         Raises:
@@ -304,14 +297,14 @@ class LocalRun:
             NonFiniteLoss: With the task's records named.
             BackstayError: The data cannot be read.
         """
-        kind, records = task.round.kind, task.records
-        data, known = data_of(kind), self._damaged
-        others = known.of_data(data) - known.of_task(data, task.number)
+        kind, records, seed = opened.id.kind, opened.table[task], opened.seed_of(self._spec, task)
+        data, known = data_of(kind), self._job.damaged
+        others = known.of_data(data) - known.of_task(data, task)
         feed = TaskFeed(
             lambda: self._reader(data),
             self._definition,
             MODES[kind],
-            TaskRange(records.shard, records.start, records.count, task.shuffle_seed),
+            TaskRange(records.shard, records.start, records.count, seed),
             batch_size=self._spec.batch_size,
             bad_records_max=max(0, self._spec.max_bad_records - others),
         )
@@ -336,11 +329,11 @@ class LocalRun:
             raise ConfigError(f"the model failed on {records.shard}:\n{text}") from error
         finally:
             # A task of which only a part is read meets less than is known of it.
-            if feed.bad.count > known.of_task(data, task.number):
-                known.note(data, task.number, feed.bad.count)
+            if feed.bad.count > known.of_task(data, task):
+                self._job.note_damaged(opened.id, task, feed.bad.count)
 
-    def _tell(self, opened: _OpenRound, records: int, *, at_once: bool = False) -> None:
-        opened.records_done += records
+    def _tell(self, opened: OpenRound, records: int, *, at_once: bool = False) -> None:
+        self._records_done[opened.id] += records
         now_s = time.monotonic()
         if self._report is None or (now_s - self._reported_s < REPORT_S and not at_once):
             return
@@ -348,12 +341,12 @@ class LocalRun:
         losses, self._losses = self._losses, []
         self._report(
             LocalProgress(
-                opened.round,
+                opened.id,
                 self._spec.epochs,
-                opened.records_done,
-                opened.records_total,
+                self._records_done[opened.id],
+                opened.table.records,
                 self._examples,
-                self._local.schedule.steps,
+                self._job.schedule.steps,
                 float(np.mean(losses)) if losses else None,
                 now_s - self._begin_s,
                 dict(self._evaluations[-1]) if self._evaluations else {},

@@ -1,31 +1,25 @@
 """A job in one process and a job with a master and one worker: the same tasks in the same order.
 
-The master's side is the real ``Job`` on the real ledgers; what the journal would write is not
-looked at here.
+Both are the same engine. What the journal would write is not looked at here.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
+from backstay.consensus.job_records import JobSpecRecord
 from backstay.consensus.keys import JobKeys
 from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.job_engine.open_round import worker_policy
-from backstay.job_engine.opened_job import OpenedJob
-from backstay.job_engine.worker_set import WorkerSet
+from backstay.job_engine.engine import JobEngine
+from backstay.job_engine.opened_job import OpenedJob, new_job
+from backstay.job_engine.records import MemoryRecords
 from backstay.job_spec import CheckpointSpec, DataSpec, EarlyStop, JobSpec
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.schedule.damaged import DamagedRecords
-from backstay.schedule.local import LocalSchedule, RoundOver
-from backstay.schedule.rounds import RoundKind
-from backstay.schedule.schedule import Schedule
 from backstay.schedule.task_table import TaskRecords, TaskTable, cut_data
 from tests.unit.memory_nodes import run
 
@@ -103,84 +97,61 @@ def batches_of(spec: JobSpec, records: int) -> int:
     return -(-records // spec.batch_size)
 
 
+def advance(job: JobEngine, turns: list[Turn], left: list[float]) -> None:
+    while due := job.advance():
+        for opened in due:
+            turns.append(Turn(str(opened.id), -1, steps=job.schedule.steps))
+            job.evaluated(opened, {METRIC: left.pop(0)} if left else {})
+
+
+def played(job: JobEngine, values: Sequence[float]) -> tuple[list[Turn], str]:
+    """Return what the only worker of a job does, and why the job ended."""
+    turns, left = list[Turn](), list(values)
+    advance(job, turns, left)
+    while not job.is_over:
+        assert len(turns) < TURNS_MAX
+        task = job.assign("the only one")
+        assert task is not None
+        opened, lease, _ = task
+        part = opened.table[lease.task]
+        seed = opened.seed_of(job.spec, lease.task)
+        turns.append(Turn(str(opened.id), lease.task, part, seed, job.schedule.steps))
+        done = lease._replace(acknowledged=batches_of(job.spec, part.count))
+        assert job.complete("the only one", opened.id, done, part.count) == (True, True)
+        job.closed([(opened.id.number, lease.task)])
+        advance(job, turns, left)
+    assert job.state.state == "done"
+    return turns, job.schedule.reason
+
+
+def begun(spec: JobSpec, tables: dict[str, TaskTable]) -> OpenedJob:
+    return new_job(spec, tables, JobSpecRecord("ab12", 1, spec.to_json()))
+
+
 def alone(
     spec: JobSpec, tables: dict[str, TaskTable], values: Sequence[float]
 ) -> tuple[list[Turn], str]:
-    """Return what a job in one process does, and why it ended."""
-    local, left = LocalSchedule(spec, tables), list(values)
-    steps: Counter[str] = Counter()
-    turns: list[Turn] = []
-    while (turn := local.next()) is not None:
-        assert len(turns) < TURNS_MAX
-        name = str(turn.round)
-        if isinstance(turn, RoundOver):
-            metrics = {}
-            if turn.round.kind is RoundKind.EVALUATION:
-                metrics = {METRIC: left.pop(0)} if left else {}
-                turns.append(Turn(name, -1, steps=local.schedule.steps))
-            local.schedule.round_over(turn.round, metrics=metrics)
-            continue
-        part = turn.records
-        turns.append(Turn(name, turn.number, part, turn.shuffle_seed, local.schedule.steps))
-        if turn.round.kind is RoundKind.TRAINING:
-            steps[name] += batches_of(spec, part.count)
-            local.schedule.count_steps(turn.round, steps[name])
-    assert local.schedule.outcome == "finished"
-    return turns, local.schedule.reason
+    """Over memory, as in one process."""
+    opened = begun(spec, tables)
+    return played(JobEngine(opened, JobKeys(spec.name), MemoryRecords(), lambda: 100.0), values)
 
 
 def with_a_master(
     spec: JobSpec, tables: dict[str, TaskTable], values: Sequence[float]
 ) -> tuple[list[Turn], str]:
-    """Return what one worker of a cluster does, and why the job ended."""
-    turns: list[Turn] = []
-    left = list(values)
+    """Over the coordination store, as in a job master."""
+    found: list[tuple[list[Turn], str]] = []
 
-    def advance(job: Job) -> None:
-        while due := job.advance():
-            for opened in due:
-                turns.append(Turn(str(opened.id), -1, steps=job.schedule.steps))
-                job.evaluated(opened, {METRIC: left.pop(0)} if left else {})
-
-    async def inside(backend: MemoryBackend) -> str:
+    async def inside(backend: MemoryBackend) -> None:
         keys = JobKeys(spec.name)
-        records = OpenedJob(
-            spec,
-            JobSpecRecord("ab12", 1, spec.to_json()),
-            JobStateRecord("running"),
-            tables,
-            Schedule.of(spec),
-            WorkerSet(worker_policy(spec)),
-            {},
-            DamagedRecords(),
-        )
-        job = Job(records, keys, Journal(MemoryStore(backend), keys, 1), lambda: 100.0)
-        advance(job)
-        while not job.is_over:
-            assert len(turns) < TURNS_MAX
-            task = job.assign("the only one")
-            assert task is not None
-            opened, lease, _ = task
-            part = opened.table[lease.task]
-            seed = opened.seed_of(spec, lease.task)
-            turns.append(Turn(str(opened.id), lease.task, part, seed, job.schedule.steps))
-            done = lease._replace(acknowledged=batches_of(spec, part.count))
-            assert job.complete("the only one", opened.id, done, part.count) == (True, True)
-            job.closed([(opened.id.number, lease.task)])
-            advance(job)
-        assert job.state.state == "done"
-        return job.schedule.reason
+        journal = Journal(MemoryStore(backend), keys, 1)
+        found.append(played(Job(begun(spec, tables), keys, journal, lambda: 100.0), values))
 
-    reasons: list[str] = []
-
-    async def keep(backend: MemoryBackend) -> None:
-        reasons.append(await inside(backend))
-
-    run(keep)
-    return turns, reasons[0]
+    run(inside)
+    return found[0]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(jobs(), st.lists(st.floats(allow_infinity=False), max_size=12))
 def test_one_process_does_what_one_worker_of_a_cluster_does(
     job: tuple[JobSpec, dict[str, TaskTable]], values: list[float]
