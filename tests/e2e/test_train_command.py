@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
-from tests.integration.test_checkpoint_disks import namespace, why_no_mounts
+from tests.integration.checkpoint.test_checkpoint_disks import namespace, why_no_mounts
 from tests.processes import is_gone
 
 pytest.importorskip("torch")

@@ -25,7 +25,7 @@ from backstay.schedule.schedule import Schedule, SchedulePlan
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
-STREAM_RS = Path(__file__).parents[2] / "crates" / "backstay-core" / "src" / "stream_memory.rs"
+STREAM_RS = Path(__file__).parents[3] / "crates" / "backstay-core" / "src" / "stream_memory.rs"
 
 
 def progress(**tasks: int) -> dict[str, Any]:

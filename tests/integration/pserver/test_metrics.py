@@ -23,7 +23,7 @@ from backstay.pserver.local_cluster import LocalCluster, LocalServer
 from backstay.tables import SGD, TableSpec, Zeros
 from backstay.trainer import Client
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
 SPEC = TableSpec.sparse("user/emb", 4, optimizer=SGD(1.0), initializer=Zeros())

@@ -22,7 +22,7 @@ from backstay.config import ENDPOINT_VARIABLES
 from backstay.job_spec import DataSpec, JobSpec, ServersSpec
 from backstay.trainer.worker.audit import RecordsAudit
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from backstay.trainer import Client
 from backstay.trainer.adapter.session import init
 from tests.etcd import EtcdCluster
 from tests.integration.job_processes import JobProcesses
-from tests.integration.test_worker import SIGNAL_AT_BATCH, job
+from tests.integration.trainer.test_worker import SIGNAL_AT_BATCH, job
 
 Eventually = Callable[[Callable[[], bool]], None]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -11,7 +11,7 @@ from backstay.job_engine.task import TRANSITIONS, Event, IllegalTransition, Stat
 from backstay.job_engine.task_bits import TaskBits
 from backstay.job_engine.task_store import TaskStore
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "jobs.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "internals" / "jobs.md"
 
 
 def drawn() -> set[tuple[str, str, str]]:

@@ -31,7 +31,7 @@ from backstay.pserver.free_ports import free_ports
 from backstay.store_config import StoreMember
 from tests.etcd import EtcdCluster
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 30.0
 
 

@@ -16,7 +16,7 @@ from backstay.trainer.worker.local_run import LocalRun
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "model.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "model.md"
 
 
 def files_of_the_page(folder: Path) -> None:

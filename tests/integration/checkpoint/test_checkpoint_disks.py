@@ -72,7 +72,7 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, scenario: str) -> None:
     program = [sys.executable, "-m", "tests.integration.checkpoint_disks", scenario, str(folder)]
     done = subprocess.run(
         [*namespace(), *program],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         timeout=SCENARIO_LIMIT_S,
         check=False,

@@ -19,7 +19,7 @@ from backstay.pserver.ctl.asking import EXIT_CODES
 from backstay.pserver.ctl.cli import main
 from backstay.pserver.ctl.completion import complete_node_id
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"
 
 
 @pytest.fixture(autouse=True)

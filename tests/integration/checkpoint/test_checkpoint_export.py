@@ -324,9 +324,9 @@ def test_inference_needs_no_network_and_no_framework(
 @pytest.mark.paddle
 def test_the_programs_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("paddle")
-    guide = Path(__file__).resolve().parents[2] / "docs" / "guide"
+    guide = Path(__file__).resolve().parents[3] / "docs" / "guide"
     online, first, *programs = _programs(guide / "checkpoints.md")
-    # The first needs a cluster (tests/integration/test_checkpoints.py saves like that), the
+    # The first needs a cluster (test_checkpoints.py saves like that), the
     # second has storages that are not here.
     assert online.startswith("client.checkpoints.save(")
     assert "CheckpointStorage(" in first
