@@ -167,7 +167,7 @@ class TableCreation:
         Args:
             spec_json: Its description.
             other_settings: What happens to a table that is there with other settings.
-            declarer: With "update": the start of a job that this is for. Its first worker settles
+            declarer: With "update": the start of a job that this is for. Its first worker sets
                 the settings, and only if they differ from what the last start asked for.
 
         Raises:
@@ -234,7 +234,7 @@ class TableCreation:
     async def _declare(
         self, wanted: KnownTable, other_settings: OtherSettings, declarer: Declarer | None
     ) -> Outcome:
-        """Settle what a table that is there becomes by a declaration with the same rows."""
+        """Decide what a table that is there becomes by a declaration with the same rows."""
 
         def decide(present: KnownTable, record: TableRecord) -> TableRecord | None:
             renewed = record

@@ -51,7 +51,7 @@ def asked(worker: str, number: int, rows: StateIncarnation | None) -> job_pb2.Ge
 @pytest.mark.parametrize(
     "other", [StateIncarnation(6, 2), StateIncarnation(7, 1), StateIncarnation(9, 3)]
 )
-def test_a_worker_on_other_rows_gets_neither_tasks_nor_streams(
+def test_a_worker_of_another_incarnation_gets_neither_tasks_nor_streams(
     tmp_path: Path, other: StateIncarnation
 ) -> None:
     async def play(service: JobService, job: Job) -> None:
