@@ -1,4 +1,4 @@
-"""The clock by which leases and holds are counted.
+"""The clock by which leases of nodes and of tasks are counted.
 
 It goes on while the machine is suspended, where the system has such a clock (``CLOCK_BOOTTIME``
 on Linux): what ran out meanwhile must be over when the machine resumes, for the rest of the

@@ -151,7 +151,7 @@ class LedgerMachine(RuleBasedStateMachine):
         old = not good or data.draw(st.integers(0, 3)) == 0
         return data.draw(st.sampled_from(self.grants if old else good))
 
-    def holders(self, task: int) -> set[str]:
+    def workers_of(self, task: int) -> set[str]:
         return {worker for worker, leased, _ in self.valid if leased == task}
 
     def tell(self, task: int, acknowledged: int) -> None:
@@ -180,7 +180,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.forget_expired()
             return
         assert grant.task not in self.done, "a task that is done was given out"
-        assert worker not in self.holders(grant.task) or not grant.speculative
+        assert worker not in self.workers_of(grant.task) or not grant.speculative
         lasting = {
             leased
             for leased in self.valid
@@ -189,7 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if grant.speculative:
             assert len(lasting) <= 1, "a third worker got the task"
         else:
-            assert not lasting, "a task was given out while somebody holds it"
+            assert not lasting, "a task was given out while somebody has a live lease"
             assert todo > 0
         self.valid = {
             leased for leased in self.valid if leased[1] != grant.task or leased in lasting

@@ -272,7 +272,7 @@ class JobWorker(Trainer):
             lambda: f"{self.name} takes {given.round.id}-{given.lease.task} {given.lease}",
         )
 
-    # Holds
+    # Leases
 
     def _keep(self, life: int) -> None:
         if self._lives != life:

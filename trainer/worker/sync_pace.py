@@ -1,8 +1,8 @@
 """The pace of sync mode: one step of all workers at a time, each batch cut for all of them.
 
-Who holds the task leads: it cuts the batch, computes a piece, puts all gradients together and
-pushes them once. The others follow: they read the same records and send the gradients of their
-pieces. May import the modes, the feed and the engine.
+The worker with the lease of the task leads: it cuts the batch, computes a piece, puts all gradients
+together and pushes them once. The others follow: they read the same records and send the gradients
+of their pieces. May import the modes, the feed and the engine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CALL_DEADLINE_MS = 10_000
 
 
 class SyncPace(Pace):
-    """Leads the steps of the task that this worker holds, or follows those of another one's.
+    """Leads the steps of this worker's leased task, or follows the steps of another worker's.
 
     Args:
         host: Where this worker's followers reach it; a port of the system's choice is taken.

@@ -1,7 +1,7 @@
 """The ends of training tasks: acknowledged and told as done while the next task is being trained.
 
 A task of a thousand records is over in some ten milliseconds, and its last pushes and the master's
-record of it take a good part of that. May import the stream and what is held. Decides
+record of it take a good part of that. May import the stream and the leased work. Decides
 nothing: what went wrong is for the worker's own thread.
 """
 

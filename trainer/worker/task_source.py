@@ -1,6 +1,6 @@
 """Where a worker's tasks come from: asked of the master, the next ones while this one is trained.
 
-May import the link, the pace and the feeds. A task's records are read from the moment it is held.
+May import the link, the pace and the feeds. A task's records are read from the moment it is leased.
 Decides nothing about a task.
 """
 

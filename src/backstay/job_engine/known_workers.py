@@ -14,7 +14,7 @@ from backstay.errors import InvalidRequest, LimitExceeded, WorkerReplaced
 __all__ = ["KnownWorker", "KnownWorkers"]
 
 WORKERS_MAX = 20_000
-# A worker that was silent for so long and holds nothing is forgotten.
+# A worker that was silent for so long and has no lease is forgotten.
 FORGET_S = 60.0
 # Examples a second are a mean over about this long.
 RATE_S = 10.0

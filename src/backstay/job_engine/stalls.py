@@ -101,8 +101,8 @@ class Stalls:
         """Return, in bounded mode, the clocks of the workers that others wait for."""
         if self._mode != "bounded":
             return []
-        holders = {lease.worker for _, lease in self._training_leases(expired_too=True)}
-        return sorted(map(clock_of_worker, holders - self._not_waited_for))
+        workers = {lease.worker for _, lease in self._training_leases(expired_too=True)}
+        return sorted(map(clock_of_worker, workers - self._not_waited_for))
 
     def led(self) -> tuple[RoundId, Lease] | None:
         """Return, in sync mode, the lease of the worker that leads now."""

@@ -211,7 +211,7 @@ def test_dead_lettering_a_task_ends_what_is_left_of_its_leases() -> None:
     assert book.counts == (0, 0, 0, 1)
 
 
-def test_a_worker_gets_no_more_than_it_may_hold() -> None:
+def test_a_worker_gets_no_more_leases_than_it_may_have() -> None:
     book = ledger(5, LedgerLimits(leases_per_worker_max=2))
     given(book, "w-0")
     given(book, "w-0")
