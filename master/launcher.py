@@ -82,9 +82,9 @@ class LauncherPort(Protocol):
 
 
 class LaunchFollower:
-    """Does what a master says, in a thread, from ``with`` to its end; masters may change.
+    """Passes the job master's wish to the launcher, in a thread that lives inside ``with``.
 
-    While no master answers, the workers go on as they are.
+    It goes on when another job master takes over. While none answers, the workers stay as they are.
     """
 
     def __init__(

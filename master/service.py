@@ -1,7 +1,7 @@
 """``JobService``: the calls of workers, commands and launchers on a job's master.
 
 Translates messages to the job's events and back, and answers only when the journal has what the
-answer relies on. Decides nothing itself.
+answer relies on.
 """
 
 from __future__ import annotations

@@ -424,9 +424,9 @@ class MasterLink:
             sent_s, asked_s = clock_s(), time.monotonic()
             return stub.RenewLeases(request, timeout=timeout)
 
-        # What is renewed late is not renewed: no use in waiting longer for one answer. But where so
-        # many call that a master falls behind, each waits until it has caught up: whoever gives up
-        # sooner only calls again, and all that was done for such calls was in vain.
+        # An answer that comes after the lease's end is of no use, so the call waits no longer. A
+        # worker that gives up much sooner calls again, and adds to the load of a job master that
+        # has fallen behind.
         attempt_s = max(min(self._ttl_s, ATTEMPT_S), self._ttl_s / 2)
         answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
         self._ttl_s = answer.task_lease_ttl_ms / 1000

@@ -531,7 +531,7 @@ impl Engine {
         match self.slots[self.index(slot)].serving_state {
             ServingState::Serving => Ok(()),
             ServingState::Waiting => Err(Refusal::NotReady(format!(
-                "slot {slot} has changed hands, and its new master recovers it"
+                "slot {slot} is being recovered or loaded by its master, and is served after that"
             ))),
             ServingState::Elsewhere => Err(Refusal::NotMaster {
                 slot,

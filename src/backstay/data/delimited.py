@@ -2,7 +2,7 @@
 
 What it costs: ``shards()`` is one pass over each file to find line ends; reading a range, a pass up
 to its end the first time a process sees the file, and from then on the range itself
-(``readers.text_files``). Imports the readers' text modules; pyarrow only if it is there.
+(``backstay.data.text_files``). Imports the readers' text modules; pyarrow only if it is there.
 """
 
 from __future__ import annotations

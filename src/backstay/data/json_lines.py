@@ -1,6 +1,6 @@
 """Files of JSON objects, one a line, plain or gzip, here or behind a URL.
 
-What it costs is said in ``readers.delimited``. Imports the readers' text modules.
+What it costs is said in ``backstay.data.delimited``. Imports the readers' text modules.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ copies of the decompressor's state are kept as entries while it is read: at most
 some 50 KiB. Where a gzip stream is damaged or cut short, the content ends there and ``damage`` says
 why.
 
-Imports ``readers.files`` and the errors.
+Imports ``backstay.data.files`` and the errors.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ decompresses otherwise), from the beginning to the last record that was asked fo
 then enters the file at most 1023 records before it; a gzip file at one of at most 32 kept entries.
 Each process builds its own.
 
-Imports ``readers.files``, ``streams`` and ``splitting``, and the errors.
+Imports ``backstay.data.files``, ``streams`` and ``splitting``, and the errors.
 """
 
 from __future__ import annotations

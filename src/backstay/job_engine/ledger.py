@@ -90,8 +90,8 @@ class TaskLedger:
             order_seed: Seed of the order in which tasks are given out; None takes them as they
                 are numbered.
             limits: See there.
-            first_attempt: Number of the first lease; a master that goes on with a job passes
-                ``generation * ATTEMPTS_PER_MASTER`` with a generation no earlier one had.
+            first_attempt: Number of the first lease; a job master passes its number of starts
+                times ``ATTEMPTS_PER_MASTER``.
             done: The tasks that are done already; it is copied.
             dead_letters: The tasks that are dead-lettered.
             sizes: Batches of each task, shape (size,); None: they are not counted.

@@ -24,8 +24,8 @@ __all__ = [
     "WorkerRecord",
 ]
 
-# A new master begins numbering attempts at its generation times this, so that it never gives a
-# number again that an earlier master gave and did not write down. Readable in decimal.
+# A new job master numbers attempts from its number of starts times this on. So it never repeats a
+# number that an earlier one gave and did not write down. Readable in decimal.
 ATTEMPTS_PER_MASTER = 1_000_000_000
 # What is kept of a failure: an error text and the records it names.
 ERROR_CHARACTERS_MAX = 4096

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_ends_and_is_extended_but_not_after_it_was_revoked() {
+    fn a_lease_ends_and_is_extended_but_not_after_it_was_revoked() {
         let lease = SendLease::default();
         assert!(lease.is_alive());
         lease.set_until(clock::now());
