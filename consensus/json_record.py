@@ -156,6 +156,9 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 def _in_words(error: ValidationError) -> str:
     """Return what is wrong and where, such as ``nodes[5].host: Field required``."""
     wrong = error.errors(include_url=False)
+    # A record of another format lacks fields as well, but its format says why.
+    other_format = [one for one in wrong if one["loc"] == ("format",)]
+    wrong = other_format or wrong
     first = wrong[0]
     path = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
     # What a record refuses when it is made comes as "Value error, ...".

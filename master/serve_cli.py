@@ -32,6 +32,7 @@ from backstay.errors import (
 )
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_spec import JobSpec
+from backstay.lifeline import Lifeline
 from backstay.logs import set_up_logging
 from backstay.master.config import MasterConfig
 from backstay.master.host import MasterHost
@@ -107,7 +108,7 @@ def main(
     `backstay train` starts it for you. Token and TLS come from BACKSTAY_TOKEN and the like, or the
     file that BACKSTAY_CONFIG names. The same job again goes on where it was.
     """
-    lifeline.attach(grace_s=GRACE_S)
+    parent = lifeline.attach(grace_s=GRACE_S)
     try:
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         config = MasterConfig(
@@ -127,7 +128,7 @@ def main(
         set_up_logging(log_level, log_format, f"master of {spec.name}")
         # Signals are not handled yet, so a signal ends this wait at once.
         reach(config.endpoints, config.client)
-        state = asyncio.run(_run(config, spec, instance))
+        state = asyncio.run(_run(config, spec, instance, parent))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
     except (ConfigError, StoreAuthError, JobRefused, DataError, InvalidRequest) as error:
@@ -140,7 +141,9 @@ def main(
     sys.exit(EXIT_JOB_FAILED if state in ("failed", "unsaved") else 0)
 
 
-async def _run(config: MasterConfig, spec: JobSpec, instance: int | None) -> RunState:
+async def _run(
+    config: MasterConfig, spec: JobSpec, instance: int | None, parent: Lifeline | None
+) -> RunState:
     host = MasterHost(config, spec, instance=instance)
     loop = asyncio.get_running_loop()
 
@@ -152,6 +155,8 @@ async def _run(config: MasterConfig, spec: JobSpec, instance: int | None) -> Run
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
+    if parent is not None:
+        parent.stop_by(lambda: loop.call_soon_threadsafe(host.stop), grace_s=GRACE_S)
     return await host.run()
 
 

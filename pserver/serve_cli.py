@@ -114,14 +114,14 @@ def serve(
     brackets, else it has its default. The token has no option, because others could read it in
     the list of processes: give it as BACKSTAY_TOKEN or in the file.
     """
+    # First, because its variable is no setting.
+    parent = lifeline.attach()
     try:
         loaded = ServerConfig.load_with_sources(file=config_file, explicit=given)
         if show_config:
             click.echo(loaded.describe())
             return
-        # A stop takes one grace for handing over and one for the requests under way.
-        grace_s = 2 * loaded.config.stop_grace_ms / 1000 + KILL_WAIT_S
-        clean = asyncio.run(_run(loaded.config, lifeline.attach(grace_s=grace_s)))
+        clean = asyncio.run(_run(loaded.config, parent))
     except ListenError as error:
         _fail(error, EXIT_CANNOT_LISTEN)
     except (ConfigError, StoreAuthError) as error:
@@ -149,7 +149,12 @@ async def _run(config: ServerConfig, parent: Lifeline | None) -> bool:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
-    return await node.run(on_ready=_ignore if parent is None else parent.say_ready)
+    if parent is None:
+        return await node.run(on_ready=_ignore)
+    # A stop takes one grace for handing over and one for the requests under way.
+    grace_s = 2 * config.stop_grace_ms / 1000 + KILL_WAIT_S
+    parent.stop_by(lambda: loop.call_soon_threadsafe(node.stop), grace_s=grace_s)
+    return await node.run(on_ready=parent.say_ready)
 
 
 def _ignore(_ready: Ready) -> None:

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,6 +108,7 @@ class Lifeline:
         # Programs that this process starts must not keep it open.
         self._socket.set_inheritable(False)
         self._grace_s = grace_s
+        self._stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def say_ready(self, ready: Ready) -> None:
@@ -115,10 +116,23 @@ class Lifeline:
         with suppress(BrokenPipeError, ConnectionResetError):
             self._socket.send(ready.to_line())
 
+    def stop_by(self, stop: Callable[[], object], *, grace_s: float) -> None:
+        """Call this, in the watching thread, instead of sending SIGTERM when the parent is gone.
+
+        For a program that a second SIGTERM ends at once: it may be stopping already.
+
+        Args:
+            stop: Begins to stop.
+            grace_s: How long that may take from now on.
+        """
+        self._stop, self._grace_s = stop, grace_s
+
     def _watch(self) -> None:
         # The parent never writes, so this returns only when the parent's end is closed.
         self._socket.recv(1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        # An event loop that is closed has ended the program's work.
+        with suppress(RuntimeError):
+            self._stop()
         threading.Event().wait(self._grace_s)
         os._exit(EXIT_PARENT_GONE)
 
@@ -126,7 +140,8 @@ class Lifeline:
 def attach(*, grace_s: float = 5.0) -> Lifeline | None:
     """Tie this process to its parent, if the parent gave it a lifeline. Call it first.
 
-    When the parent is gone, this process gets SIGTERM, and ends by force after the grace.
+    When the parent is gone, this process gets SIGTERM (see ``Lifeline.stop_by``), and ends by force
+    after the grace.
 
     Args:
         grace_s: How long it may take to stop by itself.

@@ -232,10 +232,9 @@ def _saved(framework: Framework, output: str) -> dict[str, Any]:
         files, root = fsspec.core.url_to_fs(output)
         if not files.exists(f"{root}/{framework.saved_file}"):
             return {}
-        content = files.cat_file(f"{root}/{framework.saved_file}")
+        return framework.read_saved(files.cat_file(f"{root}/{framework.saved_file}"))
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointUnavailable(f"output: {output}: {error}") from error
-    return framework.read_saved(content)
 
 
 def _load_saved(

@@ -203,11 +203,16 @@ class LocalRun:
             # With one worker, every open round has a task to do.
             assert given is not None
             self._do(given)
-            if self._stop.is_set():
-                job.end("stopped", "it was told to stop")
+            self._end_if_told()
+            # Metrics and callbacks of an evaluation take time, in which it may be told to stop.
             self._advance()
+            self._end_if_told()
         if job.state.state == "stopped":
             self._others.save_model(self._program)
+
+    def _end_if_told(self) -> None:
+        if self._stop.is_set() and not self._job.is_over:
+            self._job.end("stopped", "it was told to stop")
 
     def _advance(self) -> None:
         """Open and end rounds as the schedule says, evaluations with their metrics."""

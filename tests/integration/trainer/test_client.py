@@ -399,7 +399,10 @@ def test_a_trainer_killed_in_the_middle_of_pushes_harms_nobody(
     # What it was told is there; of the push it was killed in, each slot has all or nothing.
     assert set(np.unique(counts)) <= {len(pushed), len(pushed) + 1}
     client.push(counter, np.arange(20000), ones(20000))
-    assert np.array_equal(client.pull(counter, np.arange(20000)), counts + 1)
+    after = client.pull(counter, np.arange(20000))
+    # The servers may still have had the push that it was killed in before them.
+    assert set(np.unique(after - counts)) <= {1, 2}
+    assert set(np.unique(after)) <= {len(pushed) + 1, len(pushed) + 2}
 
 
 def test_a_forked_process_is_refused_clearly(client: Client, counter: Table) -> None:

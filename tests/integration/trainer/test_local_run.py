@@ -200,6 +200,16 @@ def test_callbacks(framework: str, data: Path, tmp_path: Path) -> None:
     assert result.evaluations[0] == result.evaluations[1]
 
 
+def test_a_stop_during_an_evaluation_begins_no_further_task(data: Path, tmp_path: Path) -> None:
+    spec = job(write_model(tmp_path, "torch", CALLBACKS), data, epochs=1)
+    definition = load(spec.model)
+    local = LocalRun(spec, definition)
+    definition.module.Recorder.on_evaluation = lambda _self, _metrics: local.stop()
+    result = local.run()
+    assert result.stopped
+    assert "end" not in [call[0] for call in definition.module.CALLS]
+
+
 TASKS_SEEN = """
 
 from backstay.job.callbacks import Callback

@@ -182,6 +182,9 @@ def framed(header: bytes, length: int | None = None) -> bytes:
     return (len(header) if length is None else length).to_bytes(8, "little") + header
 
 
+ENTRY = b'{"dtype":"U64","shape":[1],"data_offsets":[0,8]}'
+
+
 def tensor(**changes: Any) -> bytes:
     entry = {"dtype": "U64", "shape": [1], "data_offsets": [0, 8]} | changes
     return framed(json.dumps({"x": entry}).encode()) + bytes(8)
@@ -196,7 +199,18 @@ def tensor(**changes: Any) -> bytes:
         pytest.param(framed(b"[" * 100_000), "invalid JSON", id="nested without end"),
         pytest.param(framed(b"[]"), "invalid JSON", id="no object"),
         pytest.param(framed(b"\xff\xfe{}"), "UTF-8", id="not UTF-8"),
-        pytest.param(framed(b'{"a":1,"a":2}'), "invalid JSON", id="name twice"),
+        pytest.param(
+            framed(b'{"x":%(x)b,"x":%(x)b}' % {b"x": ENTRY}) + bytes(8),
+            "comes twice",
+            id="name twice",
+        ),
+        pytest.param(
+            framed(b'{"__metadata__":{"a":"1","a":"2"}}'), "comes twice", id="metadata twice"
+        ),
+        pytest.param(
+            framed(b'{"x":["U64",[1],[0,8]]}') + bytes(8), "expected an object", id="list of fields"
+        ),
+        pytest.param(framed(b'{"__metadata__":null}'), "expected an object", id="no metadata"),
         pytest.param(framed(b'{"a":NaN}'), "invalid JSON", id="NaN"),
         pytest.param(framed(b'{"__metadata__":{"a":1}}'), "expected a string", id="metadata"),
         pytest.param(framed(b'{"x":[]}'), "invalid JSON", id="entry is a list"),

@@ -210,6 +210,13 @@ def test_json_and_messages_lead_back() -> None:
     assert node_from_message(node_to_message(unknown)) == unknown
 
 
+def test_a_table_of_another_format_is_refused_by_its_format() -> None:
+    older = json.loads(routing().to_json()) | {"format": 1}
+    older["birth_of_slot"] = older.pop("epoch_of_slot")
+    with pytest.raises(InvalidRequest, match=r"format: 1; this version reads format 2 only$"):
+        RoutingTable.from_json(json.dumps(older))
+
+
 def test_json_of_another_form_is_refused() -> None:
     good = json.loads(routing().to_json())
     for broken in (

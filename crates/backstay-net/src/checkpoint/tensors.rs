@@ -3,11 +3,14 @@
 //! The crate's own writer takes all tensors at once and chooses their order and the file. Parts
 //! and exports are written piece by piece, so only their header is made here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{SafeTensorError, SafeTensors};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
 pub use safetensors::Dtype;
 
@@ -42,6 +45,35 @@ pub fn make_header(
     Ok(header)
 }
 
+/// A JSON object in which no name comes twice, and whose values are of this kind. The crate takes
+/// the last of two, and other readers the first.
+struct Unique<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Unique<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Self(PhantomData))
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for Unique<V> {
+    type Value = Self;
+
+    fn expecting(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        text.write_str("an object in which no name comes twice")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self, A::Error> {
+        let mut names = BTreeSet::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            entries.next_value::<V>()?;
+            if let Some(twice) = names.replace(name) {
+                return Err(A::Error::custom(format!("{twice:?} comes twice")));
+            }
+        }
+        Ok(self)
+    }
+}
+
 /// What the header of a file says.
 pub struct Header {
     metadata: Metadata,
@@ -53,6 +85,8 @@ impl Header {
     pub fn read(file: &[u8]) -> Result<Self, SafeTensorError> {
         let (length, metadata) = SafeTensors::read_metadata(file)?;
         let begin = LENGTH_BYTES + length;
+        serde_json::from_slice::<Unique<Unique<IgnoredAny>>>(&file[LENGTH_BYTES..begin])
+            .map_err(SafeTensorError::InvalidHeaderDeserialization)?;
         Ok(Self { metadata, begin })
     }
 
