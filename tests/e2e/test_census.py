@@ -65,7 +65,8 @@ def test_the_demo_outlives_everything_and_is_as_good_as_one_machine(tmp_path: Pa
     # 128 batches a pass, each to two embeddings, the dense part and the counters at least.
     assert figures["pushes_acknowledged"] >= PASSES * 128 * 4
     assert figures["pushes_acknowledged"] % (PASSES * 128) == 0
-    assert 0 < figures["examples_per_s"] <= 32_561 * PASSES / figures["seconds"] + 1
+    # The seconds are rounded to hundredths.
+    assert 0 < figures["examples_per_s"] <= 32_561 * PASSES / (figures["seconds"] - 0.005) + 1
     assert figures["worker_killed"].startswith("w-")
     assert figures["workers_added"] == 1
     assert figures["killed"] == "ps-1"
