@@ -26,10 +26,10 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test test-slow test-chaos chaos lint fmt bench fuzz docs proto wheel clean check-tools sim
+.PHONY: help venv install demo test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 check-tools:
 	@command -v $(CARGO) >/dev/null || { \
@@ -46,7 +46,7 @@ $(BIN)/python: | check-tools
 
 $(VENV)/.dependencies: setup.cfg setup.py pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'setuptools-rust>=1.10' wheel
-	$(BIN)/python -m pip install --no-build-isolation --editable '.[dev,paddle,bench]'
+	$(BIN)/python -m pip install --no-build-isolation --editable '.[dev,paddle,bench,kubernetes]'
 	@touch $@ $(VENV)/.binding
 
 $(VENV)/.binding: $(RUST_SOURCES) | $(VENV)/.dependencies
@@ -62,13 +62,24 @@ demo: install  ## train a click model on real data: three pservers and two train
 
 test: install  ## run the tests: Rust, then Python (some minutes)
 	$(CARGO) test -p backstay-core -p backstay-net
-	$(BIN)/python -m pytest -m "not slow and not chaos" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not chaos and not kubernetes" $(PYTEST_ARGS)
 
 test-slow: install  ## run the tests that are marked slow: a wheel in a fresh environment, long jobs
-	$(BIN)/python -m pytest -m "slow and not chaos" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "slow and not chaos and not kubernetes" $(PYTEST_ARGS)
 
 test-chaos: install  ## run the tests that kill, stop and cut off processes; they need a quiet machine
-	$(BIN)/python -m pytest -m "chaos" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "chaos and not kubernetes" $(PYTEST_ARGS)
+
+kubernetes-cluster:  ## build the Kubernetes cluster of test-kubernetes, once, into a cache outside of this folder
+	$(PYTHON) -m tests.kubernetes.build
+
+test-kubernetes: install kubernetes-cluster  ## run the tests on a real Kubernetes cluster on this machine; needs root
+	$(BIN)/python -m pytest -m "kubernetes and not chaos" $(PYTEST_ARGS)
+	# Where `make test` found no kubectl it left these out; now there is one.
+	$(BIN)/python -m pytest tests/unit/test_deploy_kubernetes.py $(PYTEST_ARGS)
+
+test-kubernetes-faults: install kubernetes-cluster  ## run the long tests on that cluster: faults, jobs that grow and shrink, schedules
+	$(BIN)/python -m pytest -m "kubernetes and chaos" $(PYTEST_ARGS)
 
 chaos: install  ## kill, pause and cut off real processes at random for MINUTES from SEED, then those of jobs for JOB_MINUTES
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES)

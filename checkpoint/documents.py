@@ -1,6 +1,6 @@
 """JSON documents that carry their own checksum, read strictly: the manifest, an export's index.
 
-Anybody may have written to where they are kept, so nothing is believed before it is checked.
+Any program may have written to where they are kept, so nothing is believed before it is checked.
 Imports ``backstay.errors``; never does I/O.
 """
 

@@ -2,7 +2,7 @@
 
 An export is a folder: a file for each sparse table with rows sorted by key, one for all dense
 tables, and ``export.json``, which says what is in it. It is written aside and renamed. Imports the
-reader, ``checkpoint.tensors`` and ``backstay.errors``; pyarrow only for Parquet.
+reader, ``checkpoint.tensors``, ``json_record`` and ``backstay.errors``; pyarrow only for Parquet.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.roots import sha256_of, sync_file, sync_folder
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointUnavailable, ConfigError, InvalidRequest
+from backstay.json_record import JsonRecord
 from backstay.tables import Sparse, TableSpec
 
 __all__ = [
@@ -33,9 +34,13 @@ __all__ = [
     "EXPORT_FILE",
     "EXPORT_FORMAT",
     "TABLE_FORMAT",
+    "ExportIndex",
+    "FileEntry",
     "Format",
+    "ModelEntry",
     "ModelLayer",
     "ModelPart",
+    "TableEntry",
     "export",
 ]
 
@@ -54,7 +59,7 @@ SLUG_LENGTH_MAX = 80
 
 
 @dataclass(frozen=True)
-class ModelLayer:
+class ModelLayer(JsonRecord):
     """An embedding of a model and the table that its rows are in.
 
     Attributes:
@@ -67,7 +72,7 @@ class ModelLayer:
 
     path: str
     table: str
-    bag: str | None = None
+    bag: Literal["sum", "mean"] | None = None
     padding_idx: int | None = None
     include_last_offset: bool = False
 
@@ -85,6 +90,71 @@ class ModelPart:
     framework: str
     layers: tuple[ModelLayer, ...]
     state: Mapping[str, NDArray[Any]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class FileEntry(JsonRecord):
+    """A file of an export, which is in its folder."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse a path that leads out of the folder."""
+        if Path(self.file).name != self.file or self.file in ("", ".", ".."):
+            raise InvalidRequest(f"{self.file!r} leads out of the folder")
+
+
+@dataclass(frozen=True)
+class TableEntry(JsonRecord):
+    """A sparse table of an export: its description, its file and the number of its rows."""
+
+    spec: dict[str, Any]
+    file: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class DenseEntry(JsonRecord):
+    """A dense table of an export: its description, the file, and its tensor's name there."""
+
+    spec: dict[str, Any]
+    file: str
+    tensor: str
+
+
+@dataclass(frozen=True)
+class ModelEntry(JsonRecord):
+    """The model of an export: framework, layers, and the names of its state."""
+
+    framework: str
+    layers: tuple[ModelLayer, ...]
+    state: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ExportIndex(JsonRecord, what="export"):
+    """What ``export.json`` says, without its checksum."""
+
+    format: int
+    checkpoint: str
+    cluster: str
+    created: str
+    tags: dict[str, Any]
+    tables: tuple[TableEntry, ...]
+    dense: tuple[DenseEntry, ...]
+    model: ModelEntry | None
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not fit together."""
+        files = {entry.file for entry in self.files}
+        for file in [*(each.file for each in self.tables), *(each.file for each in self.dense)]:
+            if file not in files:
+                raise InvalidRequest(f"{file!r} is not among its files")
+        if any(each.file != DENSE_FILE for each in self.dense):
+            raise InvalidRequest(f"a dense table is not in {DENSE_FILE}")
 
 
 def _is_kept_out(table: str) -> bool:
@@ -171,7 +241,7 @@ def _write(
         slug = re.sub(r"[^A-Za-z0-9_-]", "_", spec.name)[:SLUG_LENGTH_MAX]
         name = f"table-{number:04d}-{slug}.{kind}"
         count = _write_table(reader, spec, folder / name, kind, progress)
-        tables.append({"spec": json.loads(spec.to_json()), "file": name, "rows": count})
+        tables.append(TableEntry(json.loads(spec.to_json()), name, count))
     if model is not None and model.state:
         _write_state(model.state, folder / DENSE_FILE, manifest.id)
     if dense:
@@ -179,26 +249,22 @@ def _write(
     files = []
     for path in sorted(folder.iterdir()):
         sync_file(path)
-        entry = {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        files.append(entry)
-    text = write_object(
-        {
-            "format": EXPORT_FORMAT,
-            "checkpoint": manifest.id,
-            "cluster": manifest.cluster,
-            "created": manifest.created,
-            "tags": dict(manifest.tags),
-            "tables": tables,
-            "dense": [
-                {"spec": json.loads(spec.to_json()), "file": DENSE_FILE, "tensor": spec.name}
-                for spec in dense
-            ],
-            "model": None if model is None else _model_entry(model),
-            "files": files,
-        }
+        files.append(FileEntry(path.name, path.stat().st_size, sha256_of(path)))
+    index = ExportIndex(
+        EXPORT_FORMAT,
+        checkpoint=manifest.id,
+        cluster=manifest.cluster,
+        created=manifest.created,
+        tags=dict(manifest.tags),
+        tables=tuple(tables),
+        dense=tuple(
+            DenseEntry(json.loads(spec.to_json()), DENSE_FILE, spec.name) for spec in dense
+        ),
+        model=None if model is None else _model_entry(model),
+        files=tuple(files),
     )
     path = folder / EXPORT_FILE
-    path.write_text(text, encoding="utf-8")
+    path.write_text(write_object(asdict(index)), encoding="utf-8")
     sync_file(path)
 
 
@@ -234,12 +300,8 @@ def _write_dense(reader: CheckpointReader, specs: list[TableSpec], path: Path) -
         reader.dense(name, out=array)
 
 
-def _model_entry(model: ModelPart) -> dict[str, Any]:
-    return {
-        "framework": model.framework,
-        "layers": [asdict(layer) for layer in model.layers],
-        "state": sorted(model.state),
-    }
+def _model_entry(model: ModelPart) -> ModelEntry:
+    return ModelEntry(model.framework, model.layers, tuple(sorted(model.state)))
 
 
 def _write_state(state: Mapping[str, NDArray[Any]], path: Path, checkpoint: str) -> None:

@@ -18,14 +18,17 @@ from numpy.typing import NDArray
 
 from backstay._native import initial_rows
 from backstay.checkpoint import tensors
-from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, check_fields, parse_object
+from backstay.checkpoint.documents import DOCUMENT_BYTES_MAX, parse_object
 from backstay.checkpoint.export import (
     DENSE_FILE,
     EXPORT_FILE,
     EXPORT_FORMAT,
     TABLE_FORMAT,
-    ModelLayer,
+    ExportIndex,
+    FileEntry,
+    ModelEntry,
     ModelPart,
+    TableEntry,
 )
 from backstay.checkpoint.roots import sha256_of
 from backstay.errors import (
@@ -129,9 +132,9 @@ class Export:
     tags: Mapping[str, Any]
     sparse: tuple[TableSpec, ...]
     dense_tables: tuple[TableSpec, ...]
-    _entries: tuple[Mapping[str, Any], ...]
-    _files: Mapping[str, Mapping[str, Any]]
-    _model: Mapping[str, Any] | None = None
+    _entries: tuple[TableEntry, ...]
+    _files: tuple[FileEntry, ...]
+    _model: ModelEntry | None = None
 
     @classmethod
     def open(cls, directory: str | Path) -> Export:
@@ -153,7 +156,7 @@ class Export:
         except OSError as error:
             raise CheckpointUnavailable(f"{path}: {error}") from error
         try:
-            opened = cls(folder, **_read_index(parse_object(text)))
+            opened = cls(folder, **_read_index(text))
         except (InvalidRequest, ConfigError) as error:
             raise CheckpointDamaged(f"{path}: {error}") from error
         opened._check_lengths()
@@ -173,14 +176,13 @@ class Export:
         """
         if self._model is None:
             return None
-        layers = tuple(ModelLayer(**entry) for entry in self._model["layers"])
-        names, state = self._model["state"], {}
+        names, state = list(self._model.state), {}
         if names:
             path, kinds = self.directory / DENSE_FILE, tensors.STATE_DTYPES
             state = dict(tensors.read(path, DENSE_FILE, dtypes=kinds).tensors)
         if sorted(state) != names:
             raise CheckpointDamaged(f"{DENSE_FILE}: its tensors are not those of {EXPORT_FILE}")
-        return ModelPart(self._model["framework"], layers, state)
+        return ModelPart(self._model.framework, self._model.layers, state)
 
     def table(self, name: str) -> ExportedTable:
         """Open a sparse table.
@@ -202,7 +204,7 @@ class Export:
             InvalidRequest: The file is not a table of this export.
         """
         for spec, entry in zip(self.sparse, self._entries, strict=True):
-            if entry["file"] == file:
+            if entry.file == file:
                 return self._open_table(spec, entry)
         raise InvalidRequest(f"{self.directory / file} is not a table of the export there")
 
@@ -228,20 +230,21 @@ class Export:
         Raises:
             CheckpointDamaged: One was changed; the message names it.
         """
-        for name, entry in self._files.items():
-            if sha256_of(self.directory / name) != entry["sha256"]:
-                raise CheckpointDamaged(f"{self.directory / name}: its checksum is wrong")
+        for entry in self._files:
+            path = self.directory / entry.file
+            if sha256_of(path) != entry.sha256:
+                raise CheckpointDamaged(f"{path}: its checksum is wrong")
 
     def _check_lengths(self) -> None:
-        for name, entry in self._files.items():
-            path = self.directory / name
+        for entry in self._files:
+            path = self.directory / entry.file
             size = path.stat().st_size if path.is_file() else -1
-            if size != entry["bytes"]:
+            if size != entry.bytes:
                 found = "missing" if size < 0 else f"{size} bytes"
-                raise CheckpointDamaged(f"{path}: {found}, {EXPORT_FILE} says {entry['bytes']}")
+                raise CheckpointDamaged(f"{path}: {found}, {EXPORT_FILE} says {entry.bytes}")
 
-    def _open_table(self, spec: TableSpec, entry: Mapping[str, Any]) -> ExportedTable:
-        path = self.directory / entry["file"]
+    def _open_table(self, spec: TableSpec, entry: TableEntry) -> ExportedTable:
+        path = self.directory / entry.file
         if path.suffix == ".parquet":
             keys, weights = _read_parquet(path)
         else:
@@ -251,7 +254,7 @@ class Export:
             if found.tensors.keys() != {"keys", "weights"}:
                 raise CheckpointDamaged(f"{path}: it does not have keys and weights alone")
             keys, weights = found.tensors["keys"], found.tensors["weights"]
-        shape = (entry["rows"], spec.row_elements)
+        shape = (entry.rows, spec.row_elements)
         if keys.shape != shape[:1] or weights.shape != shape:
             raise CheckpointDamaged(f"{path}: keys or weights are not as {EXPORT_FILE} says")
         if keys.dtype != np.uint64 or weights.dtype != np.float32:
@@ -259,76 +262,29 @@ class Export:
         return ExportedTable(spec, keys, weights)
 
 
-def _read_index(document: dict[str, Any]) -> dict[str, Any]:
+def _read_index(text: bytes) -> dict[str, Any]:
     """Return the fields of :class:`Export` that ``export.json`` stands for."""
-    found = check_fields(EXPORT_FILE, document, _FIELDS)
-    if found["format"] != EXPORT_FORMAT:
-        raise InvalidRequest(f"format {found['format']}, this version reads {EXPORT_FORMAT} only")
-    files = {}
-    for value in found["files"]:
-        entry = check_fields("a file", value, _FILE_FIELDS)
-        if Path(entry["file"]).name != entry["file"] or entry["file"] in ("", ".", ".."):
-            raise InvalidRequest(f"{entry['file']!r} leads out of the folder")
-        files[entry["file"]] = entry
-    entries = tuple(check_fields("a table", each, _TABLE_FIELDS) for each in found["tables"])
-    dense = tuple(check_fields("a dense table", each, _DENSE_FIELDS) for each in found["dense"])
-    for each in (*entries, *dense):
-        if each["file"] not in files:
-            raise InvalidRequest(f"{each['file']!r} is not among its files")
-    if any(each["file"] != DENSE_FILE for each in dense):
-        raise InvalidRequest(f"a dense table is not in {DENSE_FILE}")
-    sparse_specs = tuple(TableSpec.from_json(json.dumps(each["spec"])) for each in entries)
-    dense_specs = tuple(TableSpec.from_json(json.dumps(each["spec"])) for each in dense)
-    if not all(isinstance(spec.kind, Sparse) for spec in sparse_specs):
+    document = parse_object(text)
+    if document.get("format") != EXPORT_FORMAT:
+        found = document.get("format")
+        raise InvalidRequest(f"format {found}, this version reads {EXPORT_FORMAT} only")
+    index = ExportIndex.from_json(json.dumps(document))
+    specs = tuple(TableSpec.from_json(json.dumps(each.spec)) for each in index.tables)
+    if not all(isinstance(spec.kind, Sparse) for spec in specs):
         raise InvalidRequest("a dense table among the sparse ones")
-    model = found["model"]
-    if model is not None:
-        _check_model(model, {spec.name for spec in sparse_specs})
+    names = {spec.name for spec in specs}
+    for layer in () if index.model is None else index.model.layers:
+        if layer.table not in names:
+            raise InvalidRequest(f"the layer {layer.path!r} has no table")
     return {
-        "_model": model,
-        "checkpoint": found["checkpoint"],
-        "tags": found["tags"],
-        "sparse": sparse_specs,
-        "dense_tables": dense_specs,
-        "_entries": entries,
-        "_files": files,
+        "_model": index.model,
+        "checkpoint": index.checkpoint,
+        "tags": index.tags,
+        "sparse": specs,
+        "dense_tables": tuple(TableSpec.from_json(json.dumps(one.spec)) for one in index.dense),
+        "_entries": index.tables,
+        "_files": index.files,
     }
-
-
-def _check_model(model: Mapping[str, Any], tables: set[str]) -> None:
-    check_fields("model", model, _MODEL_FIELDS)
-    for entry in model["layers"]:
-        check_fields("a layer", entry, _LAYER_FIELDS)
-        if entry["table"] not in tables:
-            raise InvalidRequest(f"the layer {entry['path']!r} has no table")
-        if entry["bag"] not in (None, "sum", "mean"):
-            raise InvalidRequest(f"the layer {entry['path']!r} combines by {entry['bag']!r}")
-    if not all(isinstance(name, str) for name in model["state"]):
-        raise InvalidRequest("model: state is no list of names")
-
-
-_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "format": (int,),
-    "checkpoint": (str,),
-    "cluster": (str,),
-    "created": (str,),
-    "tags": (dict,),
-    "tables": (list,),
-    "dense": (list,),
-    "model": (dict, type(None)),
-    "files": (list,),
-}
-_MODEL_FIELDS = {"framework": (str,), "layers": (list,), "state": (list,)}
-_LAYER_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "path": (str,),
-    "table": (str,),
-    "bag": (str, type(None)),
-    "padding_idx": (int, type(None)),
-    "include_last_offset": (bool,),
-}
-_FILE_FIELDS = {"file": (str,), "bytes": (int,), "sha256": (str,)}
-_TABLE_FIELDS = {"spec": (dict,), "file": (str,), "rows": (int,)}
-_DENSE_FIELDS = {"spec": (dict,), "file": (str,), "tensor": (str,)}
 
 
 def _read_parquet(path: Path) -> tuple[NDArray[np.uint64], NDArray[np.float32]]:

@@ -1,7 +1,7 @@
 """The manifest: what a checkpoint consists of, and how its slots are spread over its parts.
 
 A value: frozen, checked when made. Its JSON form is ``manifest.json`` of
-docs/reference/checkpoint-format.md. It comes from a disk or an object store that anybody may
+docs/reference/checkpoint-format.md. It comes from a disk or an object store that any program may
 have written to, so that nothing in it is believed before it is checked: names, sizes, numbers,
 and that they agree with each other. Imports ``checkpoint.documents``,
 ``backstay.errors``, ``backstay.tables`` and the native hash of names; never does I/O.

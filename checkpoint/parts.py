@@ -289,12 +289,12 @@ def _slots_in(name: str, values: NDArray[np.uint64], slot_count: int) -> NDArray
 def _ends_of(
     name: str, runs: NDArray[np.uint64], count: int, known: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return slots and ends of the runs, which must be those of ``count`` rows."""
+    """Return slots and ends of the runs, which must cover ``count`` rows."""
     if not (runs[1:, 0] > runs[:-1, 0]).all():
         raise InvalidRequest(f"{name} does not have its slots in ascending order, each once")
     if not np.isin(runs[:, 0], known.astype(np.uint64)).all():
         raise InvalidRequest(f"{name} has slots that are not in this part")
-    # Python's numbers: those of a file could be chosen to wrap around to the right sum.
+    # Python's integers: 64-bit ones could wrap around to the right sum.
     if (said := sum(runs[:, 1].tolist())) != count:
         raise InvalidRequest(f"{name} speaks of {said} rows, there are {count}")
     ends = np.zeros(len(runs) + 1, np.int64)

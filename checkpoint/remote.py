@@ -15,12 +15,12 @@ from typing import Any, Literal
 import grpc
 
 from backstay._proto.v1 import checkpoint_pb2, checkpoint_pb2_grpc
+from backstay.checkpoint.restore_state import RestoreState
 from backstay.errors import CheckpointUnavailable, InvalidRequest
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointList",
-    "RestoreState",
     "SaveKind",
     "delete",
     "list_checkpoints",
@@ -81,31 +81,6 @@ class CheckpointList:
     checkpoints: tuple[CheckpointInfo, ...]
     unfinished: tuple[str, ...]
     damaged: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RestoreState:
-    """How the last restore goes; ``id`` is empty if there never was one.
-
-    ``version`` tells it from every other restore, also one of the same checkpoint, and grows; it
-    is 0 while the restore is requested and has changed nothing yet. ``generation`` grows with each
-    restore, and whenever slots lost all their copies; ``done_generation`` is what it was when this
-    restore was done. ``slots`` is how many slots it is of; 0: all. ``created`` is when the
-    checkpoint was begun, if known; ``lost`` is how many slots had lost all their copies,
-    which is why, or 0 if somebody asked for it.
-    """
-
-    id: str
-    url: str
-    state: str
-    slots_left: int
-    trouble: str
-    version: int = 0
-    generation: int = 0
-    done_generation: int = 0
-    slots: int = 0
-    created: str = ""
-    lost: int = 0
 
 
 def save(

@@ -120,7 +120,7 @@ class LocalRoot:
         """See :class:`Root`."""
         with self._mapped(reading=True):
             found = self.path_of(folder, name).stat()
-            # Opening a pipe that lies there would wait for ever.
+            # Opening a pipe that lies there would never return.
             if not stat.S_ISREG(found.st_mode):
                 raise FileNotFoundError(f"{self.path_of(folder, name)} is not a file")
             return found.st_size
@@ -154,7 +154,7 @@ class LocalRoot:
             try:
                 sync_folder(path.parent)
             except OSError:
-                # Who is told that it could not be written must not find it there.
+                # The caller hears that it could not be written, so it must not be there.
                 path.unlink()
                 raise
 

@@ -23,9 +23,9 @@ from backstay.errors import CheckpointDamaged, CheckpointUnavailable, InvalidReq
 __all__ = ["STATE_DTYPES", "TensorFile", "create", "kind_of", "read"]
 
 RANK_MAX = 16
-# The kinds of numbers in our files, little-endian whatever the machine.
+# The kinds of numbers in our files, little-endian on every machine.
 _DTYPES: Mapping[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F32": np.dtype("<f4")}
-# Besides those, what a model's state may hold.
+# What a model's state may have besides.
 STATE_DTYPES: Mapping[str, np.dtype[Any]] = {
     **_DTYPES,
     "F64": np.dtype("<f8"),

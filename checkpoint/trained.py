@@ -19,7 +19,7 @@ from backstay.checkpoint.export import EXPORT_FILE, ModelPart
 from backstay.checkpoint.lookup import Export, ExportedTable
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.storage import CheckpointStorage
-from backstay.errors import CheckpointNotFound, InvalidRequest
+from backstay.errors import CheckpointDamaged, CheckpointNotFound, InvalidRequest
 from backstay.tables import Dense, Sparse, TableSpec
 
 __all__ = ["CheckpointTables", "TrainedTables", "check_has", "find_checkpoint", "open_trained"]
@@ -139,26 +139,31 @@ def find_checkpoint(
 
     Args:
         url: A folder or URL of checkpoints, or one checkpoint in it.
-        checkpoint_id: Which one. Default: the newest that is not damaged.
+        checkpoint_id: Which one. Default: the newest.
         options: For fsspec's file system.
 
     Raises:
         CheckpointNotFound: There is none.
+        CheckpointDamaged: The newest is damaged; an older one is taken by its id only.
         CheckpointUnavailable: The storage cannot be read.
     """
     place = str(url).rstrip("/")
     storage = CheckpointStorage(place, options)
     if checkpoint_id is not None:
         return storage, checkpoint_id
-    whole = [entry.id for entry in catalogue(storage) if not entry.problem]
-    if whole:
-        return storage, whole[-1]
+    for newest in catalogue(storage)[-1:]:
+        if newest.problem:
+            raise CheckpointDamaged(
+                f"the newest checkpoint of {place}, {newest.id}, is damaged: {newest.problem}. To "
+                "take an older one, name it"
+            )
+        return storage, newest.id
     parent, _, last = place.rpartition("/")
     if last.startswith("ckpt-"):
         above = CheckpointStorage(parent or ".", options)
         if last in above.ids():
             return above, last
-    raise CheckpointNotFound(f"{place} is no checkpoint, and there is no whole one in it")
+    raise CheckpointNotFound(f"{place} is no checkpoint, and there is none in it")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from backstay.errors import CheckpointDamaged, CheckpointNotFound
 __all__ = ["FileReport", "Progress", "Verdict", "Verification", "verify"]
 
 Verdict: TypeAlias = Literal["ok", "missing", "wrong size", "wrong checksum", "unreadable"]
-# Called with the bytes looked at so far and those of all files together.
+# Called with the bytes read so far and the bytes of all files together.
 Progress: TypeAlias = Callable[[int, int], None]
 
 

@@ -1,9 +1,9 @@
 """Who is in the cluster and which node is master of each slot.
 
-The package holds the records (``records``, ``node_records``, ``routing``, ``settings_record``),
-their form on the wire (``messages``) and the interface through which a node sees them
-(``membership``). It imports ``backstay.errors``, ``backstay.addresses``, ``backstay.settings`` and
-the generated messages, nothing of a server or a trainer.
+``records`` holds what the coordination store keeps, ``store`` the store itself, and ``membership``
+the interface through which a node sees the cluster. The package imports
+``backstay.errors``, ``backstay.addresses``, ``backstay.settings`` and the generated messages,
+nothing of a server or a trainer.
 """
 
 if __name__ != "backstay.consensus":

@@ -2,7 +2,7 @@
 
 ``ClusterMirror`` is fed with what is read and watched; services and the controller take
 immutable snapshots of it and wait for newer ones. A record that cannot be read is never taken for
-one that is not there: it is listed, and whoever decides must not go on. Everything here runs in
+one that is not there: it is listed, and the controller must not decide. Everything here runs in
 one asyncio event loop, makes no network call and reads no clock.
 """
 
@@ -14,16 +14,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from backstay.consensus.checkpoint_records import (
-    CheckpointRecord,
-    LossAcceptance,
-    RestorePlan,
-    SaveRecord,
-)
-from backstay.consensus.json_record import JsonRecord
-from backstay.consensus.keys import Keys
-from backstay.consensus.packing import unpack
-from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -34,10 +24,20 @@ from backstay.consensus.records import (
     RoutingTable,
     TableRecord,
 )
-from backstay.consensus.repair_records import RepairRecord
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records.checkpoints import (
+    CheckpointRecord,
+    LossAcceptance,
+    RestorePlan,
+    SaveRecord,
+)
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.packing import unpack
+from backstay.consensus.records.plans import ResizePlan
+from backstay.consensus.records.repairs import RepairRecord
+from backstay.consensus.records.settings import ClusterSettings
 from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import InvalidRequest
+from backstay.json_record import JsonRecord
 
 __all__ = ["ClusterMirror", "ClusterSnapshot", "ClusterView", "DeathRecord", "seen_routing"]
 
@@ -201,7 +201,7 @@ class ClusterMirror:
 
     def _put(self, snapshot: ClusterSnapshot) -> None:
         self._snapshot = replace(snapshot, revision=self._snapshot.revision + 1)
-        # Wake those who wait now; those who come later wait for the next change.
+        # Wake all callers that wait now; later callers wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Settings of one process that is the master of a job.
+"""Settings of a job master's process.
 
 Imports ``backstay.config``; reads nothing.
 """
@@ -19,7 +19,7 @@ LEASE_TTL_MS_MAX = 600_000
 
 @dataclass(frozen=True, kw_only=True)
 class MasterConfig:
-    """Settings of a job's master.
+    """Settings of a job master.
 
     Attributes:
         endpoints: Control addresses of pservers.
@@ -27,9 +27,13 @@ class MasterConfig:
         listen_control: Address to listen on; port 0 lets the system choose.
         advertise_host: Host under which workers reach this process; default: that of
             ``listen_control``.
-        lease_ttl_ms: How long a master that died without a trace is waited for.
-        replaces: Instance of a master that is surely gone, and need not be waited for.
+        lease_ttl_ms: How long a job master that died without a trace is waited for.
+        replaces: Instance of a job master that is surely gone, and need not be waited for.
         fresh: Begin the job anew, whatever is recorded of it.
+        run: Uid of the job in this run of its schedule: a job of another uid is begun anew. Empty:
+            the job has no schedule.
+        owner: Of the job on Kubernetes, the uid of its Deployment: a job that has ended under it
+            is not opened again. Empty: the job runs elsewhere.
         linger_ms: How long, at most, workers are waited for when the job is over.
         servers_end: Whether the servers end with this job: it is saved before it is stopped.
         insecure: Listen on an address other than loopback with neither token nor TLS.
@@ -42,6 +46,8 @@ class MasterConfig:
     lease_ttl_ms: int = 3000
     replaces: int = 0
     fresh: bool = False
+    run: str = ""
+    owner: str = ""
     linger_ms: int = 10_000
     servers_end: bool = False
     insecure: bool = False
@@ -59,7 +65,7 @@ class MasterConfig:
             )
         if self.client.tls_ca_file is not None and self.client.tls_cert_file is None:
             raise ConfigError(
-                "tls_cert_file: must be set: with tls_ca_file workers expect the master to use "
+                "tls_cert_file: must be set: with tls_ca_file workers expect the job master to use "
                 "TLS, and it needs a certificate for that"
             )
         if host in ("0.0.0.0", "[::]") and self.advertise_host is None:
@@ -68,7 +74,9 @@ class MasterConfig:
         if not (guarded or self.insecure or is_loopback(host)):
             raise ConfigError(
                 f"listen: {self.listen_control!r} can be reached from other machines. Set token "
-                "(and TLS), or listen on 127.0.0.1, or say --insecure if the network is guarded"
+                "(and TLS), or listen on 127.0.0.1, or say --insecure if the network is guarded. "
+                "On Kubernetes, kubernetes.secrets names the Secret that has BACKSTAY_TOKEN, and "
+                "kubernetes.insecure: true does without"
             )
 
     @property

@@ -1,9 +1,10 @@
-"""The master of one job as a process: takes the leadership, opens the job, serves it to its end.
+"""The job master as a process: takes the leadership, opens the job, serves it to its end.
 
-Life: listen (calls are answered "not the master yet"), wait for the leadership, open the job from
-its records, serve. If the key is lost and no other process took it, it is created anew and nothing
-else changes; if another process has it, this one ends with ``NotJobMaster``. At the end workers are
-told, then the leadership is given back. The shell: decisions are made by the modules it assembles.
+The process listens (it answers calls with "not the job master yet"), waits for the leadership,
+opens the job from its records, and serves it. If the key is lost and no other process took it, the
+process creates the key anew and goes on. If another process has it, this one ends with
+``NotJobMaster``. At the end the process tells the workers, then gives the leadership back. This
+module is the shell: the modules that it assembles make the decisions.
 """
 
 from __future__ import annotations
@@ -16,32 +17,40 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from backstay._proto.v1 import job_pb2_grpc
+from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.addresses import split_address
 from backstay.cluster.checkpoints import Checkpoints
 from backstay.cluster.directory import Directory
-from backstay.consensus.job_records import MasterRecord, RunState
-from backstay.consensus.keys import JobKeys
-from backstay.consensus.remote_store import RemoteStore
+from backstay.consensus.records.jobs import MasterRecord, RunState
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import CoordinationStore, Delete, Txn
-from backstay.consensus.store_follow import FencingToken
+from backstay.consensus.store.follow import FencingToken
+from backstay.consensus.store.remote import RemoteStore
 from backstay.control_server import ControlServer
-from backstay.errors import LeaseLost, ServerUnavailable, StoreUnavailable
+from backstay.errors import (
+    ConfigError,
+    DataError,
+    InvalidRequest,
+    JobRefused,
+    LeaseLost,
+    ServerUnavailable,
+    StoreAuthError,
+    StoreUnavailable,
+)
 from backstay.job_spec import JobSpec
 from backstay.master.config import MasterConfig
-from backstay.master.job import Job
+from backstay.master.hosted_launcher import ExitsSeen, HostedLauncher, LaunchHandler
+from backstay.master.job import Job, open_job
 from backstay.master.journal import Journal
-from backstay.master.launch_handler import LaunchHandler
 from backstay.master.leadership import Leadership
-from backstay.master.lease_time import keep_lease_time, lengthen_leases
-from backstay.master.opening import open_job
 from backstay.master.saving import Saving, incarnation_of, restored_job
 from backstay.master.service import JobService
+from backstay.master.status import job_status
 from backstay.tasks import end_tasks
 
-__all__ = ["MasterHost"]
+__all__ = ["FINAL_ERRORS", "EndRecord", "MasterHost", "lengthen_leases"]
 
 SERVICE_NAME = "backstay.v1.JobService"
 STORE_DEADLINE_MS = 2000
@@ -50,25 +59,50 @@ FAREWELL_S = 2.0
 # Between two tries; doubled each time, up to the last.
 RETRY_PAUSE_FIRST_S = 0.1
 RETRY_PAUSE_MAX_S = 1.0
-# Between two looks at leases that may have run out, at most.
+# Between two looks at leases that may have run out, at most, and at how long they last.
 LOOK_S = 0.25
 LAST_WRITE_S = 10.0
+LEASE_TTL_WRITE_S = 4.0
+
+# Another process would fare alike.
+FINAL_ERRORS = (ConfigError, StoreAuthError, JobRefused, DataError, InvalidRequest)
 
 ResultT = TypeVar("ResultT")
 
 log = logging.getLogger(__name__)
 
 
-class MasterHost:
-    """One process's time as the master of a job."""
+class EndRecord(Protocol):
+    """Where it is recorded, beside the coordination store, that the job is over."""
 
-    def __init__(self, config: MasterConfig, spec: JobSpec, *, instance: int | None = None) -> None:
+    async def read(self) -> RunState | None:
+        """Return how the job has ended; None: it goes on. Asked when this process leads."""
+
+    async def write(
+        self, end: RunState, reason: str, status: job_pb2.JobStatus | None, exits: ExitsSeen
+    ) -> None:
+        """Record that it is over, and how it went. Called while this process leads."""
+
+
+class MasterHost:
+    """One process's time as the job master."""
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        spec: JobSpec,
+        *,
+        instance: int | None = None,
+        end_record: EndRecord | None = None,
+    ) -> None:
         """Bind the address; call it while the event loop runs.
 
         Args:
             config: Settings of this process.
             spec: The job.
             instance: Of this process; default: drawn at random.
+            end_record: Read before the job is opened, and written before the leadership is given
+                back; default: the records of the job are enough.
 
         Raises:
             ListenError: The address cannot be listened on.
@@ -96,12 +130,24 @@ class MasterHost:
         self._service = JobService(self._own)
         self._service.on_stop = self._forget_at_end
         self._forget = False
+        self._end_record = end_record
+        self.exits = ExitsSeen()
         self._stop = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
 
     def stop(self) -> None:
-        """End this process in good order; the job stays as it is, for the next master."""
+        """End this process in good order; the job stays as it is, for the next job master."""
         self._stop.set()
+
+    @property
+    def job(self) -> Job | None:
+        """The job that is served here; None: it is not open yet."""
+        return self._service.job
+
+    def status(self) -> job_pb2.JobStatus | None:
+        """Return how the job goes, or went; None: it is not open here yet."""
+        job = self._service.job
+        return None if job is None else job_status(job, self._own, time.time_ns() // 1_000_000)
 
     async def run(self) -> RunState:
         """Serve the job until it is over, or until ``stop``.
@@ -110,7 +156,7 @@ class MasterHost:
             The state of the job: ``running`` if ``stop`` was called before it was over.
 
         Raises:
-            NotJobMaster: Another process has become the master.
+            NotJobMaster: Another process has become the job master.
             JobRefused: The job cannot be opened with this spec.
             BackstayError: Its data cannot be scanned, or the store refuses this client.
         """
@@ -136,7 +182,7 @@ class MasterHost:
         await self._open_journal(token)
         keeping = asyncio.create_task(self._keep_leadership(), name="the leadership")
         try:
-            serving = asyncio.create_task(self._serve(), name="the job")
+            serving = asyncio.create_task(self._serve_once(), name="the job")
             try:
                 await asyncio.wait({keeping, serving}, return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done():
@@ -171,6 +217,28 @@ class MasterHost:
             self._journal.fail(error)
             raise
 
+    async def _serve_once(self) -> RunState:
+        """Serve the job, unless it is over by the end record; have that say how it ended."""
+        record = self._end_record
+        if record is not None and (found := await record.read()) is not None:
+            return found
+        try:
+            state = await self._serve()
+        except FINAL_ERRORS as error:
+            if record is None:
+                raise
+            log.error("%s", error)
+            await record.write("failed", str(error), self.status(), self.exits)
+            return "failed"
+        if record is not None:
+            status = self.status()
+            reason = "" if status is None else status.reason
+            await record.write(state, reason, status, self.exits)
+        # Comes last: without its records the next job master would begin the job anew.
+        if self._forget:
+            await self._remove_records()
+        return state
+
     async def _serve(self) -> RunState:
         """Open the job and serve it until it is over."""
         checkpoints = Checkpoints(self._directory)
@@ -184,7 +252,11 @@ class MasterHost:
             fresh=self._config.fresh,
             clock=self._clock,
             incarnation=lambda: incarnation_of(checkpoints),
-            restored=lambda: restored_job(checkpoints, self._spec.name),
+            restored=lambda: restored_job(
+                checkpoints, self._spec, servers_end=self._config.servers_end
+            ),
+            run=self._config.run,
+            owner=self._config.owner,
         )
         job = Job(opened, self._keys, self._journal, self._clock)
         job.stage_state()
@@ -195,11 +267,12 @@ class MasterHost:
         # This comes before the first worker hears how long leases last.
         await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        self._service.launch_handler = LaunchHandler(job)
+        handler = LaunchHandler(job)
+        self._service.launch_handler = handler
         self._service.job = job
         await self._control.set_serving()
         log.info(
-            "master of job %r at %s (start %d)",
+            "job master of %r at %s (start %d)",
             self._spec.name,
             self._own.address,
             job.state.starts,
@@ -207,19 +280,23 @@ class MasterHost:
         background = [
             asyncio.create_task(self._advance(job), name="the schedule"),
             asyncio.create_task(self._expire(job), name="the leases"),
-            asyncio.create_task(keep_lease_time(job), name="the time of leases"),
+            asyncio.create_task(_keep_lease_ttl(job), name="the time of leases"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
             asyncio.create_task(saving.look_on(), name="restores"),
         ]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         over = asyncio.create_task(self._over(job, saving))
         try:
-            watched = {over, ending, *background}
-            while not over.done():
-                done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            return over.result()
+            async with HostedLauncher(
+                self._spec, self._config.endpoints, handler, self.exits, self._config.owner
+            ) as launcher:
+                watched = {over, ending, *background}
+                while not over.done():
+                    done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                await launcher.let_leave()
+                return over.result()
         finally:
             await end_tasks(over, ending, *background)
 
@@ -236,12 +313,9 @@ class MasterHost:
     async def _expire(self, job: Job) -> None:
         """Take back what was not renewed in time; never returns."""
         while True:
-            now_s = self._clock()
-            next_s = job.rounds.next_expiry()
-            pause_s = LOOK_S if next_s is None else min(max(next_s - now_s, 0.005), LOOK_S)
-            await asyncio.sleep(pause_s)
-            job.expire()
-            job.known.forget_silent(self._clock())
+            next_s = job.expire()
+            left_s = LOOK_S if next_s is None else next_s - self._clock()
+            await asyncio.sleep(min(max(left_s, 0.005), LOOK_S))
 
     async def _over(self, job: Job, saving: Saving) -> RunState:
         """Wait until the job is over and its workers know; returns its state."""
@@ -250,16 +324,12 @@ class MasterHost:
         if job.saves_still:
             if not self._forget:
                 await saving.save_stopped()
-            job.saves_still = False
-            job.notify()
+            job.stopped_is_saved()
         deadline_s = self._clock() + self._config.linger_ms / 1000
-        ttl_s = job.task_lease_ttl_ms / 1000
-        while self._clock() < deadline_s and _is_waited_for(job, ttl_s):
+        while self._clock() < deadline_s and not job.workers_know_end:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(job.changed.wait(), LOOK_S)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        if self._forget:
-            await self._remove_records()
         return job.state.state
 
     async def _remove_records(self) -> None:
@@ -279,6 +349,7 @@ class MasterHost:
     async def _leave(self) -> None:
         """Stop serving, write what is left, give the leadership back."""
         await self._control.set_not_serving()
+        self._service.end_streams()
         await self._control.stop(CONTROL_GRACE_S)
         try:
             await asyncio.wait_for(self._leadership.leave(), FAREWELL_S)
@@ -288,18 +359,33 @@ class MasterHost:
         await asyncio.to_thread(self._directory.close)
 
 
-def _is_waited_for(job: Job, ttl_s: float) -> bool:
-    """Whether a living worker has yet to hear of the end, or to close streams."""
-    alive = [one for one in job.known if job.now() - one.heard_s < ttl_s]
-    has_streams = any(opened.ledger.open_streams for opened in job.rounds.values())
-    return any(has_streams or not one.knows_end for one in alive)
+async def lengthen_leases(job: Job) -> None:
+    """Have leases last as long as the number of workers asks for, once that is recorded.
+
+    If the store does not answer, they last as long as before; call again.
+    """
+    ttl_ms = job.plan_lease_ttl()
+    if ttl_ms is None:
+        return
+    try:
+        await job.journal.durable(LEASE_TTL_WRITE_S)
+    except StoreUnavailable:
+        return
+    job.lengthen_leases(ttl_ms)
+
+
+async def _keep_lease_ttl(job: Job) -> None:
+    """Look after the time of leases for as long as the job is served; never returns."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        await lengthen_leases(job)
 
 
 async def _until_answered(ask: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Ask the store, or the cluster, until it answers; say each new reason why it does not.
 
-    For ever: a master that gives up only has to be started again, for the job waits for the same
-    store whoever is its master. Whoever started this process ends it.
+    It has no limit. A job master that gave up would only have to be started again, and the next one
+    needs the same store. The command that started this process ends it.
     """
     said, pause_s = "", RETRY_PAUSE_FIRST_S
     while True:

@@ -1,8 +1,8 @@
-"""A job as the commands see it: its master's figures and orders, and the jobs of a cluster.
+"""A job as the commands see it: its job master's figures and orders, and the jobs of a cluster.
 
-Blocking calls. Needs a pserver's address only: the master's is in the job's record. Imports
-:mod:`backstay.rpc` and the records of :mod:`backstay.consensus`; changes no record but to forget
-a job that has no master.
+Its calls block. They need the address of a pserver only: the job master's is in the job's record.
+This module imports :mod:`backstay.rpc` and the records of :mod:`backstay.consensus`. It changes no
+record but to forget a job that has no job master.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from backstay._proto.v1 import job_pb2, store_pb2, store_pb2_grpc
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, MasterRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord, MasterRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Delete, Txn, absent
-from backstay.consensus.store_messages import txn_to_message
+from backstay.consensus.store.messages import txn_to_message
 from backstay.errors import JobRefused
 from backstay.job.calls import ATTEMPT_S, JobCalls, JobIsOver, read_keys
 from backstay.job_engine.launch import LauncherReport, WorkerWish
@@ -30,7 +30,7 @@ __all__ = ["JobClient", "JobEntry", "find_job", "forget_job", "list_jobs"]
 
 @dataclass(frozen=True)
 class JobEntry:
-    """One job of a cluster, from its records: also while it has no master.
+    """One job of a cluster, from its records: also while it has no job master.
 
     Attributes:
         job: Its name.
@@ -39,7 +39,7 @@ class JobEntry:
         reason: Why, if it is over.
         spec_json: Its spec.
         created_ms: Unix time.
-        master_address: Of the process that is its master now; empty: none is.
+        master_address: Of the process that is its job master now; empty: none is.
         progress: One line for people, such as ``pass 2 of 10``.
         is_finished: Whether nothing is left to do but tasks that failed for good.
     """
@@ -96,7 +96,7 @@ def forget_job(
     """Remove all records of a job; returns whether there were any.
 
     Raises:
-        JobRefused: It has a master; stop it first.
+        JobRefused: It has a job master; stop it first.
     """
     directory = Directory(endpoints, _patient(config))
     keys = JobKeys(job)
@@ -108,7 +108,7 @@ def forget_job(
             gone = tuple(Delete(key) for key in part if key != keys.master)
             answer = _transact(directory, Txn((absent(keys.master),), gone))
             if not answer.succeeded:
-                raise JobRefused(f"job {job!r} has a master; stop the job first")
+                raise JobRefused(f"job {job!r} has a job master; stop the job first")
         return bool(found)
     finally:
         directory.close()
@@ -169,7 +169,7 @@ def _patient(config: ClientConfig | None) -> ClientConfig:
 
 
 class JobClient:
-    """Calls to one job's master; repeated while it is away, until the deadline."""
+    """Calls to one job master; repeated while it is away, until the deadline."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class JobClient:
 
         Raises:
             UnknownJob: There is no such job.
-            ServerUnavailable: No master answered within the deadline.
+            ServerUnavailable: No job master answered within the deadline.
         """
         request = job_pb2.GetJobRequest()
         try:

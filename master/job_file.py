@@ -4,7 +4,7 @@ Errors name the field and, where it stands in the file, the line. Relative paths
 relative to the file's folder, so that a job means the same wherever it is started; ``$NAME`` in a
 path is an environment variable.
 
-It imports ``backstay.job_spec``, ``backstay.nested_settings`` and ``backstay.errors``; the one file
+It imports ``backstay.job_spec``, ``backstay.settings`` and ``backstay.errors``; the one file
 it reads is the one it is given, and it runs nothing.
 """
 
@@ -22,7 +22,7 @@ import yaml
 
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
-from backstay.nested_settings import nested_kind
+from backstay.settings import nested_kind
 
 __all__ = ["load_job", "parse_value", "to_yaml"]
 
@@ -78,7 +78,12 @@ _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def load_job(
-    path: Path | None, given: Mapping[str, Any], *, folder: Path, use: str = "training"
+    path: Path | None,
+    given: Mapping[str, Any],
+    *,
+    folder: Path,
+    use: str = "training",
+    given_by: str = "the command line",
 ) -> JobSpec:
     """Return the job that a file and the command line describe; the command line wins.
 
@@ -91,6 +96,7 @@ def load_job(
         given: Values by dotted name, ``workers.initial`` for one.
         folder: What relative paths in ``given`` are relative to, an absolute path.
         use: ``training``, ``evaluation`` or ``prediction``.
+        given_by: What has given ``given``, for errors.
 
     Returns:
         The job, with absolute paths.
@@ -113,7 +119,7 @@ def load_job(
         document = _merged(JobSpec, document, overrides)
         return JobSpec.from_mapping(_for_use(document, use, home))
     except ConfigError as error:
-        raise _located(error, path, lines, given) from error
+        raise _located(error, path, lines, given, given_by) from error
 
 
 def parse_value(text: str) -> Any:
@@ -272,7 +278,7 @@ def _for_use(document: dict[str, Any], use: str, home: Path) -> dict[str, Any]:
     if use == "training":
         kept = {key: value for key, value in document.items() if key != "prediction"}
         return {**kept, "log_dir": log_dir}
-    unused = {"training", "early_stop", "evaluation_every_steps", "audit", "checkpoint"}
+    unused = {"training", "early_stop", "evaluation_every_steps", "audit", "checkpoint", "schedule"}
     unused |= {"prediction" if use == "evaluation" else "validation"}
     kept = {key: value for key, value in document.items() if key not in unused}
     checkpoint = document.get("checkpoint")
@@ -285,7 +291,11 @@ def _for_use(document: dict[str, Any], use: str, home: Path) -> dict[str, Any]:
 
 
 def _located(
-    error: ConfigError, path: Path | None, lines: Mapping[str, int], given: Mapping[str, Any]
+    error: ConfigError,
+    path: Path | None,
+    lines: Mapping[str, int],
+    given: Mapping[str, Any],
+    given_by: str,
 ) -> ConfigError:
     """Return the error with where its field was set, as far as that is known."""
     text = str(error)
@@ -293,8 +303,10 @@ def _located(
     # The field itself, else the nearest one around it that stands somewhere.
     for end in range(len(parts), 0, -1):
         name = ".".join(parts[:end])
-        if name in given:
-            return ConfigError(f"{text} (from the command line)")
+        if name in given or (
+            name not in lines and any(one.startswith(f"{name}.") for one in given)
+        ):
+            return ConfigError(f"{text} (from {given_by})")
         if name in lines:
             return ConfigError(f"{path}, line {lines[name]}: {text}")
     return error if path is None else ConfigError(f"{path}: {text}")

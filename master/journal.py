@@ -6,7 +6,7 @@ operations, in the order in which the keys were staged first; ``durable`` waits 
 never written before anything that was staged before it: it does not take the place of a change of
 the same record that still waits.
 
-Every transaction holds only while the ``master`` key is the one that this master created
+Every transaction holds only while the ``master`` key is the one that this job master created
 (fencing), and while nothing was journalled since its last one: a transaction whose outcome is
 unknown is simply sent again, and whichever of the two comes late does nothing.
 
@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from backstay.consensus.job_records import JournalRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import JournalRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import (
     OPERATIONS_MAX,
     VALUE_BYTES_MAX,
@@ -34,7 +34,7 @@ from backstay.consensus.store import (
     Txn,
     mod_revision_is,
 )
-from backstay.consensus.store_follow import FencingToken
+from backstay.consensus.store.follow import FencingToken
 from backstay.errors import LeaseLost, NotJobMaster, StoreUnavailable
 
 __all__ = ["Journal", "Render"]
@@ -64,7 +64,7 @@ class _Place(NamedTuple):
 
 
 class Journal:
-    """The writes of one master of one job; belongs to one event loop."""
+    """The writes of one job master; belongs to one event loop."""
 
     def __init__(
         self,
@@ -108,14 +108,14 @@ class Journal:
         """Begin, or go on after the key was lost and created anew, to write under a token.
 
         Raises:
-            NotJobMaster: Another master has written since this one did last.
+            NotJobMaster: Another job master has written since this one did last.
             StoreUnavailable: The store does not answer.
         """
         found = await self._store.get(self._keys.journal)
         record = JournalRecord.from_json(found.value) if found is not None else None
         if self._last is not None and (record is None or record.instance != self._instance):
             raise NotJobMaster(
-                f"another process has been the master of {self._keys.job!r} in the meantime"
+                f"another process has been the job master of {self._keys.job!r} in the meantime"
             )
         self._token = token
         self._revision = found.mod_revision if found is not None else 0
@@ -136,6 +136,16 @@ class Journal:
         self._pending[_Place(key)] = _Change(number, render)
         self._wake.set()
 
+    def stage_first(self, key: str, render: Render) -> None:
+        """Have a record written before all that is not written by now, or with it."""
+        self._staged += 1
+        self._pending.pop(_Place(key, removes=True), None)
+        self._pending.pop(_Place(key), None)
+        waiting = (*self._in_flight.values(), *self._pending.values())
+        number = min((one.number for one in waiting), default=self._staged) - 1
+        self._pending = {_Place(key): _Change(number, render), **self._pending}
+        self._wake.set()
+
     def stage_text(self, key: str, text: str) -> None:
         """Have a record written soon, as it is."""
         self.stage(key, lambda: text)
@@ -151,7 +161,7 @@ class Journal:
 
         Raises:
             StoreUnavailable: It is not, in that time; it will be when the store answers.
-            NotJobMaster: It never will be: another process is the master.
+            NotJobMaster: It never will be: another process is the job master.
         """
         if self._failure is not None:
             raise self._failure
@@ -171,8 +181,8 @@ class Journal:
         """Write what is staged until cancelled.
 
         Raises:
-            NotJobMaster: Another process is the master.
-            LeaseLost: This one's key is gone and nobody else's is there; create it anew, ``open``
+            NotJobMaster: Another process is the job master.
+            LeaseLost: The key is gone, and no other process has it; create it anew, ``open``
                 and run again: nothing that was staged is lost.
             StoreError: The store refuses this client, or has lost its data.
         """
@@ -196,7 +206,7 @@ class Journal:
                 self.trouble, pause_s = "", RETRY_PAUSE_MIN_S
 
     def fail(self, error: Exception) -> None:
-        """Let everybody who waits know that nothing will be written any more."""
+        """Let all waiting calls know that nothing will be written any more."""
         self._failure = error
         while self._waiting:
             _, done = self._waiting.popleft()
@@ -236,8 +246,8 @@ class Journal:
         if master is None:
             raise LeaseLost(f"the key {self._keys.master} is gone")
         if master.create_revision != self._token.create_revision:
-            raise NotJobMaster(f"another process is the master of {self._keys.job!r}")
-        # An earlier try of this master got through unseen.
+            raise NotJobMaster(f"another process is the job master of {self._keys.job!r}")
+        # An earlier try of this job master got through unseen.
         assert journal is not None
         self._revision = journal.mod_revision
         self._last = JournalRecord.from_json(journal.value)

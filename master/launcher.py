@@ -1,50 +1,91 @@
 """The launcher: what starts and ends worker processes for a job, wherever they run.
 
 The job master wishes, a launcher makes it so and reports (``job_engine.launch`` has the values).
-The field ``launcher`` of the job file says which one. Each kind is a class of the shape of
-``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run where the kind needs it:
-the one for this machine (``local_launcher``) in the command, which reaches the job master by
-gRPC; one for a cluster manager may run in the job master's own process.
+The field ``launcher`` of the job file says which one (``launcher_class``). Each is a class of the
+shape of ``Launcher``, and ``LaunchFollower`` joins it to the job master. Both run in the command,
+which reaches the job master by gRPC, or in the job master's process (``hosted_launcher``).
 
-It imports ``job_engine``, ``backstay.errors`` and the messages, and starts nothing itself.
+It imports ``job_engine``, ``job_spec``, ``backstay.errors`` and the messages. It starts no process.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from backstay._proto.v1 import job_pb2
 from backstay.errors import BackstayError
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.job_spec import LAUNCHERS, JobSpec
 
 __all__ = [
+    "PATIENCE",
     "LaunchFollower",
     "Launcher",
     "LauncherPort",
+    "WorkerProgram",
+    "launcher_class",
     "report_message",
     "report_of",
     "wish_message",
     "wish_of",
 ]
 
-# How soon the master hears of an exit, at the latest.
+# How soon the job master hears of an exit, at the latest.
 ASK_WAIT_MS = 250
 RETRY_PAUSE_S = 0.25
 JOIN_S = 10.0
 LOOK_PAUSE_S = 0.05
-# A master that is being started or has just died is no news.
+# A job master that is being started or has just died is no news.
 TROUBLE_AFTER_S = 3.0
+# The servers were reached before a process of the job starts, so it waits for them without a limit.
+PATIENCE = ("--first-contact-timeout-ms", "0")
 
 log = logging.getLogger(__name__)
 
 
+class WorkerProgram(NamedTuple):
+    """What a launcher starts for each worker.
+
+    Attributes:
+        spec: The job.
+        env: Variables on top of the launcher's own.
+        owner: Of the job on Kubernetes, the uid of its Deployment; empty: any of its name.
+    """
+
+    spec: JobSpec
+    env: Mapping[str, str]
+    owner: str = ""
+
+    def command(self, worker_id: str) -> list[str]:
+        """Return the program and arguments of a worker on this machine."""
+        return [sys.executable, *self.arguments(worker_id)]
+
+    def arguments(self, worker_id: str) -> list[str]:
+        """Return the arguments of a Python interpreter, on whatever machine it is."""
+        words = ["-m", "backstay.trainer.worker.cli", "--job", self.spec.name]
+        return [*words, "--worker-id", worker_id, *PATIENCE]
+
+
 class Launcher(Protocol):
     """Runs workers. All calls come from one thread, and none waits for a worker to end."""
+
+    # Whether it runs in the job master's process. Otherwise it runs in the command.
+    IN_JOB_MASTER: ClassVar[bool]
+
+    @classmethod
+    def for_job(cls, program: WorkerProgram) -> Launcher:
+        """Return the launcher of a job.
+
+        Raises:
+            ConfigError: A setting of the job does not fit it.
+        """
 
     def reconcile(self, wanted: Collection[str]) -> None:
         """Start each wanted worker that does not run, and tell each other worker to end.
@@ -63,11 +104,21 @@ class Launcher(Protocol):
     def acknowledge(self, worker_ids: Collection[str]) -> None:
         """Forget the exits of these workers: the job master knows them."""
 
+    def trouble(self) -> str:
+        """Return why not all wanted workers run, for people; empty: nothing holds them up."""
+
     def close(self) -> None:
         """Let go. Workers that cannot outlive this process end: politely, then by force.
 
         It waits until they are gone. Workers that can outlive it go on, for the next launcher.
         """
+
+
+def launcher_class(name: str) -> type[Launcher]:
+    """Return the class that ``LAUNCHERS`` has for a value of the job file's ``launcher``."""
+    module, _, kind = LAUNCHERS[name].partition(":")
+    found: type[Launcher] = getattr(importlib.import_module(module), kind)
+    return found
 
 
 class LauncherPort(Protocol):
@@ -100,8 +151,8 @@ class LaunchFollower:
 
         Args:
             launcher: Starts and ends the workers; the follower closes it at its end.
-            master: Asks the master of the job.
-            on_trouble: Told why no master answers, and "" when one does again; from the thread.
+            master: Asks the job master.
+            on_trouble: Told why no job master answers, and "" when one does again; from the thread.
             on_exit: Told each exit, perhaps more than once; from the thread.
             trouble_after_s: How long there must have been none before that is told.
         """
@@ -153,6 +204,7 @@ class LaunchFollower:
                 self._launcher.reconcile(())
                 return False
             pause.wait(LOOK_PAUSE_S)
+        self._launcher.reconcile(())
         return True
 
     def _run(self) -> None:
@@ -166,10 +218,12 @@ class LaunchFollower:
                 wait_ms = 0 if report.exits else ASK_WAIT_MS
                 wish = self._master(report, known_version=version, wait_ms=wait_ms)
             except BackstayError as error:
-                # Another master may count its versions from the beginning.
+                # Another job master may count its versions from the beginning.
                 version = 0
                 self._say(str(error))
-                self._launcher.reconcile(self._wanted)
+                if not self._launcher.IN_JOB_MASTER:
+                    self._launcher.reconcile(self._wanted)
+                # Otherwise another process may be the job master now, and have other wishes.
                 self._stopping.wait(RETRY_PAUSE_S)
                 continue
             self._say("")
@@ -181,7 +235,7 @@ class LaunchFollower:
                 # The workers hear of it as well, and leave by themselves.
                 self._stopping.wait(RETRY_PAUSE_S)
             if report.exits and not wish.acknowledged:
-                # A master that does not take an exit now must not be asked without a pause.
+                # A job master that does not take an exit now must not be asked without a pause.
                 self._stopping.wait(RETRY_PAUSE_S)
 
     def _say(self, trouble: str) -> None:

@@ -1,7 +1,7 @@
-"""The leadership of a job's master: a key bound to a lease; the process that created it leads.
+"""The leadership of a job master: a key bound to a lease; the process that created it leads.
 
-Taking it waits for the one that has it, unless that one is known to be gone. Imports
-``backstay.consensus``; decides nothing about the job.
+A process that takes it waits for the process that has it, unless that one is known to be gone. This
+module imports ``backstay.consensus`` and decides nothing about the job.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import logging
 from contextlib import aclosing
 
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import MasterRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
@@ -21,7 +21,7 @@ from backstay.consensus.store import (
     absent,
     create_revision_is,
 )
-from backstay.consensus.store_follow import Election, FencingToken, KeepAlive
+from backstay.consensus.store.follow import Election, FencingToken, KeepAlive
 from backstay.errors import LeaseLost, NotJobMaster
 from backstay.tasks import end_tasks
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """One process's candidacy for master of a job; belongs to one event loop."""
+    """One process's candidacy for job master; belongs to one event loop."""
 
     def __init__(
         self, store: CoordinationStore, keys: JobKeys, own: MasterRecord, *, lease_ttl_ms: int
@@ -42,7 +42,7 @@ class Leadership:
             store: The coordination store.
             keys: The job's keys.
             own: This process, as workers are to find it.
-            lease_ttl_ms: How long a master that has died is waited for.
+            lease_ttl_ms: How long a job master that has died is waited for.
         """
         self._store = store
         self._keys = keys
@@ -52,10 +52,10 @@ class Leadership:
         self.token: FencingToken | None = None
 
     async def take(self, replaces: int = 0) -> FencingToken:
-        """Wait until this process is the master.
+        """Wait until this process is the job master.
 
         Args:
-            replaces: Instance of a master that is surely gone: its key is removed at once.
+            replaces: Instance of a job master that is surely gone: its key is removed at once.
 
         Raises:
             StoreUnavailable: The store does not answer, so no lease could be had.
@@ -72,7 +72,7 @@ class Leadership:
         """Take the leadership again after the lease or the key was lost, if it is free.
 
         Raises:
-            NotJobMaster: Somebody else has.
+            NotJobMaster: Another process has.
             StoreUnavailable: The store does not answer; call again.
         """
         lease = await self._new_lease()
@@ -84,7 +84,7 @@ class Leadership:
             )
         )
         if not result.succeeded:
-            raise NotJobMaster(f"another process has become the master of {self._keys.job!r}")
+            raise NotJobMaster(f"another process has become the job master of {self._keys.job!r}")
         self.token = FencingToken(self._keys.master, result.revision)
         return self.token
 
@@ -108,7 +108,7 @@ class Leadership:
             await end_tasks(renewing, looking)
 
     async def _look(self) -> None:
-        """Notice that the key is gone though the lease is alive: somebody took this for dead."""
+        """Notice that the key is gone with a live lease: another process took this one for dead."""
         assert self.token is not None
         async with aclosing(Election(self._store, self._keys.master).observe()) as holders:
             async for held in holders:
@@ -127,7 +127,7 @@ class Leadership:
         return await self._keep.grant()
 
     async def _remove(self, instance: int) -> None:
-        """Remove the key of a master that is gone; another one's stays."""
+        """Remove the key of a job master that is gone; another one's stays."""
         found = await self._store.get(self._keys.master)
         if found is None or MasterRecord.from_json(found.value).instance != instance:
             return
@@ -138,4 +138,4 @@ class Leadership:
             )
         )
         if result.succeeded and instance != self._own.instance:
-            log.info("took the leadership from the master %d, which is gone", instance)
+            log.info("took the leadership from the job master %d, which is gone", instance)

@@ -4,7 +4,7 @@ Each has a session of its own, its output in ``<log_dir>/<worker id>.log``, and 
 process (``backstay.lifeline``), so that none outlives it. A thread waits for each process; what it
 finds is handed over in ``report``.
 
-It imports ``job_engine.launch`` and ``backstay.lifeline``, and knows no program.
+It imports ``job_engine.launch``, ``launcher`` and ``backstay.lifeline``, and knows no program.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from backstay import lifeline
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
+from backstay.master.launcher import WorkerProgram
 
 __all__ = ["LocalLauncher", "log_path"]
 
@@ -49,6 +51,8 @@ class _Running:
 
 class LocalLauncher:
     """Runs the workers of a job on this machine; see ``Launcher`` for the calls."""
+
+    IN_JOB_MASTER: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -80,6 +84,11 @@ class LocalLauncher:
         # The ids of all workers that were ever started: none is started again.
         self._ended: dict[str, WorkerExit] = {}
 
+    @classmethod
+    def for_job(cls, program: WorkerProgram) -> LocalLauncher:
+        """Return the launcher of a job, with logs in the job's folder."""
+        return cls(program.command, Path(program.spec.log_dir) / "workers", env=program.env)
+
     def reconcile(self, wanted: Collection[str]) -> None:
         """Start what is missing and tell the others to end."""
         self._take_in()
@@ -103,6 +112,10 @@ class LocalLauncher:
         for worker_id in worker_ids:
             self._exits.pop(worker_id, None)
 
+    def trouble(self) -> str:
+        """Return nothing: a process starts at once, or its exit says why not."""
+        return ""
+
     def pids(self) -> dict[str, int]:
         """Return the process id of each worker that runs, by worker id."""
         self._take_in()
@@ -115,7 +128,7 @@ class LocalLauncher:
             for worker_id in list(self._running):
                 self._end(worker_id)
             with self._changed:
-                # Those that do not end are killed in the next turn, and that cannot fail.
+                # The next turn kills the processes that go on, and that cannot fail.
                 self._changed.wait_for(
                     lambda: bool(self._finished), max(0.1, deadline_s - time.monotonic())
                 )

@@ -1,14 +1,16 @@
-"""``backstay master``: runs the master of one job until the job is over.
+"""``backstay master``: runs the job master until the job is over.
 
-The only module of the master that reads arguments and prints. Exit codes: 0 the job is done or was
-stopped, 1 this process cannot go on, 2 a setting, the job or its data is wrong, 3 it cannot listen,
-4 another process is the master now, 5 the job failed, or its last checkpoint could not be written.
+The only module of the job master that reads arguments and prints. Exit codes: 0 the job is done or
+was stopped, 1 this process cannot go on, 2 a setting, the job or its data is wrong, 3 it cannot
+listen, 4 another process is the job master now, 5 the job failed, or its last checkpoint could not
+be written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -18,8 +20,8 @@ import click
 from backstay import lifeline
 from backstay.addresses import parse_endpoints
 from backstay.cluster.directory import reach
-from backstay.config import ENDPOINT_VARIABLES, ClientConfig
-from backstay.consensus.job_records import RunState
+from backstay.config import ENDPOINT_VARIABLES, ClientConfig, required_endpoints
+from backstay.consensus.records.jobs import RunState
 from backstay.errors import (
     BackstayError,
     ConfigError,
@@ -53,20 +55,24 @@ log = logging.getLogger(__name__)
 @click.argument("spec_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--endpoint",
-    "endpoints",
-    envvar=list(ENDPOINT_VARIABLES),
-    required=True,
-    help="Control addresses of pservers, host:port, several with commas.",
+    help="Control addresses of pservers, host:port, several with commas. "
+    f"[{', '.join(ENDPOINT_VARIABLES)}]",
 )
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where workers call.")
 @click.option("--advertise-host", help="Host under which workers reach this process.")
 @click.option("--instance", type=int, help="Number of this process; drawn at random if not given.")
 @click.option(
-    "--replaces", type=int, default=0, help="Instance of a master that is surely gone: no waiting."
+    "--replaces",
+    type=int,
+    default=0,
+    help="Instance of a job master that is surely gone: no waiting.",
 )
 @click.option("--fresh", is_flag=True, help="Begin the job anew, whatever is recorded of it.")
 @click.option(
-    "--lease-ttl-ms", default=3000, show_default=True, help="How long a dead master is waited for."
+    "--lease-ttl-ms",
+    default=3000,
+    show_default=True,
+    help="How long a dead job master is waited for.",
 )
 @click.option(
     "--linger-ms",
@@ -89,7 +95,7 @@ log = logging.getLogger(__name__)
 @click.option("--log-format", default="text", show_default=True, help="text or json")
 def main(
     spec_file: Path,
-    endpoints: str,
+    endpoint: str | None,
     listen: str,
     advertise_host: str | None,
     instance: int | None,
@@ -103,7 +109,7 @@ def main(
     log_level: str,
     log_format: str,
 ) -> None:
-    """Run the master of the job in SPEC_FILE (JSON, as backstay.job_spec writes it).
+    """Run the job master of the job in SPEC_FILE (JSON, as backstay.job_spec writes it).
 
     `backstay train` starts it for you. Token and TLS come from BACKSTAY_TOKEN and the like, or the
     file that BACKSTAY_CONFIG names. The same job again goes on where it was.
@@ -112,7 +118,7 @@ def main(
     try:
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         config = MasterConfig(
-            endpoints=tuple(parse_endpoints(endpoints)),
+            endpoints=tuple(parse_endpoints(required_endpoints(os.environ, endpoint))),
             client=ClientConfig.load(
                 explicit={"first_contact_timeout_ms": first_contact_timeout_ms}
             ),
@@ -125,7 +131,7 @@ def main(
             servers_end=servers_end,
             insecure=insecure,
         )
-        set_up_logging(log_level, log_format, f"master of {spec.name}")
+        set_up_logging(log_level, log_format, f"job master of {spec.name}")
         # Signals are not handled yet, so a signal ends this wait at once.
         reach(config.endpoints, config.client)
         state = asyncio.run(_run(config, spec, instance, parent))

@@ -1,4 +1,4 @@
-"""``JobService``: the calls of workers, commands and launchers on a job's master.
+"""``JobService``: the calls of workers, commands and launchers on a job master.
 
 Translates messages to the job's events and back, and answers only when the journal has what the
 answer relies on.
@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from grpc import aio
 
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
-from backstay.consensus.job_records import MasterRecord
-from backstay.errors import InvalidRequest, JobRefused, NotJobMaster
-from backstay.job_engine.known_workers import KnownWorker
+from backstay.consensus.records.jobs import MasterRecord
+from backstay.errors import InvalidRequest, NotJobMaster
+from backstay.job_engine.known_workers import KnownWorker, WorkerSigns
 from backstay.job_engine.open_round import Assignment
-from backstay.job_engine.values import ATTEMPTS_PER_MASTER, Failure, LeasedTask
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.values import Failure, LeasedTask
+from backstay.master.call_stream import CallStream
+from backstay.master.hosted_launcher import LaunchHandler
 from backstay.master.job import Job
-from backstay.master.launch_handler import LaunchHandler
 from backstay.master.launcher import report_of, wish_message
 from backstay.master.status import (
     KIND_OF_MESSAGE,
@@ -31,18 +34,14 @@ from backstay.master.status import (
     newest_evaluation,
 )
 from backstay.schedule.evaluation import TaskOutputs
-from backstay.schedule.rounds import RoundId, RoundKind
+from backstay.schedule.rounds import RoundId
 
 __all__ = ["JobService"]
 
 # How long a call waits for the journal; callers repeat it.
 DURABLE_S = 4.0
-# How long a call for a task waits for one, and then how long its worker is to wait. A millisecond
-# for each worker: a crowd of up to 10,000 that waits makes no more than 1000 calls a second.
+# How long a call for a task waits for one.
 TASK_WAIT_S = 0.5
-WAIT_MS_PER_WORKER = 1
-WAIT_MS_MIN = 50
-WAIT_MS_MAX = 10_000
 # With so many workers a status is told again for a while: of 10,000 it takes 40 ms, and every
 # display asks four times a second.
 STATUS_KEPT_WORKERS = 1000
@@ -50,7 +49,7 @@ STATUS_KEPT_S = 1.0
 
 
 class JobService(job_pb2_grpc.JobServiceServicer):
-    """The services of one job's master."""
+    """The services of one job master."""
 
     def __init__(self, own: MasterRecord) -> None:
         """Prepare; ``job`` is None until the job is open here.
@@ -63,22 +62,39 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         self._told = job_pb2.JobStatus()
         self._told_until_s = 0.0
         self.launch_handler: LaunchHandler | None = None
-        # Takes keep_state when somebody stops the job.
+        # Done when this process stops to serve; made with the first call stream.
+        self._stopping: asyncio.Future[None] | None = None
+        # Takes keep_state when an operator stops the job.
         self.on_stop: Callable[[bool], None] | None = None
         # Tries a last checkpoint at once that could not be written.
         self.try_save_now: Callable[[], bool] = lambda: False
 
+    def end_streams(self) -> None:
+        """Have call streams answer what they have read, and end."""
+        stopping = self._stopping_future()
+        if not stopping.done():
+            stopping.set_result(None)
+
     # Workers.
 
-    async def Join(  # noqa: N802 (the name is the service's)
+    async def CallStream(  # type: ignore[override]  # noqa: N802 (the name is the service's)
+        self, _requests: object, context: aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Answer the calls of one process."""
+        handlers = {
+            "get_task": lambda request: self.GetTask(request, context),
+            "complete": lambda request: self.Complete(request, context),
+        }
+        stream = CallStream(self._renew, handlers, context)
+        await stream.serve(self._stopping_future())
+
+    async def Join(  # noqa: N802
         self, request: job_pb2.JoinRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.JoinResponse:
         """Take note of a worker."""
         job = self._open()
         who = request.worker
-        if job.is_over:
-            raise JobRefused(f"job {job.spec.name!r} is {job.state.state}: {job.state.reason}")
-        job.workers.join(who.id, who.instance, who.host, who.pid)
+        job.join(who.id, who.instance, who.host, who.pid)
         return job_pb2.JoinResponse(
             spec_json=job.spec.to_json(),
             stream_job=job.stream_job,
@@ -92,8 +108,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Take or compare the names of the job's tables."""
         job = self._open()
         known = self._heard(job, request.worker)
-        job.declare_tables(request.names, request.notes)
-        known.has_program = True
+        job.declare_tables(request.names, request.notes, worker=known.id)
         await job.journal.durable(DURABLE_S)
         return job_pb2.DeclareTablesResponse()
 
@@ -103,67 +118,36 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Give a task; waits a little for one."""
         job = self._open()
         known = self._heard(job, request.worker)
-        known.has_program = True
         job.closed((one.pass_number, one.task) for one in request.closed_streams)
         answer = job_pb2.GetTaskResponse()
-        given = self._given_before(job, known, request.request)
+        rows = _incarnation(request)
         deadline_s = job.now() + TASK_WAIT_S
-        # What is acknowledged in another state incarnation is not in this one, and what is done
-        # may have to be done again.
-        while given is None and not job.is_over and _are_of_job(request, job):
+        while True:
             changed = job.changed
-            # What cannot be recorded is not told, and would expire without anybody's fault.
-            given = None if job.journal.trouble else job.assign(known.id)
+            given = job.give(known.id, request.request, rows, can_record=not job.journal.trouble)
             left_s = deadline_s - job.now()
-            if given is not None or left_s <= 0:
+            if given is not None or job.is_over or not job.goes_with(rows) or left_s <= 0:
                 break
-            try:
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), left_s)
-            except asyncio.TimeoutError:
-                continue
-        # Whom to follow is news each time.
-        known.request, known.answer = request.request, None if given and given.leader else given
-        answer.other_incarnation = not _are_of_job(request, job)
+        answer.other_incarnation = not job.goes_with(rows)
         if not answer.other_incarnation:
             answer.streams_to_close.extend(_streams(job.streams_to_close(known.id)))
         await job.journal.durable(DURABLE_S)
         if given is not None:
             answer.task.CopyFrom(_task_message(job, given))
         elif job.is_over:
-            known.knows_end = True
-            job.notify()
+            job.told_end(known.id)
             answer.ended.CopyFrom(_ended(job))
         else:
-            wait_ms = len(job.known) * WAIT_MS_PER_WORKER
-            answer.wait_ms = min(max(wait_ms, WAIT_MS_MIN), WAIT_MS_MAX)
+            answer.wait_ms = job.ask_again_ms()
         return answer
 
     async def RenewLeases(  # noqa: N802
         self, request: job_pb2.RenewLeasesRequest, context: aio.ServicerContext[Any, Any]
     ) -> job_pb2.RenewLeasesResponse:
         """Renew leases; nothing is written for that."""
-        job = self._open()
-        known = self._heard(job, request.worker)
-        loss = request.loss if request.HasField("loss") else None
-        known.measure(request.examples, request.steps, loss, job.now())
-        # It may have told its tables to an earlier master.
-        known.has_program |= bool(request.leases)
-        job.stalls.heard(
-            known.id, request.steps, request.waiting_ms / 1000, request.waits_for, job.now()
-        )
-        revoked = job.renew(known.id, [_known_lease(job, one) for one in request.leases])
-        led = job.stalls.led()
-        return job_pb2.RenewLeasesResponse(
-            revoked=[_lease_message(round_id, leased) for round_id, leased in revoked],
-            stop=job.is_over,
-            stop_reason=job.state.reason or job.state.state if job.is_over else "",
-            task_lease_ttl_ms=job.task_lease_ttl_ms,
-            job_steps=job.schedule.steps,
-            training=job.stalls.clocks(),
-            led=None
-            if led is None
-            else _lease_message(led[0], LeasedTask(led[1].task.number, led[1].attempt, 0)),
-        )
+        return self._renew(request)
 
     async def Complete(  # noqa: N802
         self, request: job_pb2.CompleteRequest, context: aio.ServicerContext[Any, Any]
@@ -172,17 +156,16 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = self._open()
         known = self._heard(job, request.worker)
         round_id, lease = _known_lease(job, request.lease)
-        outputs = _outputs(request.outputs) if request.HasField("outputs") else None
-        if job.note_damaged(round_id, lease.task, request.bad_record_count):
-            await job.journal.durable(DURABLE_S)
-        counts, is_new = job.complete(
+        counts, _ = job.complete(
             known.id,
             round_id,
-            lease._replace(acknowledged=request.batches),
-            request.examples,
+            lease,
+            batches=request.batches,
+            examples=request.examples,
+            damaged=request.bad_record_count,
+            outputs=_outputs(request.outputs) if request.HasField("outputs") else None,
+            metrics=dict(request.outputs.metrics),
         )
-        if is_new and outputs is not None and round_id.kind is RoundKind.EVALUATION:
-            job.add_outputs(round_id, lease.task, outputs, dict(request.outputs.metrics))
         await job.journal.durable(DURABLE_S)
         return job_pb2.CompleteResponse(first=counts)
 
@@ -207,12 +190,14 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         bad = "".join(
             f"\n{one.file}, {one.offset}: {one.reason}" for one in request.bad_records[:100]
         )
-        if request.bad_record_count > job.spec.max_bad_records:
-            # Another try would end alike.
-            first = bad.lstrip().partition("\n")[0]
-            job.note_damaged(round_id, lease.task, request.bad_record_count, first)
-        failure = Failure(request.error + bad, known.id, tuple(request.records))
-        dead_lettered = job.fail(known.id, round_id, lease, failure)
+        dead_lettered = job.fail(
+            known.id,
+            round_id,
+            lease,
+            Failure(request.error + bad, known.id, tuple(request.records)),
+            damaged=request.bad_record_count,
+            first_damaged=bad.lstrip().partition("\n")[0],
+        )
         await job.journal.durable(DURABLE_S)
         return job_pb2.FailResponse(dead_lettered=dead_lettered)
 
@@ -239,10 +224,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     ) -> job_pb2.ScaleResponse:
         """Have another number of workers."""
         job = self._open()
-        if job.is_over:
-            raise JobRefused(f"job {job.spec.name!r} is {job.state.state}")
-        before = job.workers.scale(request.workers)
-        job.notify()
+        before = job.scale(request.workers)
         await job.journal.durable(DURABLE_S)
         return job_pb2.ScaleResponse(before=before)
 
@@ -253,10 +235,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         job = self._open()
         if self.on_stop is not None:
             self.on_stop(request.keep_state)
-        if job.unsaved:
-            job.end_unsaved(job.unsaved)
-        else:
-            job.end("stopped", request.reason or "stopped by a command")
+        job.stop(request.reason or "stopped by a command")
         await job.journal.durable(DURABLE_S)
         return job_pb2.StopResponse()
 
@@ -271,11 +250,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
     ) -> job_pb2.RetryDeadLettersResponse:
         """Give dead-lettered tasks their tries again."""
         job = self._open()
-        if job.is_over:
-            raise JobRefused(
-                f"job {job.spec.name!r} is {job.state.state}; start it again: that tries its "
-                "dead-lettered tasks once more"
-            )
         count = job.retry_dead_letters(request.numbers)
         await job.journal.durable(DURABLE_S)
         return job_pb2.RetryDeadLettersResponse(tasks=count, saves=self.try_save_now())
@@ -293,15 +267,42 @@ class JobService(job_pb2_grpc.JobServiceServicer):
 
     # How it is done.
 
+    def _stopping_future(self) -> asyncio.Future[None]:
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_future()
+        return self._stopping
+
     def _open(self) -> Job:
         if self.job is None:
-            raise NotJobMaster("this process is not the job's master, or not yet; ask again")
+            raise NotJobMaster("this process is not the job master, or not yet; ask again")
         return self.job
 
+    def _renew(self, request: job_pb2.RenewLeasesRequest) -> job_pb2.RenewLeasesResponse:
+        job = self._open()
+        known = self._heard(job, request.worker)
+        signs = WorkerSigns(
+            request.examples,
+            request.steps,
+            request.loss if request.HasField("loss") else None,
+            request.waiting_ms / 1000,
+            tuple(request.waits_for),
+        )
+        revoked = job.renew(known.id, [_known_lease(job, one) for one in request.leases], signs)
+        led = job.stalls.led()
+        return job_pb2.RenewLeasesResponse(
+            revoked=[_lease_message(round_id, leased) for round_id, leased in revoked],
+            stop=job.is_over,
+            stop_reason=job.state.reason or job.state.state if job.is_over else "",
+            task_lease_ttl_ms=job.task_lease_ttl_ms,
+            job_steps=job.schedule.steps,
+            training=job.stalls.clocks(),
+            led=None
+            if led is None
+            else _lease_message(led[0], LeasedTask(led[1].task.number, led[1].attempt, 0)),
+        )
+
     def _heard(self, job: Job, who: job_pb2.Worker) -> KnownWorker:
-        known = job.known.hear(who.id, who.instance, who.host, who.pid, job.now())
-        known.sync_address = who.sync_address
-        return known
+        return job.hear(who.id, who.instance, who.host, who.pid, sync_address=who.sync_address)
 
     def _status(self, job: Job) -> job_pb2.JobStatus:
         now_s = job.now()
@@ -310,21 +311,6 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             kept_s = STATUS_KEPT_S if len(job.known) >= STATUS_KEPT_WORKERS else 0.0
             self._told_until_s = now_s + kept_s
         return self._told
-
-    def _given_before(self, job: Job, known: KnownWorker, request: int) -> Assignment | None:
-        """Return what the same request was given already, if that still holds."""
-        given: Assignment | None = known.answer
-        if not request or request != known.request or given is None:
-            return None
-        if job.rounds.get(given.round.id) is not given.round:
-            return None
-        leased = given.round.ledger.record_of(known.id).leased
-        if not any(one[:2] == given.lease[:2] for one in leased):
-            return None
-        # The worker counts its time from this answer.
-        revoked = given.round.ledger.renew(known.id, [given.lease], job.now())
-        job.rounds.stage(given.round)
-        return None if revoked else given
 
 
 def _lease_of(message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
@@ -336,14 +322,14 @@ def _lease_of(message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
 
 
 def _known_lease(job: Job, message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
-    """Return a lease that this master, or one before it, gave.
+    """Return a lease that this job master, or one before it, gave.
 
     Raises:
-        NotJobMaster: A later one gave it, so this one is the master no more.
+        NotJobMaster: A later job master gave it, so this process no longer is one.
     """
     round_id, leased = _lease_of(message)
-    if leased.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER:
-        raise NotJobMaster("another process has become the master, and gave this task; ask it")
+    if job.is_of_later_master(leased):
+        raise NotJobMaster("another process has become the job master, and gave this task; ask it")
     return round_id, leased
 
 
@@ -372,13 +358,12 @@ def _task_message(job: Job, given: Assignment) -> job_pb2.Task:
     )
 
 
-def _are_of_job(request: job_pb2.GetTaskRequest, job: Job) -> bool:
-    """Whether the job's progress is of the state incarnation that a worker pushes to."""
-    named = (request.incarnation.restore_version, request.incarnation.generation)
-    return not request.HasField("incarnation") or named == (
-        job.state.restore_version,
-        job.state.generation,
-    )
+def _incarnation(request: job_pb2.GetTaskRequest) -> StateIncarnation | None:
+    """Return the rows that a worker pushes to; None: it does not say."""
+    if not request.HasField("incarnation"):
+        return None
+    named = request.incarnation
+    return StateIncarnation(named.restore_version, named.generation)
 
 
 def _streams(streams: Iterable[tuple[int, int]]) -> list[job_pb2.TaskStreamId]:

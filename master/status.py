@@ -1,20 +1,21 @@
 """How a job goes, and which of its tasks failed for good, as messages: for commands and displays.
 
-Reads the memory of a job, or its records where it has no master. Changes nothing; no I/O.
+The figures come from a job's memory, or from its records if it has no job master. This module
+changes nothing and does no I/O.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import JobStateRecord, MasterRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import JobStateRecord, MasterRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.job_engine.values import DeadLetter
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
+from backstay.schedule import schedule
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import TaskTable
 
@@ -44,7 +45,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
 
     Args:
         job: The job.
-        own: The process that is its master.
+        own: The process that is its job master.
         now_ms: Unix time.
     """
     status = job_pb2.JobStatus(
@@ -57,7 +58,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         passes=job.spec.epochs if job.spec.training is not None else 0,
         examples=job.figures["examples"],
         steps=job.schedule.steps,
-        workers_desired=job.workers.desired,
+        workers_desired=job.workers.set.desired,
         workers_min=job.spec.workers.min,
         workers_max=job.spec.workers.max,
         bad_records=job.figures["bad_records"],
@@ -73,7 +74,9 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         saving=job.saves_still or (bool(job.unsaved) and not job.is_over),
         checkpoints_failed=job.checkpoints_failed,
         checkpoint_url=job.state.checkpoint_url,
-        table_notes=job.table_notes,
+        table_notes=job.state.table_notes,
+        went_back=job.figures["went_back"],
+        scalings=job.scalings,
     )
     _add_round(status, job)
     _add_workers(status, job)
@@ -82,7 +85,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
 
 
 def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
-    """Return what the records tell of a job that has no master any more."""
+    """Return what the records tell of a job that has no job master any more."""
     status = job_pb2.JobStatus(
         job=job,
         state=record.state,
@@ -90,27 +93,24 @@ def recorded_status(job: str, record: JobStateRecord) -> job_pb2.JobStatus:
         examples=record.figures.get("examples", 0),
         steps=record.figures.get("steps", 0),
         bad_records=record.figures.get("bad_records", 0),
-        dead_letters=_recorded_dead_letter_count(record),
+        dead_letters=schedule.recorded_dead_letters(record.schedule),
         checkpoint=record.checkpoint,
         checkpoint_url=record.checkpoint_url,
         master_starts=record.starts,
         inexact=record.inexact,
+        went_back=record.figures.get("went_back", 0),
+        table_notes=record.table_notes,
     )
     status.evaluations.extend(map(_evaluation_message, record.evaluations))
     return status
 
 
 def complete_with_spec(status: job_pb2.JobStatus, spec: JobSpec) -> None:
-    """Add what records without a master do not tell, and the job's own description does."""
+    """Add what records without a job master do not tell, and the job's own description does."""
     if not status.passes and spec.training is not None:
         status.passes = spec.epochs
     if not status.kind:
         status.kind = MESSAGE_OF_KIND[RoundKind(spec.kind)]
-
-
-def _recorded_dead_letter_count(record: JobStateRecord) -> int:
-    """Return how many tasks are dead-lettered in the rounds that are over."""
-    return sum(json.loads(record.schedule)["dead_letters"].values()) if record.schedule else 0
 
 
 def newest_evaluation(job: Job) -> job_pb2.EvaluationResult | None:

@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from backstay._native import DataServer
 from backstay._version import __version__
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror
-from backstay.consensus.keys import Keys
-from backstay.consensus.node_records import MemberStatus
 from backstay.consensus.records import ClusterConfig, ControllerRecord, MemberRecord, RoutingTable
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.nodes import MemberStatus
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import (
     BackstayError,
@@ -33,23 +34,27 @@ from backstay.logs import fields
 from backstay.pserver.checkpoints.loading import SlotLoader
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
-from backstay.pserver.checkpoints.restoring import FirstRestore
+from backstay.pserver.checkpoints.restoring import FirstRestore, unused_restore
 from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.checkpoints.schedule import CheckpointSchedule
 from backstay.pserver.checkpoints.writing import SlotWriter
 from backstay.pserver.controller import decide
-from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.leadership.controller_host import ControllerHost
 from backstay.pserver.leadership.slot_sizes import SlotSizes
-from backstay.pserver.membership.departures import Departures, now_s
-from backstay.pserver.membership.evidence import all_refuse, can_judge
+from backstay.pserver.membership.departures import (
+    Departures,
+    PeerProbe,
+    all_refuse,
+    can_judge,
+    now_s,
+)
 from backstay.pserver.membership.handover import all_in_sync, is_dismissed
-from backstay.pserver.membership.peer_probe import PeerProbe
 from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.membership.registration import Predecessor, Registration
 from backstay.pserver.membership.reporting import Reporter
 from backstay.pserver.membership.trainer_registrations import TrainerRegistrations
 from backstay.pserver.metrics.figures import ControlFigures
+from backstay.pserver.metrics.readiness import Readiness
 from backstay.pserver.peers import PeerCalls
 from backstay.pserver.requests.plans import PlanRequests
 from backstay.pserver.services.checkpoint import CheckpointParts
@@ -89,7 +94,7 @@ class ClusterMember:
         mirror: ClusterMirror,
         joined: ClusterConfig,
         identity: Identity,
-        plane: DataPlane,
+        server: DataServer,
         registry: TableRegistry,
         keeper: TableKeeper,
         figures: ControlFigures,
@@ -102,10 +107,11 @@ class ClusterMember:
         self._mirror = mirror
         self._joined = joined
         self._identity = identity
-        self._plane = plane
+        self._server = server
         self._keeper = keeper
         self._figures = figures
         self._on_dismissed = on_dismissed
+        self._restore = config.restore_wanted
         self._calls = PeerCalls(config, config.control_deadline_ms)
         self._watch = RecordWatch(store, keys, mirror)
         self._departures = Departures(store, keys, mirror, identity.node_id, identity.host)
@@ -121,7 +127,7 @@ class ClusterMember:
             catch_up=self._catch_up,
         )
         self._reporter = Reporter(
-            store, keys, identity.instance, plane, self._departures.suspect, figures
+            store, keys, identity.instance, server, self._departures.suspect, figures
         )
         self._probe = PeerProbe(mirror, identity.node_id, config, self._departures.suspect)
         self._controller = ControllerHost(
@@ -141,6 +147,7 @@ class ClusterMember:
             store, keys, ttl_ms=config.trainer_ttl_ms, on_count=self._count_trainers
         )
         self._open_services(config, store, keys, registry)
+        self.readiness = Readiness()
         self.is_registered = False
 
     def _open_services(
@@ -175,15 +182,15 @@ class ClusterMember:
                 specs=lambda: [TableSpec.from_json(table.spec_json) for table in registry],
                 figures=self._figures,
             ),
-            writer=SlotWriter(self._plane.server, identity.instance),
+            writer=SlotWriter(self._server, identity.instance),
             create_table=self.creation.have,
         )
         self._loader = SlotLoader(
-            self._plane.server,
+            self._server,
             self._keeper.have,
             self._reporter.set_load_trouble,
         )
-        self.plans = PlanRequests(store, keys, mirror, self._calls)
+        self.plans = PlanRequests(store, keys, mirror, self._calls, numbered=config.numbered_nodes)
 
     @property
     def status(self) -> MemberStatus:
@@ -220,6 +227,7 @@ class ClusterMember:
                 self.checkpoints.saver,
                 self._calls,
                 is_controller=lambda: self._figures.is_controller,
+                tell_trouble=self._figures.scheduled_checkpoints_fail,
             )
             tasks = [
                 asyncio.ensure_future(self._registration.hold(self._work)),
@@ -272,6 +280,7 @@ class ClusterMember:
             snapshot = await self._mirror.newer_than(revision)
             revision = snapshot.revision
             self._figures.notice(snapshot, loop.time())
+            self.readiness.notice(snapshot)
             self._keeper.apply_records(dict(snapshot.tables))
             routing = snapshot.routing
             own = self._identity
@@ -282,9 +291,11 @@ class ClusterMember:
             if routing is None or routing.version <= version:
                 continue
             version = routing.version
-            self._plane.apply_routing(snapshot.routing_json)
+            self._server.set_routing_json(snapshot.routing_json)
             self._loader.follow(routing)
             self._figures.take_routing(before, routing, self._identity.instance)
+            if before is None and (unused := unused_restore(self._restore, snapshot.restore)):
+                log.warning("%s", unused)
             before = routing
             self._registration.set_sync(all_in_sync(routing, self._identity.instance))
             slots = {node.instance: node.node_id for node in routing.nodes}
@@ -297,7 +308,7 @@ class ClusterMember:
                 extra=fields(version=version),
             )
             if not is_ready:
-                # Whoever waits for this node may ask it for the cluster next: the others'
+                # A client that waits for this node may ask it for the cluster next: the others'
                 # registrations, older than the routing, must have arrived by then.
                 await self._read_all()
                 is_ready = True
@@ -307,7 +318,7 @@ class ClusterMember:
         self._figures.trainers = count
 
     def _hold_lease_until(self, until_s: float) -> None:
-        self._plane.hold_lease_until(until_s)
+        self._server.hold_lease_until(until_s)
         self._figures.lease_until_s = until_s
 
     async def _catch_up(self) -> None:
@@ -318,7 +329,7 @@ class ClusterMember:
         snapshot = self._mirror.snapshot()
         self._keeper.apply_records(dict(snapshot.tables))
         if snapshot.routing is not None:
-            self._plane.apply_routing(snapshot.routing_json)
+            self._server.set_routing_json(snapshot.routing_json)
 
     async def _read_all(self) -> None:
         while True:

@@ -22,7 +22,6 @@ from backstay._version import __version__
 from backstay.errors import ConfigError, ServerEndedError, ServerStartError
 from backstay.profiles import PROFILES
 from backstay.pserver.local_cluster import SERVERS_MAX, LocalCluster
-from backstay.pserver.provisioning import PlanFollower
 
 __all__ = ["main"]
 
@@ -104,7 +103,7 @@ def local(
     settings = {name: value for name, value in given.items() if value is not None}
     try:
         cluster = LocalCluster(servers, directory=log_dir, settings=settings)
-        with _stop_signals() as stops, cluster, PlanFollower(cluster, cluster.client_config()):
+        with _stop_signals() as stops, cluster, cluster.following_plans():
             exit_code = _run(cluster, command, stops) if command else _wait(cluster)
             _warn_if_dead(cluster)
     except _Stopped:

@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from backstay import lifeline
 from backstay.config import (
@@ -31,11 +32,14 @@ from backstay.config import (
     ClientConfig,
     ServerConfig,
 )
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import ClosedError, ConfigError, ServerEndedError, ServerStartError
 from backstay.profiles import PROFILES, Profile
 from backstay.pserver.free_ports import free_ports
-from backstay.settings import ENVIRONMENT_PREFIX
+from backstay.settings import find
+
+if TYPE_CHECKING:
+    from backstay.pserver.provisioning import PlanFollower
 
 __all__ = ["LocalCluster", "LocalServer"]
 
@@ -49,7 +53,6 @@ LOG_TAIL_BYTES = 16_384
 KILL_WAIT_S = 5.0
 READY_LINE_BYTES_MAX = 4096
 EXIT_CANNOT_LISTEN = 3
-PROFILE_VARIABLE = ENVIRONMENT_PREFIX + "PROFILE"
 
 
 class _PortTaken(ServerStartError):
@@ -297,17 +300,23 @@ class LocalCluster:
             ServerStartError: One did not start in time.
         """
         # Here, so that a cluster that is only started needs no gRPC.
-        from backstay.pserver.provisioning import LocalProvisioner, provision
+        from backstay.pserver.provisioning import provision
         from backstay.pserver.resizing import ClusterResizing
 
         self._server(0)
-        provisioner = LocalProvisioner(self)
+        provisioner = _LocalProvisioner(self)
         with ClusterResizing(",".join(self.endpoints), self.client_config()) as resizing:
             plan = resizing.resize(servers, pause=pause)
             provision(plan, provisioner)
             plan = resizing.wait(plan, timeout_s=timeout_s, progress=progress)
         provision(plan, provisioner)
         return plan
+
+    def following_plans(self) -> PlanFollower:
+        """Return what starts and cleans up servers, as plans of others ask, from ``with`` on."""
+        from backstay.pserver.provisioning import PlanFollower
+
+        return PlanFollower(lambda: self.endpoints, _LocalProvisioner(self), self.client_config())
 
     def reap(self, node_ids: Collection[str]) -> None:
         """Take servers off the list that were told to end; waits for their end.
@@ -442,10 +451,39 @@ class LocalCluster:
         self.servers.clear()
 
 
+class _LocalProvisioner:
+    """Starts processes on this machine; a :class:`~backstay.pserver.provisioning.Provisioner`."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        """Look after the servers of a cluster."""
+        self._cluster = cluster
+
+    def running(self) -> int:
+        """Return how many run."""
+        return sum(server.is_running for server in self._cluster.servers)
+
+    def start(self, count: int) -> None:
+        """Start them and wait until they serve.
+
+        Raises:
+            ServerStartError: One did not start.
+        """
+        self._cluster.add_nodes(count)
+
+    def ended(self, node_ids: Collection[str]) -> None:
+        """Forget the servers that have ended."""
+        self._cluster.reap(node_ids)
+
+
 def _profile_of(settings: Mapping[str, object]) -> Profile | None:
     """Return the profile that the servers will have; a wrong name is for them to refuse."""
-    name = settings.get("profile") or os.environ.get(PROFILE_VARIABLE)
-    return PROFILES.get(str(name))
+    return PROFILES.get(str(_chosen("profile", settings)))
+
+
+def _chosen(name: str, settings: Mapping[str, object]) -> object:
+    """Return the value that a setting will have in the servers; None: its default."""
+    found = find(name, settings, {}, os.environ)
+    return None if found is None else found.value
 
 
 def _profile_settings(
@@ -459,16 +497,12 @@ def _profile_settings(
     Raises:
         ConfigError: There is none, or there are too few servers for its copies.
     """
-
-    def given(name: str) -> object:
-        return settings.get(name) or os.environ.get(ENVIRONMENT_PREFIX + name.upper())
-
-    if not given("replicas") and profile.replicas > servers:
+    if not _chosen("replicas", settings) and profile.replicas > servers:
         raise ConfigError(
             f"profile: {profile.name!r} keeps {profile.replicas} copies of each slot, each on a "
             f"server of its own; start at least {profile.replicas} servers"
         )
-    if not profile.has_checkpoints or given("checkpoint_url"):
+    if not profile.has_checkpoints or _chosen("checkpoint_url", settings):
         return {}
     if directory is None:
         raise ConfigError(

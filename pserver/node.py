@@ -32,15 +32,14 @@ from backstay._proto.v1 import (
 from backstay.addresses import split_address
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, NodeRecord, NodeStatus
-from backstay.consensus.keys import JOBS, Keys
-from backstay.consensus.open_store import OpenedStore, open_store
+from backstay.consensus.records.keys import JOBS, Keys
+from backstay.consensus.store.opening import OpenedStore, open_store
 from backstay.control_server import ControlServer
 from backstay.errors import ListenError, StoreError, StoreUnavailable
 from backstay.lifeline import Ready
 from backstay.logs import fields
 from backstay.pserver.cluster_member import ClusterMember, Identity
-from backstay.pserver.data_plane import DataPlane
-from backstay.pserver.leadership.event_log import read_events
+from backstay.pserver.leadership.controller_host import read_events
 from backstay.pserver.membership.cluster_config import join_or_create
 from backstay.pserver.membership.handover import slots_to_hand_over
 from backstay.pserver.metrics.endpoint import MetricsEndpoint
@@ -58,7 +57,7 @@ from backstay.pserver.services.tables import TablesService
 from backstay.pserver.services.trainers import TrainersService
 from backstay.pserver.tables.creation import TableKeeper
 from backstay.pserver.tables.registry import TableRegistry
-from backstay.tasks import end_tasks
+from backstay.tasks import end_tasks, turns
 
 __all__ = ["Node"]
 
@@ -76,6 +75,8 @@ SERVICE_NAMES = [
 ]
 # Control calls are short; what is still under way after this is cut off.
 CONTROL_GRACE_S = 1.0
+# A probe asks every few seconds and takes a few failures in a row for the end.
+LOOP_TURN_LIMIT_S = 3.0
 # A store that does not answer must not hold up a stop.
 FAREWELL_S = 1.0
 RETRY_PAUSE_MIN_S = 0.05
@@ -97,19 +98,19 @@ class Node:
         self._config = config
         self._control = ControlServer(config)
         instance = secrets.randbelow(2**63 - 1) + 1
-        self._plane = DataPlane(_open_data_server(config, instance))
+        self._server = _open_data_server(config, instance)
         self._registry = TableRegistry(
             canonical=_native.canonical_table,
             id_of=_native.table_id,
             with_settings=_native.table_with_settings,
             max_tables=config.max_tables,
         )
-        self._keeper = TableKeeper(self._registry, self._plane.server.create_table)
+        self._keeper = TableKeeper(self._registry, self._server.create_table)
         self._keys = Keys(config.cluster)
         self._mirror = ClusterMirror(self._keys)
         self._figures = ControlFigures(config.memory_limit_bytes)
         control_port = split_address("control address", self._control.address)[1]
-        data_port = split_address("data address", self._plane.server.address)[1]
+        data_port = split_address("data address", self._server.address)[1]
         self._identity = Identity(
             node_id=config.node_id,
             instance=instance,
@@ -121,12 +122,13 @@ class Node:
             own=self._own,
             view=self._mirror,
             registry=self._registry,
-            data_server=self._plane.server,
+            data_server=self._server,
             figures=self._figures,
             cluster_uid=self._cluster_uid,
         )
         self._settings_service = SettingsService()
         self._checkpoint_service = CheckpointService()
+        self._loop = asyncio.get_running_loop()
         self._metrics = self._open_metrics()
         self._member: ClusterMember | None = None
         self._has_left = False
@@ -191,7 +193,7 @@ class Node:
             mirror=self._mirror,
             joined=joined,
             identity=self._identity,
-            plane=self._plane,
+            server=self._server,
             registry=self._registry,
             keeper=self._keeper,
             figures=self._figures,
@@ -236,7 +238,7 @@ class Node:
         await self._control.set_not_serving()
         self._cluster_service.end_streams()
         grace_ms = self._config.stop_grace_ms
-        clean = await asyncio.to_thread(self._plane.stop, grace_ms)
+        clean = await asyncio.to_thread(self._server.stop, grace_ms)
         if not clean:
             log.error("requests were still under way after %d ms and were cut off", grace_ms)
         if member is not None and member.is_registered:
@@ -272,11 +274,24 @@ class Node:
             memory_limit_bytes=self._config.memory_limit_bytes,
             own=self._own,
             snapshot=self._mirror.snapshot,
-            stats=self._plane.server.stats_json,
-            tables=self._plane.server.tables_json,
+            stats=self._server.stats_json,
+            tables=self._server.tables_json,
             figures=self._figures,
         )
-        return MetricsEndpoint(self._config.metrics, NodeCollector(sources))
+        checks = {"/live": self._why_not_alive, "/ready": self._why_not_ready}
+        return MetricsEndpoint(self._config.metrics, NodeCollector(sources), checks)
+
+    def _why_not_alive(self) -> str:
+        """Return why this process should be ended; called on a thread of the endpoint."""
+        if turns(self._loop, LOOP_TURN_LIMIT_S):
+            return ""
+        return f"the event loop has not turned for {LOOP_TURN_LIMIT_S:g} s"
+
+    def _why_not_ready(self) -> str:
+        """Return why this node is not ready; called on a thread of the endpoint."""
+        if self._member is None:
+            return self._mirror.snapshot().trouble or "the node is starting"
+        return self._member.readiness.why_not(self._own().status, self._mirror.snapshot())
 
     @property
     def _metrics_address(self) -> str:
@@ -312,7 +327,7 @@ class Node:
             TablesService(
                 registry=self._registry,
                 creation=lambda: self._member.creation if self._member is not None else None,
-                data_server=self._plane.server,
+                data_server=self._server,
             ),
             server,
         )
@@ -336,7 +351,7 @@ class Node:
                 own=self._own,
                 cluster_uid=self._cluster_uid,
                 apply_here=self._keeper.apply,
-                slot_bytes=self._plane.server.slot_bytes,
+                slot_bytes=self._server.slot_bytes,
             ),
             server,
         )
@@ -347,7 +362,7 @@ def _store_service(opened: OpenedStore) -> StoreService:
     embedded = opened.embedded
     if embedded is not None:
         return StoreService(embedded, lambda: embedded.leader is not None)
-    # Whoever has the cluster's token is not meant to have the run of an etcd.
+    # The cluster's token must not give its owner the run of an etcd.
     return StoreService(opened.store, lambda: True, only_below=JOBS if opened.is_shared else "")
 
 

@@ -1,25 +1,25 @@
 """Starts the nodes that a plan waits for, and cleans up after nodes that have ended.
 
 A plan asks for a number of nodes; it does not know where they come from. Without a provisioner an
-operator starts them, within the time that the plan gives. ``LocalProvisioner`` starts processes on
-this machine. Another kind of cluster needs another class of the same shape.
+operator starts them, within the time that the plan gives. ``LocalCluster`` has one for processes of
+this machine; another kind of cluster needs another class of the same shape. Imports
+``pserver.resizing``, and knows no kind of cluster.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Protocol
 
 from backstay.config import ClientConfig
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import BackstayError
-from backstay.pserver.local_cluster import LocalCluster
 from backstay.pserver.resizing import ClusterResizing
 
-__all__ = ["LocalProvisioner", "PlanFollower", "Provisioner", "provision"]
+__all__ = ["PlanFollower", "Provisioner", "provision"]
 
 POLL_PAUSE_S = 0.25
 JOIN_S = 10.0
@@ -44,30 +44,6 @@ class Provisioner(Protocol):
         """Clean up after these nodes, which a plan that is done has told to end."""
 
 
-class LocalProvisioner:
-    """Processes on this machine."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        """Look after the servers of a cluster."""
-        self._cluster = cluster
-
-    def running(self) -> int:
-        """Return how many run."""
-        return sum(server.is_running for server in self._cluster.servers)
-
-    def start(self, count: int) -> None:
-        """Start them and wait until they serve.
-
-        Raises:
-            ServerStartError: One did not start.
-        """
-        self._cluster.add_nodes(count)
-
-    def ended(self, node_ids: Collection[str]) -> None:
-        """Forget the servers that have ended."""
-        self._cluster.reap(node_ids)
-
-
 def provision(plan: ResizePlan, provisioner: Provisioner) -> None:
     """Do what a plan needs now: start missing nodes, or clean up after ended ones.
 
@@ -87,16 +63,22 @@ def provision(plan: ResizePlan, provisioner: Provisioner) -> None:
 class PlanFollower:
     """Provides for the plans of a cluster in a thread, from ``with`` to its end."""
 
-    def __init__(self, cluster: LocalCluster, config: ClientConfig) -> None:
+    def __init__(
+        self,
+        endpoints: Callable[[], Sequence[str]],
+        provisioner: Provisioner,
+        config: ClientConfig,
+    ) -> None:
         """Prepare.
 
         Args:
-            cluster: A cluster that has started.
+            endpoints: Returns the control addresses of the nodes, which a resize changes.
+            provisioner: Starts nodes of that cluster.
             config: Deadlines, token and certificates.
         """
-        self._cluster = cluster
+        self._endpoints = endpoints
         self._config = config
-        self._provisioner = LocalProvisioner(cluster)
+        self._provisioner = provisioner
         self._stopping = threading.Event()
         # A daemon: a server that does not start must not keep the process alive.
         self._thread = threading.Thread(target=self._follow, name="plans", daemon=True)
@@ -118,7 +100,7 @@ class PlanFollower:
         said = ""
         while not self._stopping.wait(POLL_PAUSE_S):
             try:
-                with ClusterResizing(",".join(self._cluster.endpoints), self._config) as resizing:
+                with ClusterResizing(",".join(self._endpoints()), self._config) as resizing:
                     plan = resizing.plan()
                 if plan is not None and not self._stopping.is_set():
                     provision(plan, self._provisioner)

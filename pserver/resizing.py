@@ -4,19 +4,19 @@ Example:
     >>> from backstay.pserver.resizing import resize
     >>> resize("127.0.0.1:7000", 5)
 
-It asks any node; the cluster's controller does the work and goes on whether or not somebody waits.
+It asks any node; the cluster's controller does the work and goes on without a waiting caller, too.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc, resize_pb2, resize_pb2_grpc
 from backstay.config import ClientConfig
-from backstay.consensus.messages import plan_from_message
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.messages import plan_from_message
+from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import BackstayError, DeadlineExceeded, ResizeRefused
 from backstay.pserver.client.channels import AnswerT, ClusterChannels
 
@@ -34,11 +34,11 @@ ProgressOfPlan = Callable[[ResizePlan], None]
 class ClusterResizing(ClusterChannels):
     """Requests to change a cluster's nodes. A context manager; not thread-safe."""
 
-    def __init__(self, endpoints: str, config: ClientConfig | None = None) -> None:
+    def __init__(self, endpoints: str | Sequence[str], config: ClientConfig | None = None) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
-            endpoints: ``"host:port,host:port"``: nodes to try in turn.
+            endpoints: ``"host:port,host:port"``, or several such strings: nodes to try in turn.
             config: Deadlines, token and certificates; by default as a client's.
 
         Raises:
@@ -115,7 +115,7 @@ class ClusterResizing(ClusterChannels):
         Raises:
             ResizeRefused: It has failed, was cancelled, or was followed by another plan.
             DeadlineExceeded: It is not done in time.
-            ServerUnavailable: Nobody has answered for a minute.
+            ServerUnavailable: No server has answered for a minute.
         """
         started_s = heard_s = time.monotonic()
         said: ResizePlan | None = None

@@ -158,7 +158,7 @@ async def _run(config: ServerConfig, parent: Lifeline | None) -> bool:
 
 
 def _ignore(_ready: Ready) -> None:
-    """Nobody waits for the news; the log has it."""
+    """No parent waits for the news; the log has it."""
 
 
 def _fail(error: BackstayError, exit_code: int) -> None:

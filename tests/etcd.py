@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
 from backstay.pserver.free_ports import free_ports
+from tests.processes import takes_connections
+from tests.waiting import wait_until
 
 START_LIMIT_S = 20.0
-POLL_PAUSE_S = 0.05
 
 
 def require_etcd() -> str:
@@ -133,16 +133,19 @@ class EtcdCluster:
 
     def leader(self) -> int:
         """Return the index of the member that leads now."""
-        deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
-            for index in range(len(self._processes)):
-                if self._processes[index] is None:
-                    continue
-                fields = self.etcdctl("endpoint", "status", index=index).split(", ")
-                if len(fields) > 4 and fields[4] == "true":
-                    return index
-            time.sleep(POLL_PAUSE_S)
-        raise AssertionError("no member of etcd leads")
+
+        def leads(index: int) -> bool:
+            fields = self.etcdctl("endpoint", "status", index=index).split(", ")
+            return len(fields) > 4 and fields[4] == "true"
+
+        def first_leader() -> list[int]:
+            running = [index for index, one in enumerate(self._processes) if one is not None]
+            return next(([index] for index in running if leads(index)), [])
+
+        found = wait_until(
+            first_leader, "a member of etcd leads", limit_s=START_LIMIT_S, pause_s=0.05
+        )
+        return found[0]
 
     def etcdctl(self, *arguments: str, index: int = 0) -> str:
         """Run etcdctl against one member and return what it prints."""
@@ -158,16 +161,14 @@ class EtcdCluster:
 
     def wait_healthy(self) -> None:
         """Wait until every member that runs takes connections and there is a leader."""
-        deadline = time.monotonic() + START_LIMIT_S
         for index, port in enumerate(self._client_ports):
-            while self._processes[index] is not None:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError:
-                    log = (self._folder / f"etcd-{index}.log").read_text(errors="replace")
-                    assert time.monotonic() < deadline, f"etcd does not start: {log[-2000:]}"
-                    time.sleep(POLL_PAUSE_S)
+            if self._processes[index] is not None:
+                log = self._folder / f"etcd-{index}.log"
+                wait_until(
+                    partial(takes_connections, port),
+                    partial(log.read_text, errors="replace"),
+                    limit_s=START_LIMIT_S,
+                )
         if self._tls is None:
             self.leader()
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from backstay.pserver.free_ports import free_ports
+from tests.processes import takes_connections
+from tests.waiting import wait_until
 
 START_LIMIT_S = 30.0
-POLL_PAUSE_S = 0.05
 
 
 @contextmanager
@@ -29,16 +28,12 @@ def s3_server(folder: Path) -> Iterator[dict[str, Any]]:
             stderr=output,
         )
     try:
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                text = log.read_text(errors="replace")[-2000:]
-                assert process.poll() is None, f"moto ends: {text}"
-                assert time.monotonic() < deadline, f"moto does not start: {text}"
-                time.sleep(POLL_PAUSE_S)
+        wait_until(
+            lambda: takes_connections(port) or process.poll() is not None,
+            lambda: log.read_text(errors="replace")[-2000:],
+            limit_s=START_LIMIT_S,
+        )
+        assert process.poll() is None, log.read_text(errors="replace")[-2000:]
         yield {
             "key": "tester",
             "secret": "of-no-worth",

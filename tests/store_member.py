@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backstay._proto.v1 import store_pb2_grpc
 from backstay.config import ServerConfig
-from backstay.consensus.embedded_store import EmbeddedStore
+from backstay.consensus.store.embedded import EmbeddedStore
 from backstay.control_server import ControlServer
 from backstay.pserver.services.store import StoreService
 

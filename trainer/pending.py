@@ -1,7 +1,7 @@
 """A call under way.
 
-Imports only the errors. The work goes on in the native client's threads whether or
-not anybody waits here.
+Imports only the errors. The work goes on in the native client's threads, also when no
+call waits here.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class TaskStream:
 
     While it is open (``with``), every update push of the client goes into it, from any thread.
     A push of batch ``b`` to the table with ordinal ``t`` of ``K`` has the number ``b*K + t``,
-    whoever sends it: a batch that is pushed again, by another worker, say, is skipped wherever
-    it was applied.
+    whichever client sends it: a batch that is pushed again, by another worker, say, is skipped
+    wherever it was applied.
 
     One failed push ends the attempt: every later one raises the same error, so that no batch
     is counted without one before it. What to do then is to give the task back with
@@ -42,7 +42,7 @@ class TaskStream:
         ...         stream.begin_batch(number)
         ...         client.push_async(table, batch.keys, gradients(batch))
         >>> stream.flush()
-        >>> stream.close_on_servers()  # once the master knows that the task is done
+        >>> stream.close_on_servers()  # once the job master knows that the task is done
     """
 
     def __init__(self, owner: TaskStreams, native: PushStream, tables: Sequence[Table]) -> None:
@@ -126,11 +126,12 @@ class TaskStream:
     def close_on_servers(self) -> None:
         """Have every server forget the stream, once the task is done for good; idempotent.
 
-        From then on all its pushes count as late copies and are skipped, whoever sends them.
+        From then on all its pushes count as late copies and are skipped, whichever client sends
+        them.
 
         Raises:
-            InvalidRequest: A push of the stream failed or was revoked: whoever completes the
-                task closes it.
+            InvalidRequest: A push of the stream failed or was revoked. The worker that completes
+                the task closes it.
             ServerUnavailable: A server did not answer within the deadline: call it again.
         """
         self._native.close_on_servers(self._owner.deadline_ms)

@@ -102,7 +102,7 @@ class ClusterWatch:
     def close(self) -> None:
         """End both threads; a second call does nothing."""
         self._closing.set()
-        # Whoever waits is told that the client is closed.
+        # A caller that waits is told that the client is closed.
         self._running.set()
         self._native.unwatch()
         self._cancel_stream()
@@ -196,7 +196,7 @@ class ClusterWatch:
                 failures = 0
             failures += 1
             if failures >= len(endpoints):
-                # Nobody tells how the cluster does. A pause must not outlive it: calls go on to
+                # No server tells how the cluster does. A pause must not outlive it: calls go on to
                 # their own deadline.
                 self._pause("")
                 # Every node was tried in turn: not in a busy loop.

@@ -68,7 +68,7 @@ def settings(folder: str, **more: object) -> dict[str, object]:
 
 def save(client: Client, kind: SaveKind, server: int) -> Saved:
     """Have a checkpoint written by the server with this process id."""
-    # Makes the highest resident set that of now.
+    # Sets the highest resident set to the present one.
     Path(f"/proc/{server}/clear_refs").write_text("5\n")
     before = memory_bytes(server)["VmRSS"]
     begin = time.monotonic()

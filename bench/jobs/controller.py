@@ -12,8 +12,8 @@ import argparse
 import time
 from dataclasses import replace
 
-from backstay.consensus.packing import pack, unpack
 from backstay.consensus.records import ClusterConfig, MemberRecord, RoutingTable
+from backstay.consensus.records.packing import pack, unpack
 from backstay.pserver.controller import ClusterRecords, decide
 from bench.jobs.local import print_result
 

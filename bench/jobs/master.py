@@ -1,10 +1,11 @@
-"""A job's master under many workers: its gRPC calls, its journal, a real etcd.
+"""A job master under many workers: its gRPC calls, its journal, a real etcd.
 
 The master is a process as ``backstay train`` starts it, beside one pserver and an etcd (from PATH,
 and it syncs its disk). The workers are simulated by this process, on a few connections: each joins,
 asks for a task, works on it for about ``--task-s`` (it sleeps), tells that it is done and then that
-its stream is closed, and sends a sign of life each quarter of the time that a lease lasts. A call
-that fails is repeated with the pauses of a real worker.
+its stream is closed, and sends a sign of life each quarter of the time that a lease lasts. It does
+so on a call stream, as a real worker does, one for ``--workers-per-stream`` workers. A call that
+fails is repeated with the pauses of a real worker.
 
 ``master_busy`` is processor time over time: how much of one core the master takes. ``late`` are
 renewals whose answer came when the lease was over by the worker's clock: at a master that keeps up
@@ -16,7 +17,7 @@ pserver (here one does for all). This process is slower than the master: look at
 before taking a rate for the most that the master can do. Linux only, for it reads /proc.
 
 Usage: ``python -m bench.jobs.master [--workers N] [--task-s S] [--task-lease-ttl-ms MS]
-    [--restart]``
+    [--workers-per-stream N] [--restart]``
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.config import ClientConfig, SecurityConfig
 from backstay.errors import BackstayError
 from backstay.job.calls import FIRST_PAUSE_S, PAUSE_MAX_S, JobCalls
-from backstay.job.messages import SIGNS_PER_TTL
+from backstay.job_engine.leases import RENEWALS_PER_TTL
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec, WorkersSpec
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tasks import end_tasks
@@ -66,6 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--task-s", type=float, default=10.0)
     parser.add_argument("--task-lease-ttl-ms", type=int, default=2000)
     parser.add_argument("--channels", type=int, default=32)
+    parser.add_argument("--workers-per-stream", type=int, default=1)
     parser.add_argument("--joins-per-s", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="length of what is measured")
     parser.add_argument("--restart", action="store_true")
@@ -99,7 +101,7 @@ def running_etcd(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 class Masters:
-    """Starts the job's master, and another one in its place."""
+    """Starts the job master, and another one in its place."""
 
     def __init__(self, endpoints: list[str], folder: Path, arguments: argparse.Namespace) -> None:
         data = folder / "data.csv"
@@ -159,6 +161,65 @@ class Masters:
         raise SystemExit(f"the job has no master:\n{log}")
 
 
+class Stream:
+    """One call stream."""
+
+    def __init__(self, stub: Any) -> None:
+        self.call = stub.CallStream()
+        self.waiting: dict[int, asyncio.Future[Any]] = {}
+        self.unsent: list[job_pb2.WorkerCall] = []
+        self.writing = asyncio.Lock()
+        self.last_id = 0
+        self.is_over = False
+        self.reading = asyncio.create_task(self.read())
+
+    async def ask(self, field: str, request: Any, timeout_s: float) -> Any:
+        """Return the answer; raises the name of what went wrong as ConnectionError."""
+        self.last_id += 1
+        call = job_pb2.WorkerCall(id=self.last_id)
+        getattr(call, field).CopyFrom(request)
+        answer = self.waiting[call.id] = asyncio.get_running_loop().create_future()
+        self.unsent.append(call)
+        try:
+            async with self.writing:
+                if self.unsent:
+                    calls, self.unsent = self.unsent, []
+                    await self.call.write(job_pb2.WorkerCalls(calls=calls))
+            said = await asyncio.wait_for(answer, timeout_s)
+        except asyncio.TimeoutError:
+            raise ConnectionError("DEADLINE_EXCEEDED") from None
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            self.end()
+            raise ConnectionError("UNAVAILABLE") from None
+        finally:
+            self.waiting.pop(call.id, None)
+        if said.HasField("error"):
+            raise ConnectionError(said.error.error)
+        return getattr(said, field)
+
+    async def read(self) -> None:
+        try:
+            async for message in self.call:
+                for answer in message.answers:
+                    if (waits := self.waiting.get(answer.id)) is not None and not waits.done():
+                        waits.set_result(answer)
+        except grpc.aio.AioRpcError:
+            pass
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        # Cancelled, grpcio would end whoever writes as if its task were cancelled.
+        self.is_over = True
+        for waits in self.waiting.values():
+            if not waits.done():
+                waits.set_exception(ConnectionError("UNAVAILABLE"))
+                waits.exception()  # who asked may be gone
+
+
+FIELD_OF_CALL = {"RenewLeases": "renew_leases", "GetTask": "get_task", "Complete": "complete"}
+
+
 class Crowd:
     """Simulated workers, and what their calls came to."""
 
@@ -166,11 +227,14 @@ class Crowd:
         self.arguments = arguments
         self.draw = random.Random(7)
         self.stubs: list[job_pb2_grpc.JobServiceStub] = []
+        self.streams: dict[int, Stream] = {}
         self.ttl_s = 0.0
         # Seconds of each call that was answered, of renewals, and of requests that got a task.
         self.took: defaultdict[str, list[float]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
         self.answered: set[int] = set()
+        # Attempts that are being told as done.
+        self.ending: set[int] = set()
 
     @property
     def patience_s(self) -> float:
@@ -183,6 +247,15 @@ class Crowd:
             rpc.open_aio_channel(address, SecurityConfig()) for _ in range(self.arguments.channels)
         ]
         self.stubs = [job_pb2_grpc.JobServiceStub(channel) for channel in channels]
+        self.streams = {}
+
+    def stream_of(self, number: int) -> Stream:
+        """Return the stream that a worker calls on, a new one if it has ended."""
+        place = number // self.arguments.workers_per_stream
+        stream = self.streams.get(place)
+        if stream is None or stream.is_over:
+            stream = self.streams[place] = Stream(self.stubs[place % len(self.stubs)])
+        return stream
 
     def begin_counting(self) -> None:
         self.took.clear()
@@ -194,12 +267,17 @@ class Crowd:
         pause_s = FIRST_PAUSE_S
         while True:
             sent_s = time.monotonic()
-            stub = self.stubs[number % len(self.stubs)]
+            timeout_s = ATTEMPT_S if name != "RenewLeases" else self.patience_s
             try:
-                timeout_s = ATTEMPT_S if name != "RenewLeases" else self.patience_s
-                answer = await getattr(stub, name)(request, timeout=timeout_s)
-            except grpc.aio.AioRpcError as error:
-                self.counts[f"failed {error.code().name}"] += 1
+                if name in FIELD_OF_CALL:
+                    stream = self.stream_of(number)
+                    answer = await stream.ask(FIELD_OF_CALL[name], request, timeout_s)
+                else:
+                    stub = self.stubs[number % len(self.stubs)]
+                    answer = await getattr(stub, name)(request, timeout=timeout_s)
+            except (grpc.aio.AioRpcError, ConnectionError) as error:
+                why = str(error) if isinstance(error, ConnectionError) else error.code().name
+                self.counts[f"failed {why}"] += 1
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
                 continue
@@ -232,7 +310,10 @@ class Crowd:
                     worker=who, lease=answer.task.lease, batches=BATCHES, examples=1
                 )
                 lease = answer.task.lease
+                # What becomes of the lease does not matter any more; it is renewed until the end.
+                self.ending.add(lease.attempt)
                 answer, _ = await self.call(number, "Complete", done)
+                self.ending.discard(lease.attempt)
                 leased.clear()
                 self.counts["tasks"] += answer.first
                 self.counts["twice"] += not answer.first
@@ -244,7 +325,7 @@ class Crowd:
         """Send a worker's signs of life; never returns."""
         request = job_pb2.RenewLeasesRequest(worker=who, loss=0.5)
         ttl_s = self.ttl_s
-        await asyncio.sleep(self.draw.random() * ttl_s / SIGNS_PER_TTL)
+        await asyncio.sleep(self.draw.random() * ttl_s / RENEWALS_PER_TTL)
         renewed_s, renewed = time.monotonic(), 0
         while True:
             begun_s = time.monotonic()
@@ -256,10 +337,11 @@ class Crowd:
             over_s = renewed_s + ttl_s * (1 - MARGIN_PART)
             self.counts["late"] += attempt == renewed != 0 and time.monotonic() > over_s
             # One that was completed meanwhile is none to be renewed, either.
-            self.counts["revoked"] += any(one in leased for one in answer.revoked)
+            lost = [one for one in answer.revoked if one.attempt not in self.ending]
+            self.counts["revoked"] += any(one in leased for one in lost)
             renewed_s, renewed, ttl_s = sent_s, attempt, answer.task_lease_ttl_ms / 1000
             self.ttl_s = ttl_s
-            left_s = ttl_s / SIGNS_PER_TTL - (time.monotonic() - begun_s)
+            left_s = ttl_s / RENEWALS_PER_TTL - (time.monotonic() - begun_s)
             await asyncio.sleep(max(0.0, left_s))
 
 
@@ -363,6 +445,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             return {"workers": arguments.workers, **figures}
         finally:
             await end_tasks(*workers)
+            for stream in crowd.streams.values():
+                stream.reading.cancel()
             masters.kill()
             masters.calls.close()
 

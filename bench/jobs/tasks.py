@@ -20,11 +20,9 @@ import random
 import resource
 import time
 import zlib
-from collections.abc import Iterable
-from typing import Protocol
 
 from backstay.job_engine.ledger import TaskLedger
-from backstay.job_engine.values import Changes, Grant, LeasedTask, LedgerLimits
+from backstay.job_engine.values import Grant, LeasedTask, LedgerLimits
 from backstay.schedule.rounds import RoundId, RoundKind
 from bench.jobs.local import print_result
 
@@ -32,22 +30,6 @@ LEASE_TTL_S = 2.0
 # How long the journal collects changes for one transaction.
 JOURNAL_S = 0.01
 BATCHES = 16
-
-
-class TaskMaster(Protocol):
-    """What workers ask of a master, as ``TaskLedger`` has it."""
-
-    def assign(self, worker: str, now_s: float) -> Grant | None: ...
-    def renew(
-        self, worker: str, leases: Iterable[LeasedTask], now_s: float
-    ) -> list[LeasedTask]: ...
-    def complete(
-        self, worker: str, task: int, attempt: int, now_s: float, batches: int = 0
-    ) -> bool: ...
-    def closed(self, tasks: Iterable[int]) -> None: ...
-    def drop_worker(self, worker: str, now_s: float) -> list[int]: ...
-    def expire(self, now_s: float) -> list[int]: ...
-    def take_changes(self) -> Changes: ...
 
 
 class Stopwatch:
@@ -65,7 +47,7 @@ class Stopwatch:
 class Simulation:
     """Workers of a job, by their names, and what they are doing."""
 
-    def __init__(self, master: TaskMaster, workers: int, task_s: float) -> None:
+    def __init__(self, master: TaskLedger, workers: int, task_s: float) -> None:
         self.master = master
         self.task_s = task_s
         self.watch = Stopwatch()
@@ -85,7 +67,7 @@ class Simulation:
             if self.draw.random() < 0.001:
                 self.deaths += 1
                 begun = time.thread_time()
-                self.master.drop_worker(worker, now_s)
+                self.master.drop_worker(worker)
                 self.watch.add("drop", begun)
                 worker, self.next_name = f"w-{self.next_name}", self.next_name + 1
             else:
@@ -125,11 +107,16 @@ class Simulation:
     def upkeep(self, now_s: float) -> None:
         begun = time.thread_time()
         self.master.expire(now_s)
-        self.master.take_changes()
+        changed = self.master.take_changed()
+        # The values that the journal makes of it.
+        for number in changed.chunks:
+            self.master.done.chunk(number)
+        for worker in changed.workers:
+            self.master.record_of(worker)
         self.watch.add("journal", begun)
 
 
-def simulate(master: TaskMaster, tasks: int, workers: int, task_s: float) -> dict[str, float]:
+def simulate(master: TaskLedger, tasks: int, workers: int, task_s: float) -> dict[str, float]:
     """Run a round to its end and return the figures."""
     run = Simulation(master, workers, task_s)
     next_renewal_s = next_upkeep_s = now_s = 0.0

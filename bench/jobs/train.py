@@ -3,7 +3,7 @@
 The job is ``backstay train`` with ``--workers`` workers and one server on this machine, as a user
 starts it; its rate is taken from the job's own ``metrics.jsonl``, after the first fifth of the
 records. ``--plain`` trains the same definition file with the framework alone: the same batches of
-the same records, read and fed in the same way, without tasks, servers or a master.
+the same records, read and fed in the same way, without tasks, servers or a job master.
 
 Usage: ``python -m bench.jobs.train --workers 2`` or ``--plain``; ``--framework paddle``.
 """

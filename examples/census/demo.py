@@ -2,7 +2,7 @@
 
 Three pservers and two workers train Wide & Deep on census income. Meanwhile the cluster grows by
 one pserver and shrinks again; a worker is killed, one joins; a pserver is killed and started anew;
-the job's master is killed. Each pass ends with a checkpoint, and the last one is restored into
+the job master is killed. Each pass ends with a checkpoint, and the last one is restored into
 fresh servers. Shows what happens, ends with the test AUC and with whether each record of each
 pass was counted once; the last line, ``DEMO {json}``, is for programs. In it, ``trainers`` are
 those that it begins with, and ``examples_per_s`` counts the examples of all passes over the whole
@@ -186,7 +186,7 @@ class Interruptions:
     def _kill_master(self) -> None:
         self.master_s = self._job.kill_master()
         self._told.line(
-            f"the job's master is killed (SIGKILL); another one gives out tasks "
+            f"the job master is killed (SIGKILL); another one gives out tasks "
             f"{self.master_s * 1000:,.0f} ms later"
         )
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.plans import ResizePlan
 from backstay.pserver.local_cluster import LocalCluster
 from examples.common.launch import ProcessFailed
 

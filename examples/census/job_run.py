@@ -1,7 +1,7 @@
 """A ``backstay train`` of the demo: started, watched, hurt, and asked how it went.
 
 May import backstay's commands and clients. Every wait has a limit; what it tells comes from the
-job's master and from the processes themselves.
+job master and from the processes themselves.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class JobRun:
         self._wait("a master that takes the number of workers", is_told)
 
     def kill_master(self) -> float:
-        """Kill the job's master; wait until tasks flow again, and return the seconds until then."""
+        """Kill the job master; wait until tasks flow again, and return the seconds until then."""
         master = self._wait("a master", self._master)
         starts = self.status.master_starts
         begun_s = time.monotonic()

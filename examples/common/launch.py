@@ -50,7 +50,7 @@ def check_servers(cluster: LocalCluster, *, but: Collection[str] = ()) -> None:
 
     Args:
         cluster: The servers.
-        but: The node ids of those that may be down.
+        but: The ids of the nodes that may be down.
 
     Raises:
         ProcessFailed: One has died; the message holds the end of its log.

@@ -12,23 +12,23 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import JOBS_PROGRESS, JobSpecRecord, JobStateRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import CheckpointRefused
 from backstay.schedule.schedule import is_cut_short
 
 __all__ = [
     "JOBS_PROGRESS",
+    "jobs_behind",
     "jobs_cut_short",
     "progress_of_jobs",
     "refuse_while_jobs_go_on",
     "with_cut_short",
     "with_forgotten",
+    "with_restored",
 ]
 
-# The member of a checkpoint's progress; trainers' own progress has other names.
-JOBS_PROGRESS = "backstay_jobs"
 # The same number stands in crates/backstay-core/src/stream_memory.rs.
 MAX_CLOSED_STREAMS = 8_192
 # Less than that: streams of tasks that ended before are closed meanwhile, too.
@@ -80,6 +80,47 @@ async def progress_of_jobs(
             "jobs": jobs,
         }
     }
+
+
+def jobs_behind(progress: Mapping[str, Any]) -> list[str]:
+    """Return the jobs whose progress is not that of the model: they did not go on since."""
+    document = progress.get(JOBS_PROGRESS)
+    if document is None:
+        return []
+    return [name for name, entry in document["jobs"].items() if _is_behind(document, entry)]
+
+
+def _is_behind(document: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    state = JobStateRecord.from_json(entry["state"])
+    incarnation = document["restore_version"], document["generation"]
+    return (state.restore_version, state.generation) != incarnation
+
+
+def with_restored(progress: Mapping[str, Any], restored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return progress in which a job that is behind is as far as a checkpoint has it.
+
+    A job that this checkpoint does not have begins anew, so it has none.
+
+    Args:
+        progress: As it is recorded.
+        restored: That of the checkpoint that all slots were restored from last.
+    """
+    document = progress[JOBS_PROGRESS]
+    there = restored.get(JOBS_PROGRESS, {"jobs": {}})
+    version, generation = document["restore_version"], document["generation"]
+    jobs = dict(document["jobs"])
+    for name in jobs_behind(progress):
+        entry = there["jobs"].get(name)
+        if entry is not None and _is_behind(there, entry):
+            # It had not followed an earlier restore, so this is not known.
+            continue
+        recorded = jobs.pop(name)
+        uids = [JobSpecRecord.from_json(one["spec"]).uid for one in (recorded, entry) if one]
+        if len(uids) == 2 and uids[0] == uids[1]:
+            state = JobStateRecord.from_json(entry["state"])
+            state = replace(state, restore_version=version, generation=generation)
+            jobs[name] = {**entry, "state": state.to_json()}
+    return {**progress, JOBS_PROGRESS: {**document, "jobs": jobs}}
 
 
 def with_forgotten(
@@ -135,7 +176,7 @@ def _was_cut(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> bool
         return False
     uids = [JobSpecRecord.from_json(one["spec"]).uid for one in (before, after) if one]
     if after is None or uids[0] != uids[1]:
-        # It was cut short before it was removed or begun anew, for all that anybody knows.
+        # It was cut short before it was removed or begun anew, as far as is known.
         return True
     return is_cut_short(JobStateRecord.from_json(after["state"]).schedule)
 

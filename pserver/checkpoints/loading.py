@@ -80,7 +80,7 @@ def load_steps(chain: Sequence[Manifest], slots: Sequence[int]) -> Iterator[list
 
 
 class _Load:
-    """One load: how far it is, and whether anybody waits for it."""
+    """One load: how far it is, and whether a call waits for it."""
 
     def __init__(self) -> None:
         self.files = 0

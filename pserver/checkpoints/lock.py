@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from backstay.consensus import ClusterView, NodeRecord
-from backstay.consensus.checkpoint_records import SaveRecord
-from backstay.consensus.keys import Keys
+from backstay.consensus.records.checkpoints import SaveRecord
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
@@ -29,6 +29,7 @@ from backstay.errors import (
     CheckpointRefused,
     CheckpointUnavailable,
     StoreError,
+    StoreUnavailable,
 )
 from backstay.pserver.membership.departures import now_text
 
@@ -37,6 +38,9 @@ __all__ = ["CheckpointLock"]
 # The view shows that another node releases the lock. If the view stands still, this node looks at
 # the lock this often.
 LOOK_AGAIN_S = 1.0
+# Transactions that try to acquire the lock: one whose outcome is unknown, one that finds this
+# process's own record, and one that takes it over.
+TRIES = 3
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ class CheckpointLock:
         self._own = own
         # The revisions at which this process acquired the lock and did not release it yet.
         self._held: set[int] = set()
+        # Two tries at once could each take the other's new record for a lost one of this process.
+        self._trying = asyncio.Lock()
 
     async def acquire(self, checkpoint_id: str, *, wait_s: float = 0.0) -> int:
         """Acquire the lock; returns the revision of its record.
@@ -69,20 +75,20 @@ class CheckpointLock:
         Raises:
             CheckpointRefused: Another writer holds it.
             CheckpointUnavailable: This node has no lease.
+            StoreUnavailable: The store does not answer.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         while True:
             snapshot = self._view.snapshot()
             # A caller that is cancelled while the store writes must not leave the lock held.
-            taking = asyncio.ensure_future(self._try(checkpoint_id))
+            taking = asyncio.ensure_future(self._take_turn(checkpoint_id))
             try:
                 revision, other = await asyncio.shield(taking)
             except asyncio.CancelledError:
                 await asyncio.shield(self._give_back(taking))
                 raise
             if revision:
-                self._held.add(revision)
                 return revision
             left_s = deadline_s - loop.time()
             if left_s <= 0:
@@ -95,6 +101,14 @@ class CheckpointLock:
                     self._view.newer_than(snapshot.revision), min(left_s, LOOK_AGAIN_S)
                 )
 
+    async def _take_turn(self, checkpoint_id: str) -> tuple[int, SaveRecord | None]:
+        """Try, one caller at a time."""
+        async with self._trying:
+            revision, other = await self._try(checkpoint_id)
+            if revision:
+                self._held.add(revision)
+            return revision, other
+
     async def _try(self, checkpoint_id: str) -> tuple[int, SaveRecord | None]:
         """Return the revision of the record if it could be made, else whose it is."""
         own = self._own()
@@ -106,10 +120,18 @@ class CheckpointLock:
         record = SaveRecord(checkpoint_id, own.node_id, own.instance, now_text())
         put = Put(self._keys.save, record.to_json(), member.lease)
         condition = absent(self._keys.save)
-        for _ in range(2):
-            result = await self._store.transaction(
-                Txn((condition,), (put,), (Get(self._keys.save),))
-            )
+        other: SaveRecord | None = None
+        for tries_left in reversed(range(TRIES)):
+            try:
+                result = await self._store.transaction(
+                    Txn((condition,), (put,), (Get(self._keys.save),))
+                )
+            except StoreUnavailable as error:
+                # The store may have written the record all the same. The next try reads it then.
+                if not tries_left:
+                    raise
+                log.warning("the lock may be acquired; asking the store again: %s", error)
+                continue
             if result.succeeded:
                 return result.revision, None
             held = result.results[0]

@@ -1,7 +1,8 @@
 """The cluster's records about checkpoints, as the node that writes or deletes one needs them.
 
 Which checkpoint is the newest, which one slots are to come from, and how far the jobs are. This
-module reads and changes these records in the coordination store. It never reads a checkpoint.
+module reads and changes these records in the coordination store. Of checkpoints it reads the
+progress that one keeps.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from backstay.checkpoint.manifest import Manifest, number_of
+from backstay.checkpoint.storage import CheckpointStorage
 from backstay.consensus import ClusterView, RoutingTable
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
-from backstay.consensus.keys import Keys
-from backstay.consensus.packing import unpack
+from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.packing import unpack
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
@@ -24,8 +26,15 @@ from backstay.consensus.store import (
     absent,
     mod_revision_is,
 )
-from backstay.errors import StoreError, StoreUnavailable
-from backstay.pserver.checkpoints.jobs import jobs_cut_short, progress_of_jobs, with_forgotten
+from backstay.errors import BackstayError, StoreError, StoreUnavailable
+from backstay.pserver.checkpoints.disk import in_disk_thread
+from backstay.pserver.checkpoints.jobs import (
+    jobs_behind,
+    jobs_cut_short,
+    progress_of_jobs,
+    with_forgotten,
+    with_restored,
+)
 
 __all__ = ["CheckpointRecords"]
 
@@ -92,14 +101,29 @@ class CheckpointRecords:
     async def jobs(self) -> dict[str, Any]:
         """Return how far the jobs are, to be kept with a checkpoint that is begun now.
 
+        A job that has not gone on since all slots were restored is as far as that checkpoint says.
+
         Raises:
             StoreUnavailable: The store does not answer.
         """
-        found = await self._store.get(self._keys.restore)
-        version = RestorePlan.from_json(found.value).version if found is not None else 0
+        plan = await self._last_restore()
         routing = self._view.snapshot().routing
         generation = routing.generation if routing is not None else 0
-        return await progress_of_jobs(self._store, version, generation)
+        version = plan.version if plan is not None else 0
+        progress = await progress_of_jobs(self._store, version, generation)
+        behind = jobs_behind(progress)
+        # If slots were lost since, no progress is that of the model.
+        fits = plan is not None and plan.state == "done" and plan.generation == generation
+        if plan is None or plan.slots or not fits or not behind:
+            return progress
+        try:
+            storage = await in_disk_thread(CheckpointStorage, plan.url)
+            manifest = await in_disk_thread(storage.read_manifest, plan.checkpoint)
+        except BackstayError as error:
+            names = ", ".join(behind)
+            log.error("no progress of jobs %s goes with this checkpoint: %s", names, error)
+            return progress
+        return with_restored(progress, manifest.progress)
 
     async def jobs_since(
         self, progress: Mapping[str, Any], took_s: float
@@ -122,14 +146,13 @@ class CheckpointRecords:
 
     async def restoring(self) -> str:
         """Return the id of the checkpoint that is being restored, as the store has it; or none."""
-        found = await self._store.get(self._keys.restore)
-        plan = RestorePlan.from_json(found.value) if found is not None else None
+        plan = await self._last_restore()
         return plan.checkpoint if plan is not None and plan.state != "done" else ""
 
     async def needed(self) -> set[str]:
         """Return the ids of checkpoints that slots are to come from, as the store has it.
 
-        Whoever asks after noting another one as the newest hears of all: that slots come back from
+        A caller that has noted another one as the newest hears of all: that slots come back from
         the one before is written only while that one is noted.
 
         Raises:
@@ -141,6 +164,22 @@ class CheckpointRecords:
             restoring = RoutingTable.from_json(unpack(found.value)).restoring
             needed.add(restoring.checkpoint if restoring.slots else "")
         return needed - {""}
+
+    async def kept(self) -> set[str]:
+        """Return the ids of checkpoints that do not go, however old they are.
+
+        These are what is needed, and what the cluster was restored from last: jobs and trainers
+        that have not gone on since take their progress from it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        plan = await self._last_restore()
+        return await self.needed() | ({plan.checkpoint} if plan is not None else set())
+
+    async def _last_restore(self) -> RestorePlan | None:
+        found = await self._store.get(self._keys.restore)
+        return RestorePlan.from_json(found.value) if found is not None else None
 
     async def _change_newest(
         self, change: Callable[[CheckpointRecord | None], Operation | None]

@@ -12,9 +12,9 @@ from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.verification import verify
 from backstay.config import ServerConfig
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
-from backstay.consensus.keys import Keys
 from backstay.consensus.records import TableRecord
+from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import (
     Compare,
     CoordinationStore,
@@ -27,7 +27,7 @@ from backstay.consensus.store import (
 from backstay.errors import CheckpointDamaged, CheckpointNotFound, CheckpointRefused
 from backstay.pserver.checkpoints.disk import in_disk_thread
 
-__all__ = ["CheckpointChoice", "FirstRestore", "choose", "request_restore"]
+__all__ = ["CheckpointChoice", "FirstRestore", "choose", "request_restore", "unused_restore"]
 
 # Records of tables in one transaction.
 TABLES_PER_WRITE = 50
@@ -146,6 +146,24 @@ async def request_restore(
         raise CheckpointRefused("another restore was begun at this moment; look at that one first")
     log.info("checkpoint %s is to be restored", plan.checkpoint)
     return plan
+
+
+def unused_restore(wanted: str, plan: RestorePlan | None) -> str:
+    """Return what to tell of the setting ``restore`` where a cluster exists already.
+
+    Args:
+        wanted: The setting.
+        plan: What the cluster was restored from last.
+
+    Returns:
+        For people; empty if the checkpoint was used, or none is named.
+    """
+    if wanted in ("no", "latest") or (plan is not None and plan.checkpoint == wanted):
+        return ""
+    return (
+        f"nothing is restored from {wanted}: `restore` is for a new cluster, and the store knows "
+        f"this one; `pserverctl checkpoint restore {wanted}` restores it"
+    )
 
 
 class FirstRestore:

@@ -21,9 +21,9 @@ from backstay._proto.v1 import checkpoint_pb2
 from backstay.checkpoint.manifest import Manifest, Part, SlotEntries, new_id
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
-from backstay.consensus.checkpoint_records import loss_in_words
 from backstay.consensus.records import NO_MASTER
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records.checkpoints import loss_in_words
+from backstay.consensus.records.settings import ClusterSettings
 from backstay.errors import (
     BackstayError,
     CheckpointDamaged,
@@ -154,7 +154,7 @@ class Saver:
         Args:
             kind: ``auto``: full every so often, as the settings say.
             tags: What the caller wants to note.
-            progress: The trainers' progress, of now; that of jobs is added.
+            progress: The trainers' present progress; that of jobs is added.
             tell: Called with slots written, slots in all, and bytes, as it goes.
             url: Where; empty: as the settings say.
 
@@ -335,12 +335,12 @@ class Saver:
     async def _thin_out(self, storage: CheckpointStorage, settings: ClusterSettings) -> None:
         """Remove what is kept no longer, if it can be found out what is needed."""
         try:
-            needed = await self.records.needed()
+            kept = await self.records.kept()
         except StoreError as error:
             log.warning("no old checkpoints are removed this time: %s", error)
             return
         keep = settings.checkpoint_keep_last, settings.checkpoint_keep_every
-        await in_disk_thread(thin_out, storage, *keep, in_use=needed)
+        await in_disk_thread(thin_out, storage, *keep, in_use=kept)
 
     def _base(
         self, storage: CheckpointStorage, routing: RoutingTable, full_every: int
@@ -405,7 +405,7 @@ class Saver:
             assert snapshot.routing is not None
             if lost := snapshot.routing.lost:
                 raise CheckpointUnavailable(
-                    f"{len(lost)} slots were lost or restored while it was written: nobody serves "
+                    f"{len(lost)} slots were lost or restored while it was written: no node serves "
                     "them"
                 )
             masters = _masters(snapshot.routing, gathered.todo)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from backstay.consensus import ClusterView
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records.settings import ClusterSettings
 from backstay.errors import BackstayError
 from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.peers import PeerCalls
@@ -52,12 +52,23 @@ class CheckpointSchedule:
         saver: Saver,
         calls: PeerCalls,
         is_controller: Callable[[], bool],
+        tell_trouble: Callable[[str], None],
     ) -> None:
-        """Prepare; call it while the event loop runs."""
+        """Prepare; call it while the event loop runs.
+
+        Args:
+            view: The cluster as this node sees it.
+            saver: Writes them.
+            calls: Asks the masters how many pushes they have applied.
+            is_controller: Says whether this node is it.
+            tell_trouble: Called with why the last one could not be written; with an empty text
+                when it was, or when none is wanted here.
+        """
         self._view = view
         self._saver = saver
         self._calls = calls
         self._is_controller = is_controller
+        self._tell_trouble = tell_trouble
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
         self._pushes_then: dict[int, int] | None = None
@@ -70,6 +81,7 @@ class CheckpointSchedule:
             settings = self._view.snapshot().settings
             wants = settings.checkpoint_every_s or settings.checkpoint_every_pushes
             if not self._is_controller() or not settings.checkpoint_url or not wants:
+                self._tell_trouble("")
                 self._begin_anew()
                 continue
             try:
@@ -77,9 +89,11 @@ class CheckpointSchedule:
                     continue
                 await self._saver.save("auto", tags={"by": "schedule"}, progress={}, tell=_no_one)
                 said = ""
+                self._tell_trouble(said)
             except Exception as error:  # noqa: BLE001
                 # Whatever a storage raises: it must not end the node, for the next controller
                 # would meet the same.
+                self._tell_trouble(str(error))
                 if str(error) != said:
                     said = str(error)
                     log.error("no checkpoint could be written: %s", said)
@@ -122,4 +136,4 @@ class CheckpointSchedule:
 
 
 def _no_one(_done: int, _total: int, _bytes: int) -> None:
-    """Nobody looks on."""
+    """No process looks on."""

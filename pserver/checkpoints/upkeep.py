@@ -71,7 +71,7 @@ def thin_out(
     """Remove what is not to be kept.
 
     What cannot be restored takes no other one's place, and goes with those of its age. What has
-    no readable manifest stays: somebody should see it.
+    no readable manifest stays, so that an operator sees it.
     """
     try:
         entries = catalogue(storage)

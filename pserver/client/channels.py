@@ -5,7 +5,7 @@ What ``inspection`` and ``resizing`` have in common. Imports ``backstay.rpc``; k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,11 +29,11 @@ class ClusterChannels:
         timeout_s: The usual limit of one call.
     """
 
-    def __init__(self, endpoints: str, config: ClientConfig) -> None:
+    def __init__(self, endpoints: str | Sequence[str], config: ClientConfig) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
-            endpoints: ``"host:port,host:port"``: nodes to try in turn.
+            endpoints: ``"host:port,host:port"``, or several such strings: nodes to try in turn.
             config: Deadlines, token and certificates.
 
         Raises:

@@ -23,8 +23,9 @@ from backstay._proto.v1 import (
     trainers_pb2_grpc,
 )
 from backstay.consensus import NodeRecord, RoutingTable
-from backstay.consensus.messages import health_from_message, routing_from_message
 from backstay.consensus.records import NO_MASTER, ClusterHealthRecord
+from backstay.consensus.records.checkpoints import loss_in_words
+from backstay.consensus.records.messages import health_from_message, routing_from_message
 from backstay.errors import BackstayError, TransportError
 from backstay.pserver.client.channels import ClusterChannels
 from backstay.pserver.client.verification import HeldSlot, compare_replicas
@@ -66,23 +67,33 @@ def judged_health(
     controller: str,
     routed: Mapping[str, int],
     living: Mapping[str, int],
+    lost: int = 0,
+    short: int = 0,
 ) -> ClusterHealthRecord:
     """Return how a cluster does: what its controller wrote last, unless that may be of the past.
 
     The record outlives its controller. After a restart of all nodes it tells how their former
-    processes did, until a controller has judged the new ones.
+    processes did, until a controller has judged the new ones. A node may also know a new routing
+    before the record that was written with it.
 
     Args:
         health: What the controller wrote last.
         controller: The node that is the controller; empty: none.
         routed: Instances that the routing names, by node.
         living: Instances of the processes that answer, by node.
+        lost: Slots of the routing that lost all their copies.
+        short: Slots of the routing with too few copies in sync, the lost ones among them.
     """
     gone = sorted(node for node, now in living.items() if routed.get(node, now) != now)
     if not controller:
-        reason = "no node is the controller, so nobody judges how the cluster does"
+        reason = "no node is the controller, so the cluster's health is not known"
     elif gone and health.cluster_status == "OK":
         reason = f"started again since the controller looked: {', '.join(gone)}"
+    elif lost and health.cluster_status == "OK":
+        return replace(health, cluster_status="UNHEALTHY", reason=loss_in_words(lost))
+    elif short and health.cluster_status == "OK":
+        reason = f"{short} slots have too few copies in sync"
+        return replace(health, cluster_status="UNHEALTHY", reason=reason)
     else:
         return health
     said = f"; before: {health.reason}" if health.reason else ""
@@ -99,6 +110,14 @@ def _said(nodes: Sequence[Mapping[str, Any]], name: str) -> Any:
     """Return what the first node that answers says of something that all nodes see."""
     said = (node["control"].get(name) for node in nodes if node["control"] is not None)
     return next(said, None)
+
+
+def _checkpoint_trouble(nodes: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return why the last scheduled checkpoint could not be written; None: it was, or none is."""
+    said = (
+        node["control"].get("checkpoint_trouble") for node in nodes if node["control"] is not None
+    )
+    return next((one for one in said if one), None)
 
 
 def _last_failover(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -150,6 +169,8 @@ class ClusterInspection(ClusterChannels):
             living={
                 node["node_id"]: node["instance"] for node in nodes if node["stats"] is not None
             },
+            lost=len(routing.lost),
+            short=slots_short_of_copies(routing),
         )
         serve = all(node["status"] == "serving" for node in nodes)
         return {
@@ -171,6 +192,7 @@ class ClusterInspection(ClusterChannels):
             "plan": _said(nodes, "plan"),
             "checkpoint": _said(nodes, "checkpoint"),
             "saving": _said(nodes, "saving"),
+            "checkpoint_trouble": _checkpoint_trouble(nodes),
             "loss": _said(nodes, "loss"),
             "healthy": health.cluster_status == "OK" and serve,
             "nodes": nodes,

@@ -13,7 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from backstay.consensus.records import NO_MASTER, SlotReplicas
-from backstay.pserver.controller.repair import distinct_hosts, surplus_of
+from backstay.pserver.controller.repair import (
+    distinct_hosts,
+    load_after_moves,
+    surplus_of,
+)
 from backstay.pserver.controller.routing_builder import CATCHING_UP_MAX, RoutingBuilder
 
 __all__ = [
@@ -128,12 +132,8 @@ def move_copies(builder: RoutingBuilder) -> bool:
         Whether a move is under way.
     """
     serving = np.flatnonzero(builder.serving)
-    load = builder.copies.copy()
-    moving = False
-    for held in builder.held:
-        if held.catching_up:
-            moving = True
-            load[surplus_of(builder, held.synced + held.catching_up, load)] -= 1
+    load, _ = load_after_moves(builder)
+    moving = bool(builder.copying.any())
     if any(leaves and builder.copies[number] for number, leaves in enumerate(builder.leaves)):
         return _empty_leaving(builder, load) or moving
     crowded = _crowded(builder)
@@ -366,6 +366,8 @@ def _begin(builder: RoutingBuilder, slot: int, target: int, load: np.ndarray) ->
         return False
     if target in builder.full or not builder.reaches(target, [held.master]):
         return False
+    if len(held.synced) > builder.wanted:
+        return False  # One of its copies is to go already.
     more = (*held.synced, target)
     victim = surplus_of(builder, more, load)
     if victim == target:

@@ -26,12 +26,12 @@ from backstay.pserver.controller.first_routing import (
 )
 from backstay.pserver.controller.health import health_of, health_without_routing
 from backstay.pserver.controller.inputs import STEP_SIZES, ClusterRecords, Decision, StepSizes
-from backstay.pserver.controller.losses import decide_losses
 from backstay.pserver.controller.plans import followed, progressed
 from backstay.pserver.controller.repair import add_missing, drop_surplus
 from backstay.pserver.controller.reports import follow_reports
 from backstay.pserver.controller.restoring import (
     begin_restore,
+    decide_losses,
     follow_loads,
     restore_after,
 )

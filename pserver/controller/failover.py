@@ -89,7 +89,7 @@ def _wait_or_give_up(
     """Keep a slot for those who have its content, or declare it lost."""
     held = builder.held[slot]
     candidates = tuple([number for number in held.synced if not builder.gone[number]])
-    # Nobody has been served what is not loaded yet, and others can load it as well.
+    # No client was served what is not loaded yet, and other nodes can load it as well.
     waits = slot not in builder.restoring
     if waits and any(builder.waiting[number] for number in candidates):
         kept = SlotReplicas(NO_MASTER, candidates, present.catching_up)
@@ -99,7 +99,7 @@ def _wait_or_give_up(
             builder.note(
                 "unavailable",
                 -1,
-                f"{{slots}} without a master: the lease of {names} is over, and nobody else "
+                f"{{slots}} without a master: the lease of {names} is over, and no other "
                 "has the content",
                 slot,
             )
@@ -111,11 +111,11 @@ def _wait_or_give_up(
     who = ", ".join(_why(builder, number) for number in held.synced) or "no copy was left"
     if slot not in builder.restoring and holds_rows:
         if builder.least_loaded() is None:
-            # Told as lost when there is somebody to come back on, for both are one decision: jobs
+            # Told as lost when there is a node to come back on, for both are one decision: jobs
             # that hear of a loss alone take it for final.
             if held != NOBODY:
                 builder.put(slot, NOBODY)
-                note = f"{{slots}} without a master: no node serves, and nobody has them: {who}"
+                note = f"{{slots}} without a master: no node serves, and none has them: {who}"
                 builder.note("unavailable", -1, note, slot)
             return
         builder.put(slot, NOBODY)
@@ -125,7 +125,7 @@ def _wait_or_give_up(
         return
     new = builder.least_loaded()
     if new is None:
-        # Nobody to begin anew on.
+        # There is no node to begin anew on.
         if held != NOBODY:
             builder.put(slot, NOBODY)
             builder.note("unavailable", -1, "{slots} without a master: no node serves", slot)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.consensus.checkpoint_records import RestorePlan
 from backstay.consensus.records import NodeRecord, Restoring, RoutingTable, SlotReplicas
+from backstay.consensus.records.checkpoints import RestorePlan
 
 __all__ = ["FIRST_VERSION", "first_routing", "place_replicas", "restored_routing", "shuffled_slots"]
 
@@ -50,7 +50,7 @@ def place_replicas(slot_count: int, hosts: Sequence[str], replicas: int) -> list
     """Deal masters and copies to nodes.
 
     The shuffled slots are dealt to the nodes as masters in turn. In each round the backups are
-    those that follow the master at some distance in a circle of the nodes, another distance in
+    the nodes that follow the master at some distance in a circle of the nodes, another distance in
     each round: so each round gives each node as many copies, and what one node is master of
     has its backups on all the others, which then share its load if it fails. In the circle,
     nodes of one host are apart. In a last round that is not whole, and where a backup would

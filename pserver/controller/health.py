@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from backstay.consensus.checkpoint_records import RestorePlan, loss_in_words
 from backstay.consensus.records import ClusterHealthRecord, RoutingTable
+from backstay.consensus.records.checkpoints import RestorePlan, loss_in_words
 from backstay.listing import listed
 from backstay.pserver.controller.inputs import ClusterRecords
 from backstay.pserver.controller.routing_builder import counted

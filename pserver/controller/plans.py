@@ -7,6 +7,7 @@ does not leave the cluster too small. Time comes from the caller, in any unit.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +15,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.pserver.controller.inputs import ClusterRecords
 from backstay.pserver.controller.routing_builder import RoutingBuilder, counted
 
-__all__ = ["PlanWait", "choose_leaving", "followed", "progressed"]
+__all__ = ["PlanWait", "choose_leaving", "followed", "leaving_of", "progressed"]
 
 
 class PlanWait:
@@ -65,26 +66,58 @@ def followed(records: ClusterRecords) -> ResizePlan | None:
         )
         return replace(plan, leaving=leaving, state="moving")
     serving = {name: one for name, one in living.items() if one.status == "serving"}
-    surplus = len(serving) - plan.nodes
-    chosen = choose_leaving(
-        serving,
-        records.routing,
-        surplus,
-        before={one.node_id for one in plan.leaving},
-        bytes_of_slot=records.bytes_of_slot,
-    )
+    chosen = leaving_of(plan, serving, records.routing, bytes_of_slot=records.bytes_of_slot)
+    stay = len(serving) - len(chosen)
     leaving = tuple(LeavingNode(name, serving[name].instance) for name in chosen)
     plan = replace(plan, leaving=leaving)
-    if surplus < 0:
-        what = f"{len(serving)} of {counted(plan.nodes, 'node')} serve"
+    if stay < plan.nodes:
+        what = f"{stay} of {counted(plan.nodes, 'node')} serve"
         if records.plan_overdue:
             why = f"{what} after {plan.wait_s} s; start more nodes and ask again"
             return replace(plan, state="failed", reason=why, leaving=())
-        return replace(plan, state="waiting_for_nodes", reason=f"waits for nodes: {what}")
-    if len(leaving) < surplus:
+        why = f"waits for nodes: {what}"
+        return replace(plan, state="waiting_for_nodes", reason=why, leaving=())
+    if stay > plan.nodes:
         why = f"{len(serving)} nodes serve, and only {len(leaving)} of them may leave: the others "
         return replace(plan, state="failed", reason=why + "keep the cluster's store", leaving=())
     return replace(plan, state="moving")
+
+
+def leaving_of(
+    plan: ResizePlan,
+    serving: Mapping[str, MemberRecord],
+    routing: RoutingTable,
+    *,
+    bytes_of_slot: NDArray[np.uint64] | None = None,
+) -> list[str]:
+    """Return which nodes are to leave for a resize; never one that keeps the cluster's store.
+
+    Args:
+        plan: The resize.
+        serving: The nodes that serve, by id.
+        routing: Who holds what.
+        bytes_of_slot: The size of each slot; None if it is not known.
+    """
+    if plan.numbered:
+        # What ends them takes the highest numbers, so no other node may leave.
+        return sorted(
+            name
+            for name, one in serving.items()
+            if _number(name) >= plan.nodes and not one.keeps_store
+        )
+    return choose_leaving(
+        serving,
+        routing,
+        len(serving) - plan.nodes,
+        before={one.node_id for one in plan.leaving},
+        bytes_of_slot=bytes_of_slot,
+    )
+
+
+def _number(node_id: str) -> int:
+    """Return the number at the end of a node's name; -1: it has none, and stays."""
+    digits = re.search(r"[0-9]+$", node_id)
+    return -1 if digits is None else int(digits[0])
 
 
 def choose_leaving(
@@ -97,7 +130,7 @@ def choose_leaving(
 ) -> list[str]:
     """Return which nodes are to leave, at most ``count``.
 
-    Never one that keeps the cluster's store. Those that were chosen before come first; then one
+    Never one that keeps the cluster's store. The nodes that were chosen before come first; then one
     without which there are still enough hosts for the copies; then the one that holds least, so
     that little has to be moved; of equals the one that came last.
 

@@ -1,18 +1,35 @@
-"""Copies that are missing, and copies that are too many."""
+"""Copies that are missing, copies that are too many, and how far a repair is.
+
+A repair's record follows from the routing tables before and after a decision.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.consensus.records import NO_MASTER, SlotReplicas
+from backstay.consensus.records import NO_MASTER, Event, RoutingTable, SlotReplicas
+from backstay.consensus.records.repairs import LOST_MAX, LostNode, RepairRecord
 from backstay.pserver.controller.routing_builder import CATCHING_UP_MAX, RoutingBuilder
 
-__all__ = ["add_missing", "distinct_hosts", "drop_surplus", "surplus_of"]
+__all__ = [
+    "add_missing",
+    "distinct_hosts",
+    "drop_surplus",
+    "follow_repair",
+    "load_after_moves",
+    "missing_copies",
+    "surplus_of",
+]
 
 _NEVER = np.iinfo(np.int64).max
+# Rounds over the slots with a copy too many, in which each may choose another one to drop it.
+_PASSES_MAX = 8
+
+LOSSES = ("node_gone", "backup_silent")
 
 
 def add_missing(builder: RoutingBuilder) -> bool:
@@ -90,20 +107,71 @@ def _drop_synced(builder: RoutingBuilder, slots: list[int], fresh: set[int]) -> 
         fresh: Slots that this decision has changed. They keep their masters: a copy that was
             taken in just now must not become master in the same step.
     """
+    slots = [slot for slot in slots if len(builder.held[slot].synced) > builder.wanted]
+    if not slots:
+        return
     spared = True
+    load, victims = load_after_moves(builder)
     while left := [slot for slot in slots if len(builder.held[slot].synced) > builder.wanted]:
         dropped = False
         for slot in left:
             held = builder.held[slot]
-            victim = surplus_of(builder, held.synced, builder.copies)
+            load[victims.pop(slot)] += 1
+            victim = surplus_of(builder, held.synced, load)
             if victim != held.master or not (spared or slot in fresh):
                 _drop(builder, slot, victim)
+                load[victim] -= 1
                 dropped = True
+            victims[slot] = _take_surplus(builder, builder.held[slot].synced, load)
         left = [slot for slot in left if slot not in fresh]
         may_wait = builder.copying.any() and len(left) <= builder.sizes.spared_max
         if not dropped and (not spared or may_wait):
             return
         spared = dropped
+
+
+def load_after_moves(builder: RoutingBuilder) -> tuple[NDArray[np.int64], dict[int, list[int]]]:
+    """Return what each process holds when the moves under way have ended, and who drops what.
+
+    A decision that begins a move and a later one that ends it must agree on who drops the slot.
+    Otherwise a process that takes in many copies, and so holds most for a while, drops each copy
+    as it comes in sync, and is given it again, without an end. They agree because no slot alone
+    would choose another process: each choice is looked at again until none changes.
+
+    Returns:
+        By number the slots that a process will hold, and by slot the processes that will drop it.
+    """
+    many = [slot for slot, held in enumerate(builder.held) if len(held.holders) > builder.wanted]
+    load = builder.copies.copy()
+    victims: dict[int, list[int]] = {}
+    for slot in many:
+        held = builder.held[slot]
+        # The first choice spares masters. Later a master drops its slot only where that makes the
+        # load more even.
+        victims[slot] = _take_surplus(builder, held.in_sync + held.catching_up, load, 1)
+    for _ in range(_PASSES_MAX):
+        same = True
+        for slot in many:
+            held, before = builder.held[slot], victims[slot]
+            load[before] += 1
+            victims[slot] = _take_surplus(builder, held.synced + held.catching_up, load)
+            same = same and victims[slot] == before
+        if same:
+            break
+    return load, victims
+
+
+def _take_surplus(
+    builder: RoutingBuilder, holders: tuple[int, ...], load: NDArray[np.int64], others: int = 0
+) -> list[int]:
+    """Return which holders are to drop a slot that has too many, and take them from the load."""
+    victims: list[int] = []
+    while len(holders) + others > builder.wanted:
+        victim = surplus_of(builder, holders, load)
+        load[victim] -= 1
+        victims.append(victim)
+        holders = tuple([number for number in holders if number != victim])
+    return victims
 
 
 def surplus_of(builder: RoutingBuilder, holders: tuple[int, ...], load: NDArray[np.int64]) -> int:
@@ -181,3 +249,80 @@ def _target(builder: RoutingBuilder, held: SlotReplicas) -> int | None:
     load = np.where(candidates, builder.copies, _NEVER)
     load[candidates & (builder.copying >= CATCHING_UP_MAX)] = _NEVER - 1
     return int(np.argmin(load))
+
+
+def missing_copies(routing: RoutingTable) -> NDArray[np.int64]:
+    """Return how many copies of each slot are not in sync, [slot_count]."""
+    short = [
+        # Without a master, the copies that there are cannot be reached.
+        routing.replicas
+        if held.master == NO_MASTER
+        else max(0, routing.replicas - len(held.synced))
+        for held in routing.sets
+    ]
+    return np.array(short, dtype=np.int64)[routing.set_of_slot]
+
+
+def follow_repair(
+    known: RepairRecord | None,
+    before: RoutingTable,
+    after: RoutingTable,
+    events: Sequence[Event],
+    *,
+    time: float,
+    controller: str,
+    bytes_of_slot: NDArray[np.uint64] | None = None,
+    bytes_total: int = 0,
+) -> RepairRecord | None:
+    """Return the record of the repair as it stands after a decision; None if there is none.
+
+    A repair begins when a decision takes copies of a lost or silent node out, and takes in what
+    is lost until it is done: a second node that dies belongs to the same one.
+
+    Args:
+        known: The newest repair; None if there never was one.
+        before: The routing table that was there.
+        after: The one that was decided.
+        events: What was decided.
+        time: Now; seconds since the epoch.
+        controller: Id of this node.
+        bytes_of_slot: The size of each slot, [slot_count]; None if it is not known.
+        bytes_total: Size of the copies that were missing when the repair began; 0: not known.
+    """
+    left, was = missing_copies(after), missing_copies(before)
+    more = int(np.maximum(left - was, 0).sum())
+    slots_lost = sum(event.slot_count for event in events if event.kind == "lost")
+    lost = [LostNode(one.node, one.reason) for one in events if one.kind in LOSSES]
+    if known is None or known.state == "done":
+        if not lost or not (more or slots_lost):
+            return None
+        known = RepairRecord(
+            repair_id=after.version,
+            state="copying",
+            lost=(),
+            slots_lost=0,
+            copies_total=0,
+            copies_left=0,
+            bytes_total=0,
+            bytes_left=0,
+            begun=time,
+            ended=0.0,
+            begun_by=controller,
+            ended_by="",
+        )
+    named = {one.node_id for one in known.lost}
+    news = [one for one in lost if one.node_id not in named]
+    copies_left = int(left.sum())
+    bytes_left = 0 if bytes_of_slot is None else int((bytes_of_slot * left.astype(np.uint64)).sum())
+    record = replace(
+        known,
+        lost=(*known.lost, *news)[:LOST_MAX],
+        slots_lost=known.slots_lost + slots_lost,
+        copies_total=known.copies_total + more,
+        copies_left=copies_left,
+        bytes_total=max(known.bytes_total, bytes_total, bytes_left),
+        bytes_left=bytes_left,
+    )
+    if copies_left:
+        return record
+    return replace(record, state="done", ended=time, ended_by=controller)

@@ -69,7 +69,7 @@ def _take_out(builder: RoutingBuilder, reporter: int, silent: set[int]) -> None:
                 builder.note(
                     "copy_dropped",
                     number,
-                    f"{builder.name(number)} is copied to no more in {{slots}}: "
+                    f"{builder.name(number)} gets no more copies in {{slots}}: "
                     f"{builder.name(reporter)}, their master, gets no answer from it",
                     slot,
                 )
@@ -87,7 +87,7 @@ def _spare(builder: RoutingBuilder, reporter: int, full: set[int]) -> None:
             builder.note(
                 "copy_dropped",
                 number,
-                f"{builder.name(number)} is copied to no more in {{slots}}: it has no room "
+                f"{builder.name(number)} gets no more copies in {{slots}}: it has no room "
                 "(memory_limit_bytes)",
                 slot,
             )

@@ -62,7 +62,7 @@ class RoutingBuilder:
         moves_at_once: Slots that may be on the move at one time.
         sizes: Of steps.
         full: Numbers of those who had no room for a copy a short time ago.
-        new_epoch: Slots that begin anew in this decision: whoever holds something of them holds
+        new_epoch: Slots that begin anew in this decision: a node that holds something of them holds
             nothing that counts.
         lost: Slots that lost all their copies and wait for a decision.
         restoring: Slots that wait for their content from a checkpoint, which is ``source``.
@@ -89,7 +89,7 @@ class RoutingBuilder:
         self.processes += [_stored(m.node()) for m in living.values() if m.instance not in known]
         self.index_of = {node.instance: i for i, node in enumerate(self.processes)}
         # A node id that is registered by another process: the one listed has lost its memory.
-        # One that is known dead itself replaces nobody: then it is the record that is old.
+        # A process that is known dead replaces no other: then it is the record that is old.
         owner = {member.node_id: member.instance for member in living.values()}
         self.gone = [
             node.instance in known_dead or owner.get(node.node_id, node.instance) != node.instance
@@ -185,7 +185,7 @@ class RoutingBuilder:
     def least_loaded(self) -> int | None:
         """Return the node that takes a slot without a replica; None: no node serves.
 
-        Those that are to leave are better than none.
+        Nodes that are to leave are better than none.
         """
         serving = np.flatnonzero(self.serving if any(self.serving) else self.able)
         if not serving.size:
@@ -251,7 +251,7 @@ class RoutingBuilder:
                 terms[slot] += 1
         epochs[sorted(self.new_epoch)] = version
         nodes, held = self._numbered_anew()
-        # Nobody waits for what these promised. One whose id another process has taken may live
+        # Their read leases are not waited for. One whose id another process has taken may live
         # on for a moment, cut off from the store.
         newly_gone = sorted(
             node.instance
@@ -323,7 +323,7 @@ class RoutingBuilder:
         ]
         nodes = tuple(self.processes[number] for number in kept)
         if not nodes:
-            raise InvalidRequest("no node is registered, so nobody can be the controller")
+            raise InvalidRequest("no node is registered, so none can be the controller")
         if kept == list(range(len(kept))):
             return nodes, tuple(self.held)
         new = dict(zip(kept, range(len(kept)), strict=True))

@@ -14,8 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from backstay import exits
-from backstay.config import ENDPOINT_VARIABLES, ClientConfig
-from backstay.errors import ConfigError
+from backstay.config import (
+    ENDPOINT_VARIABLES,
+    ClientConfig,
+    find_endpoints,
+    required_endpoints,
+)
 from backstay.exits import EXIT_WRONG_SETTING, exit_on_error
 from backstay.pserver.client.inspection import ClusterInspection
 
@@ -24,6 +28,7 @@ __all__ = [
     "EXIT_NO_ANSWER",
     "EXIT_UNHEALTHY",
     "EXIT_WRONG_ARGUMENTS",
+    "WAIT_PAUSE_S",
     "ClusterOptions",
     "ask",
     "chosen_endpoints",
@@ -34,11 +39,15 @@ __all__ = [
     "named_endpoints",
     "open_inspection",
     "shared_options",
+    "wait_option",
 ]
 
 EXIT_UNHEALTHY = 1
 EXIT_WRONG_ARGUMENTS = EXIT_WRONG_SETTING
 EXIT_NO_ANSWER = 3
+WAIT_MAX_S = 86_400
+# Between two looks of a command that waits.
+WAIT_PAUSE_S = 0.5
 # The one place where they are told; docs/reference/cli.md has the same, and a test compares.
 EXIT_CODES = {
     0: "all is well, or it was done",
@@ -106,24 +115,19 @@ def examples(*lines: str) -> str:
     return exits.examples(EXIT_CODES, *lines)
 
 
-def named_endpoints(options: ClusterOptions) -> str | None:
+def named_endpoints(options: ClusterOptions) -> tuple[str, ...] | None:
     """Return the endpoints that the options or the environment name; None: neither does."""
-    candidates = [options.endpoint, *(os.environ.get(name) for name in ENDPOINT_VARIABLES)]
-    return next((text for text in candidates if text), None)
+    found = find_endpoints(os.environ, options.endpoint)
+    return None if found is None else found.endpoints
 
 
-def chosen_endpoints(options: ClusterOptions) -> str:
+def chosen_endpoints(options: ClusterOptions) -> tuple[str, ...]:
     """Return the endpoints that the options or the environment name.
 
     Raises:
         ConfigError: None is named.
     """
-    chosen = named_endpoints(options)
-    if chosen is None:
-        raise ConfigError(
-            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
-        )
-    return chosen
+    return required_endpoints(os.environ, options.endpoint)
 
 
 def open_inspection(
@@ -144,6 +148,18 @@ def open_inspection(
         shorter_ms = min(config.connect_timeout_ms, time_limit_ms)
         config = replace(config, connect_timeout_ms=shorter_ms)
     return ClusterInspection(chosen, config)
+
+
+def wait_option(what: str) -> Callable[[CommandT], CommandT]:
+    """Return the option ``--wait``, which the command gets as ``wait_s``."""
+    return click.option(
+        "--wait",
+        "wait_s",
+        type=click.IntRange(0, WAIT_MAX_S),
+        default=0,
+        metavar="SECONDS",
+        help=f"Wait until {what}, for so many seconds at most.",
+    )
 
 
 def ask(

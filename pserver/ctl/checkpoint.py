@@ -17,8 +17,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.remote import CheckpointInfo, RestoreState
-from backstay.errors import DeadlineExceeded
+from backstay.checkpoint.remote import CheckpointInfo
+from backstay.checkpoint.restore_state import RestoreState
+from backstay.errors import CheckpointNotFound, DeadlineExceeded
 from backstay.exits import exit_on_error, print_json
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.ctl.asking import (
@@ -250,6 +251,8 @@ def restore(
     slots = _slots(slots_text)
     if not yes:
         what = f"slots {slots_text}" if slots else "ALL slots"
+        if not checkpoint_id:
+            _check_for_any(options, url, as_json=as_json)
         chosen = checkpoint_id or "the newest checkpoint"
         click.confirm(
             f"Give up what {what} hold now, for {chosen}? (--yes: do not ask)",
@@ -331,7 +334,6 @@ def export(url: str, directory: Path, checkpoint_id: str, parquet: bool, as_json
     # Imported here: it takes time that no other command should.
     from backstay.checkpoint.export import export as write
     from backstay.checkpoint.storage import CheckpointStorage
-    from backstay.errors import CheckpointNotFound
 
     with exit_on_error(EXIT_NO_ANSWER, as_json=as_json):
         storage = CheckpointStorage(url)
@@ -344,6 +346,17 @@ def export(url: str, directory: Path, checkpoint_id: str, parquet: bool, as_json
         print_json({"id": chosen, "directory": str(directory)})
     else:
         click.echo(f"{chosen} is exported to {directory}")
+
+
+def _check_for_any(options: ClusterOptions, url: str, *, as_json: bool) -> None:
+    """End the process where there is no checkpoint to restore."""
+
+    def question(inspection: ClusterInspection) -> None:
+        found = _list(inspection, url)
+        if not found.checkpoints and not found.damaged:
+            raise CheckpointNotFound(f"there is no checkpoint at {found.url}")
+
+    ask(options, question, as_json=as_json)
 
 
 def _list(inspection: ClusterInspection, url: str) -> remote.CheckpointList:

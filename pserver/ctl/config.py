@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records.settings import ClusterSettings
 from backstay.errors import ConfigError
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
@@ -114,7 +114,7 @@ def set_(
 ) -> None:
     """Change settings in one step; nothing is changed if one of them is wrong.
 
-    If somebody else changes a setting at the same time, one of the two is refused.
+    If another operator changes a setting at the same time, one of the two is refused.
     """
 
     def question(inspection: ClusterInspection) -> dict[str, Any]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 __all__ = ["NodeSample", "Sample", "TableUsage", "quantile_ms", "rates_between"]
-
-NodeState = Literal["ok", "new", "restarted", "silent"]
 
 # Name of the rate, and the counter that it is made of.
 RATES: Mapping[str, str] = {

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from backstay._proto.v1 import resize_pb2
 from backstay.config import ClientConfig
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import DeadlineExceeded, ResizeRefused
 from backstay.exits import exit_on_error, print_json
 from backstay.pserver.ctl.asking import (

@@ -21,7 +21,15 @@ from backstay.pserver.client.inspection import (
     roles_of_nodes,
     slots_short_of_copies,
 )
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
+from backstay.pserver.ctl.asking import (
+    EXIT_UNHEALTHY,
+    WAIT_PAUSE_S,
+    ClusterOptions,
+    ask,
+    examples,
+    json_option,
+    wait_option,
+)
 from backstay.pserver.ctl.showing import grid, print_whole
 from backstay.pserver.ctl.slot_map import labels, slot_map
 
@@ -31,6 +39,7 @@ EXAMPLES = examples(
     "pserverctl --endpoint 127.0.0.1:7000 slots",
     "pserverctl slots --slot 17",
     "pserverctl slots --json | jq '.slots[] | select(.master == null)'",
+    "pserverctl slots --wait 60",
     "pserverctl slots accept-loss",
 )
 # The controller decides within milliseconds; one that is elected meanwhile takes longer.
@@ -51,8 +60,9 @@ COLOURS = (
 @click.option(
     "--slot", type=click.IntRange(min=0), help="Only this slot: its term, epoch and replicas."
 )
+@wait_option("every slot has its copies in sync")
 @click.pass_context
-def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
+def slots(context: click.Context, slot: int | None, wait_s: int, as_json: bool) -> None:
     """Show which node has which slots, with a map of all slots.
 
     The exit code is 1 if a slot has no master or fewer copies in sync than wanted.
@@ -68,13 +78,15 @@ def slots(context: click.Context, slot: int | None, as_json: bool) -> None:
             _show_one(report)
         is_whole = report["master"] is not None and not report["copies_missing"]
         sys.exit(0 if is_whole else EXIT_UNHEALTHY)
-    routing = ask(options, ClusterInspection.routing, as_json=as_json)
+    routing = ask(options, lambda inspection: _routing_within(inspection, wait_s), as_json=as_json)
     report = slots_report(routing)
     if as_json:
         # With 65,536 slots, a line for each field would be a million lines.
         click.echo(json.dumps(report))
     else:
         _show(Console(), routing, report)
+    if wait_s and report["slots_short_of_copies"]:
+        click.echo(_waited_in_vain(routing, wait_s), err=True)
     sys.exit(EXIT_UNHEALTHY if report["slots_short_of_copies"] else 0)
 
 
@@ -116,6 +128,30 @@ def accept_loss(options: ClusterOptions, yes: bool, as_json: bool) -> None:
             "made: pserverctl status"
         )
     sys.exit(EXIT_UNHEALTHY if report["slots_lost"] else 0)
+
+
+def _routing_within(inspection: ClusterInspection, wait_s: int) -> RoutingTable:
+    """Return the routing as soon as every slot has its copies, or as it is when the time is over.
+
+    A node that does not answer, or knows no routing, is not waited for: before a node stops it
+    asks itself this way, and then it has nothing that the cluster could lose.
+    """
+    ends_s = time.monotonic() + wait_s
+    while True:
+        routing = inspection.routing()
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0 or not slots_short_of_copies(routing):
+            return routing
+        time.sleep(min(WAIT_PAUSE_S, left_s))
+
+
+def _waited_in_vain(routing: RoutingTable, wait_s: int) -> str:
+    """Return why a wait was in vain, for people."""
+    serving = sum(node.status == "serving" for node in routing.nodes)
+    return (
+        f"after {wait_s} s {slots_short_of_copies(routing)} slots still have too few copies: "
+        f"{serving} nodes serve, {routing.replicas} copies are wanted"
+    )
 
 
 def _accept(inspection: ClusterInspection, version: int) -> dict[str, int]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 
+from backstay.errors import ServerUnavailable
 from backstay.exits import print_json
 from backstay.pserver.client.inspection import ClusterInspection
-from backstay.pserver.ctl.asking import EXIT_UNHEALTHY, ClusterOptions, ask, examples, json_option
+from backstay.pserver.ctl.asking import (
+    EXIT_UNHEALTHY,
+    WAIT_PAUSE_S,
+    ClusterOptions,
+    ask,
+    examples,
+    json_option,
+    wait_option,
+)
 from backstay.pserver.ctl.showing import grid, print_whole, size_text
 
 __all__ = ["loss_text", "status"]
@@ -19,23 +29,40 @@ __all__ = ["loss_text", "status"]
 EXAMPLES = examples(
     "pserverctl --endpoint 127.0.0.1:7000 status",
     "BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 pserverctl status --json",
+    "pserverctl --endpoint 127.0.0.1:7000 status --wait 60",
 )
 
 
 @click.command(epilog=EXAMPLES)
 @json_option()
+@wait_option("the cluster is healthy")
 @click.pass_obj
-def status(options: ClusterOptions, as_json: bool) -> None:
+def status(options: ClusterOptions, as_json: bool, wait_s: int) -> None:
     """Show the health of the cluster, its nodes with their roles, and their figures.
 
     The exit code is 1 if the cluster is not healthy; the reason is in the output.
     """
-    report = ask(options, ClusterInspection.status, as_json=as_json)
+    report = ask(options, lambda inspection: _status_within(inspection, wait_s), as_json=as_json)
     if as_json:
         print_json(report)
     else:
         _show(report)
     sys.exit(0 if report["healthy"] else EXIT_UNHEALTHY)
+
+
+def _status_within(inspection: ClusterInspection, wait_s: int) -> dict[str, Any]:
+    """Return the status as soon as the cluster is healthy, or as it is when the time is over."""
+    ends_s = time.monotonic() + wait_s
+    while True:
+        last_try = time.monotonic() >= ends_s
+        try:
+            report = inspection.status()
+            if report["healthy"] or last_try:
+                return report
+        except ServerUnavailable:
+            if last_try:
+                raise
+        time.sleep(min(WAIT_PAUSE_S, max(0.0, ends_s - time.monotonic())))
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -60,6 +87,8 @@ def _show(report: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     click.echo(f"plan: {_plan_text(report['plan'])}; checkpoint: {_checkpoint_text(report)}")
+    if report["checkpoint_trouble"] is not None:
+        click.echo(f"warning: no checkpoint could be written: {report['checkpoint_trouble']}")
     if report["loss"] is not None:
         click.echo(f"loss: {loss_text(report['loss'])}")
     if report["reason"]:

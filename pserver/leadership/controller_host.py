@@ -17,9 +17,6 @@ from contextlib import suppress
 import numpy as np
 
 from backstay.consensus import ClusterMirror, ClusterSnapshot
-from backstay.consensus.keys import Keys
-from backstay.consensus.packing import pack
-from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -27,6 +24,9 @@ from backstay.consensus.records import (
     Event,
     RoutingTable,
 )
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.packing import pack
+from backstay.consensus.records.plans import ResizePlan
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
@@ -36,7 +36,7 @@ from backstay.consensus.store import (
     Txn,
     mod_revision_is,
 )
-from backstay.consensus.store_follow import Election, FencingToken
+from backstay.consensus.store.follow import Election, FencingToken
 from backstay.errors import CheckpointError, StoreUnavailable
 from backstay.logs import fields
 from backstay.pserver.checkpoints.restoring import FirstRestore
@@ -55,7 +55,7 @@ from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.tasks import end_tasks, spawn
 
-__all__ = ["ControllerHost", "copies_under_way", "is_urgent"]
+__all__ = ["ControllerHost", "copies_under_way", "is_urgent", "read_events"]
 
 # Records of one cause (a node's death is up to three) come together; one decision for all.
 DEBOUNCE_S = 0.003
@@ -236,7 +236,7 @@ class ControllerHost:
             relied_on = [self._keys.report(instance) for instance in decision.relies_on]
             relied_on += [self._keys.member(node_id) for node_id in decision.given_up]
             if records.on_loss and decision.routing.restoring != (routing and routing.restoring):
-                # Whoever has noted a newer one may remove it.
+                # A node that has noted a newer one may remove it.
                 relied_on.append(self._keys.checkpoint)
             conditions += [mod_revision_is(key, revision_of[key]) for key in relied_on]
         if decision.restore is not None:
@@ -244,7 +244,7 @@ class ControllerHost:
             conditions.append(mod_revision_is(self._keys.restore, snapshot.restore_revision))
         if decision.plan is not None:
             operations.append(Put(self._keys.plan, decision.plan.to_json()))
-            # Whoever asked for it may have cancelled it meanwhile.
+            # The caller may have cancelled it meanwhile.
             conditions.append(mod_revision_is(self._keys.plan, snapshot.plan_revision))
         if decision.health != snapshot.status:
             operations.append(Put(self._keys.status, decision.health.to_json()))
@@ -388,7 +388,7 @@ class ControllerHost:
     def _forget_deaths(
         self, snapshot: ClusterSnapshot, routing: RoutingTable | None
     ) -> list[Operation]:
-        """Return what removes the oldest death records that the routing needs no more."""
+        """Return what removes the oldest death records that the routing no longer needs."""
         if len(snapshot.deaths) <= DEATHS_MAX or routing is None:
             return []
         needed = {node.instance for node in routing.nodes}
@@ -461,3 +461,15 @@ def is_urgent(before: ClusterSnapshot, now: ClusterSnapshot) -> bool:
             for instance, report in now.reports.items()
         )
     )
+
+
+async def read_events(store: CoordinationStore, keys: Keys) -> list[Event]:
+    """Return the events that are kept, oldest first.
+
+    Raises:
+        StoreUnavailable: The store does not answer.
+        InvalidRequest: A record is of another version.
+    """
+    found = await store.range(keys.events)
+    items = sorted(found.items, key=lambda item: item.key)
+    return [Event.from_json(item.value) for item in items]

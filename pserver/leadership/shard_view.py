@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from backstay.consensus.keys import Keys
 from backstay.consensus.records import RoutingTable, ShardRecord
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Delete, Operation, Put
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ReplicaKey, shard_changes

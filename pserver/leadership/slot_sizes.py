@@ -55,7 +55,7 @@ class SlotSizes:
     def look(self, snapshot: ClusterSnapshot) -> None:
         """Ask the masters if there is a plan under way for which they were not asked yet.
 
-        Nobody waits for the answers: a decision must not, and the next one has them.
+        The controller does not wait for the answers; its next decision has them.
         """
         plan, routing = snapshot.plan, snapshot.routing
         if plan is not None and routing is not None and plan.is_under_way:

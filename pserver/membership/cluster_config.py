@@ -10,9 +10,9 @@ import secrets
 from dataclasses import replace
 
 from backstay.config import ServerConfig
-from backstay.consensus.keys import Keys
 from backstay.consensus.records import ClusterConfig
-from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.settings import ClusterSettings, SettingsRecord
 from backstay.consensus.store import CoordinationStore, Get, Put, Txn, absent
 from backstay.errors import ConfigError, InvalidRequest
 

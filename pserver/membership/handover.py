@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable
+from backstay.consensus.records.plans import ResizePlan
 
 __all__ = ["all_in_sync", "is_dismissed", "slots_to_hand_over"]
 

@@ -12,9 +12,9 @@ from contextlib import aclosing
 from types import TracebackType
 
 from backstay.consensus import ClusterMirror
-from backstay.consensus.keys import Keys
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore
-from backstay.consensus.store_follow import follow
+from backstay.consensus.store.follow import follow
 from backstay.errors import StoreError
 from backstay.tasks import end_tasks, spawn
 

@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from backstay.consensus.clock import clock_s
-from backstay.consensus.keys import Keys
 from backstay.consensus.membership import DeathRecord
-from backstay.consensus.node_records import MemberStatus
 from backstay.consensus.records import ClusterConfig, MemberRecord
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.nodes import MemberStatus
 from backstay.consensus.store import (
     CoordinationStore,
     Get,
@@ -30,7 +30,7 @@ from backstay.consensus.store import (
     value_is,
     version_is,
 )
-from backstay.consensus.store_follow import KeepAlive
+from backstay.consensus.store.follow import KeepAlive
 from backstay.errors import (
     ConfigError,
     InvalidRequest,
@@ -131,7 +131,7 @@ class Registration:
 
         Raises:
             ConfigError: Another living process has this id.
-            TakenForDead: Somebody had evidence that this process is gone.
+            TakenForDead: Another node had evidence that this process is gone.
             StoreError: The store refuses.
         """
         margin_ms = max(LEASE_MARGIN_MIN_MS, self._ttl_ms // LEASE_MARGIN_PART)

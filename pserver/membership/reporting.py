@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from backstay.consensus.keys import Keys
+from backstay._native import DataServer
 from backstay.consensus.records import CaughtUp, NodeReport
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Get, Put, Txn, mod_revision_is
 from backstay.errors import LeaseLost, StoreUnavailable
-from backstay.pserver.data_plane import DataPlane
 from backstay.pserver.metrics.figures import ControlFigures
 
 __all__ = ["NativeReport", "Reporter"]
@@ -69,7 +69,7 @@ class Reporter:
         store: CoordinationStore,
         keys: Keys,
         instance: int,
-        plane: DataPlane,
+        server: DataServer,
         suspect: Callable[[int, str], Awaitable[bool]],
         figures: ControlFigures,
     ) -> None:
@@ -77,7 +77,7 @@ class Reporter:
         self._store = store
         self._keys = keys
         self._instance = instance
-        self._plane = plane
+        self._server = server
         self._suspect = suspect
         self._figures = figures
         self._loop = asyncio.get_running_loop()
@@ -100,7 +100,7 @@ class Reporter:
             self._news.set()
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._stopping.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, 2 * WAIT_MS / 1000)
@@ -169,7 +169,7 @@ class Reporter:
     def _listen(self) -> None:
         known = 0
         while not self._stopping.is_set():
-            number, text = self._plane.wait_report(known, WAIT_MS)
+            number, text = self._server.wait_report(known, WAIT_MS)
             if number > known:
                 known = number
                 said = NativeReport.from_json(self._instance, text)

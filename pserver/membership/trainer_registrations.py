@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from backstay.consensus.keys import Keys
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.trainers import TrainerRecord
 from backstay.consensus.store import (
     Compare,
     CoordinationStore,
@@ -24,7 +25,6 @@ from backstay.consensus.store import (
     Txn,
     mod_revision_is,
 )
-from backstay.consensus.trainer_records import TrainerRecord
 from backstay.errors import InvalidRequest, LimitExceeded, StoreUnavailable
 
 __all__ = ["TrainerRegistrations"]

@@ -1,14 +1,15 @@
-"""The HTTP endpoint that Prometheus scrapes: ``GET /metrics`` in the text format.
+"""The HTTP endpoint of a node: ``GET /metrics`` for Prometheus, and checks for what starts nodes.
 
-On threads of its own, so that a scrape never holds up the event loop. It imports nothing of the
-package but errors and addresses, and serves whatever collector it is given.
+Kubernetes' own gRPC probe knows no TLS, so a node also answers its checks here. All run on threads
+of their own: a scrape never holds up the event loop. The module imports nothing of the package but
+errors and addresses, and serves whatever collector and checks it is given.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from socketserver import TCPServer, ThreadingMixIn
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,10 @@ from prometheus_client.registry import Collector
 from backstay.addresses import split_address
 from backstay.errors import ListenError
 
-__all__ = ["MetricsEndpoint"]
+__all__ = ["Check", "MetricsEndpoint"]
+
+# Returns what is wrong; empty: nothing.
+Check = Callable[[], str]
 
 # A scrape is short, and few come at once: more than this is not a Prometheus.
 REQUESTS_AT_ONCE_MAX = 8
@@ -76,14 +80,17 @@ class _Server6(_Server):
 
 
 class MetricsEndpoint:
-    """Serves one collector, and the figures of the process. A context manager."""
+    """Serves one collector, the figures of the process, and checks. A context manager."""
 
-    def __init__(self, listen: str, collector: Collector) -> None:
+    def __init__(
+        self, listen: str, collector: Collector, checks: Mapping[str, Check] | None = None
+    ) -> None:
         """Bind the address.
 
         Args:
             listen: ``host:port``; port 0 lets the system choose.
             collector: What to serve.
+            checks: By path. The answer is 200, or 503 with what is wrong.
 
         Raises:
             ListenError: It cannot be listened on.
@@ -97,7 +104,7 @@ class MetricsEndpoint:
             self._server = kind((host.strip("[]"), port))
         except OSError as error:
             raise ListenError(f"metrics: {listen}: {error.strerror or error}") from error
-        self._server.set_app(_only_metrics(make_wsgi_app(registry)))
+        self._server.set_app(_application(make_wsgi_app(registry), checks or {}))
         self.port = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever,
@@ -121,13 +128,22 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-def _only_metrics(serve: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an application that has the metrics at one path, and nothing else."""
+def _application(serve: Callable[..., Any], checks: Mapping[str, Check]) -> Callable[..., Any]:
+    """Return an application with the metrics at one path, the checks at theirs, and no more."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        if environ.get("PATH_INFO") != "/metrics" or environ["REQUEST_METHOD"] != "GET":
-            start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-            return [b"GET /metrics\n"]
-        return serve(environ, start_response)
+        path = str(environ.get("PATH_INFO", ""))
+        is_get = environ["REQUEST_METHOD"] == "GET"
+        if is_get and path == "/metrics":
+            return serve(environ, start_response)
+        if is_get and path in checks:
+            wrong = checks[path]()
+            status = "503 Service Unavailable" if wrong else "200 OK"
+            text = wrong or "ok"
+        else:
+            status = "404 Not Found"
+            text = "\n".join(f"GET {known}" for known in ("/metrics", *checks))
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
 
     return application

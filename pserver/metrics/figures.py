@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from backstay.consensus import ClusterSnapshot
-from backstay.consensus.routing import NO_MASTER, RoutingTable
+from backstay.consensus.records.routing import NO_MASTER, RoutingTable
 
 __all__ = [
     "FAILOVER_BOUNDS_S",
@@ -83,7 +83,7 @@ class Checkpoints:
 
     Attributes:
         written: Whole checkpoints.
-        failed: Those that were given up.
+        failed: Saves that were given up.
         last_s: How long the last whole one took.
         last_bytes: Of its files.
     """
@@ -144,6 +144,7 @@ class ControlFigures:
         self.trainers = 0
         self.in_sync = InSyncChanges()
         self.checkpoints = Checkpoints()
+        self.checkpoint_trouble = ""
         self.report_sizes: Mapping[str, int] = {
             "silent": 0,
             "full": 0,
@@ -173,6 +174,10 @@ class ControlFigures:
     def checkpoint_failed(self) -> None:
         """Count one that was given up."""
         self.checkpoints = replace(self.checkpoints, failed=self.checkpoints.failed + 1)
+
+    def scheduled_checkpoints_fail(self, why: str) -> None:
+        """Note why the last one that was due could not be written; empty: it was."""
+        self.checkpoint_trouble = why
 
     def notice(self, snapshot: ClusterSnapshot, now_s: float) -> None:
         """Note since when which nodes that the routing relies on are lost."""
@@ -214,14 +219,17 @@ class ControlFigures:
                 self.failovers = self.failovers.with_one(one.seconds)
                 self.last_failover = one
 
-    def to_object(self, snapshot: ClusterSnapshot, now_s: float) -> dict[str, Any]:
-        """Return the figures as a JSON object."""
+    def to_object(
+        self, snapshot: ClusterSnapshot, now_s: float, cpu_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Return the figures as a JSON object; ``cpu_s`` is what this process used."""
         last, plan, newest = self.last_failover, snapshot.plan, snapshot.checkpoint
         return {
             "controller": self.is_controller,
             "store_reachable": not snapshot.trouble,
             "store_trouble": snapshot.trouble,
             "memory_limit_bytes": self.memory_limit_bytes,
+            "cpu_s": cpu_s,
             "lease_remaining_ms": max(0, round((self.lease_until_s - now_s) * 1000)),
             "report": dict(self.report_sizes),
             "in_sync_added": self.in_sync.added,
@@ -240,6 +248,7 @@ class ControlFigures:
             "checkpoint": None
             if newest is None
             else {"id": newest.id, "created": newest.created, "url": newest.url},
+            "checkpoint_trouble": self.checkpoint_trouble,
             "loss": _loss(snapshot),
             "saving": None if snapshot.save is None else snapshot.save.id,
         }

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 
 from backstay.consensus import ClusterView
-from backstay.consensus.checkpoint_records import LossAcceptance
-from backstay.consensus.keys import Keys
+from backstay.consensus.records.checkpoints import LossAcceptance
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Put, Txn, mod_revision_is
 from backstay.errors import ServerUnavailable, StoreUnavailable
 from backstay.pserver.membership.departures import now_text

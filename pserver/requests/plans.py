@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from backstay.consensus import ClusterSnapshot, ClusterView
-from backstay.consensus.keys import Keys
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable
-from backstay.consensus.repair_records import RepairRecord
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
+from backstay.consensus.records.repairs import RepairRecord
 from backstay.consensus.store import CoordinationStore, Put, Txn, mod_revision_is
 from backstay.errors import BackstayError, ResizeRefused, ServerUnavailable, StoreUnavailable
-from backstay.pserver.controller import choose_leaving, living
+from backstay.pserver.controller import leaving_of, living
 from backstay.pserver.membership.departures import now_text
 from backstay.pserver.peers import PeerCalls
 
@@ -37,7 +37,13 @@ class PlanRequests:
     """One node's part in plans, as the node that was asked."""
 
     def __init__(
-        self, store: CoordinationStore, keys: Keys, view: ClusterView, calls: PeerCalls
+        self,
+        store: CoordinationStore,
+        keys: Keys,
+        view: ClusterView,
+        calls: PeerCalls,
+        *,
+        numbered: bool = False,
     ) -> None:
         """Prepare.
 
@@ -46,11 +52,13 @@ class PlanRequests:
             keys: Where the records are.
             view: Who is in the cluster.
             calls: Asks the other nodes.
+            numbered: Whether nodes leave by their numbers, and something else ends them.
         """
         self._store = store
         self._keys = keys
         self._view = view
         self._calls = calls
+        self._numbered = numbered
 
     async def current(self) -> ResizePlan | None:
         """Return the plan that was asked for last.
@@ -78,13 +86,15 @@ class PlanRequests:
             secrets.token_hex(8),
             "resize",
             nodes,
-            stop=stop,
+            # A process that ended by itself would be started again.
+            stop=stop and not self._numbered,
             pause=pause,
             wait_s=wait_s or WAIT_S,
             state="waiting_for_nodes",
+            numbered=self._numbered,
         )
         serving = _serving(snapshot)
-        leaving = choose_leaving(serving, routing, len(serving) - nodes)
+        leaving = leaving_of(wanted, serving, routing)
         if len(serving) - len(leaving) > nodes:
             raise ResizeRefused(
                 f"a resize to {nodes} is refused: of {len(serving)} nodes only {len(leaving)} may "

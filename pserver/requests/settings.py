@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from backstay.consensus.keys import Keys
 from backstay.consensus.records import ClusterConfig
-from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.settings import ClusterSettings, SettingsRecord
 from backstay.consensus.store import CoordinationStore, Get, KeyValue, Put, Txn, mod_revision_is
 from backstay.errors import ConfigError, SettingsChanged
 from backstay.logs import fields

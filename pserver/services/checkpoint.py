@@ -16,7 +16,7 @@ from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.verification import verify
 from backstay.consensus import ClusterView
-from backstay.consensus.keys import Keys
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore
 from backstay.errors import (
     CheckpointNotFound,

@@ -15,8 +15,8 @@ from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.clock import clock_s
 from backstay.consensus.membership import seen_routing
-from backstay.consensus.messages import node_to_message, routing_to_message
 from backstay.consensus.records import NO_MASTER, Event
+from backstay.consensus.records.messages import node_to_message, routing_to_message
 from backstay.errors import ConfigError, ServerUnavailable, Stopping
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.tables.registry import TableRegistry
@@ -143,7 +143,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServiceServicer):
             tables=len(self._registry),
             uptime_ms=int((time.monotonic() - self._started_s) * 1000),
             data_plane_json=self._data_server.stats_json(),
-            control_plane_json=json.dumps(self._figures.to_object(snapshot, clock_s())),
+            control_plane_json=json.dumps(
+                self._figures.to_object(snapshot, clock_s(), time.process_time())
+            ),
         )
 
     async def ListEvents(  # noqa: N802

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from backstay._proto.v1 import node_pb2, node_pb2_grpc
 from backstay.config import ServerConfig
 from backstay.consensus import NodeRecord
-from backstay.consensus.messages import node_to_message
+from backstay.consensus.records.messages import node_to_message
 from backstay.pserver.tables.registry import KnownTable
 
 __all__ = ["NodeService"]

@@ -8,8 +8,8 @@ from typing import Any
 from grpc import aio
 
 from backstay._proto.v1 import resize_pb2, resize_pb2_grpc
-from backstay.consensus.messages import plan_to_message, repair_to_message
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.messages import plan_to_message, repair_to_message
+from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import ServerUnavailable
 from backstay.pserver.requests.plans import PlanRequests
 

@@ -8,7 +8,7 @@ from grpc import aio
 
 from backstay._proto.v1 import settings_pb2, settings_pb2_grpc
 from backstay.consensus.records import ClusterConfig
-from backstay.consensus.settings_record import SettingsRecord
+from backstay.consensus.records.settings import SettingsRecord
 from backstay.errors import ServerUnavailable
 from backstay.pserver.requests.settings import SettingsKeeper
 

@@ -16,7 +16,7 @@ from backstay import rpc
 from backstay._proto.v1 import store_pb2, store_pb2_grpc
 from backstay.consensus import store as values
 from backstay.consensus.store import CoordinationStore, RangeResult, check_key
-from backstay.consensus.store_messages import (
+from backstay.consensus.store.messages import (
     batch_to_message,
     range_to_message,
     result_to_message,

@@ -1,4 +1,4 @@
-"""``TrainersService``: trainers say that they are alive, and anyone may ask who they are."""
+"""``TrainersService``: trainers say that they are alive, and any caller may ask who they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from grpc import aio
 
 from backstay._proto.v1 import trainers_pb2, trainers_pb2_grpc
-from backstay.consensus.trainer_records import TrainerRecord
+from backstay.consensus.records.trainers import TrainerRecord
 from backstay.errors import ServerUnavailable
 from backstay.pserver.membership.departures import now_s
 from backstay.pserver.membership.trainer_registrations import TrainerRegistrations

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from backstay.consensus import ClusterView
-from backstay.consensus.keys import Keys
 from backstay.consensus.records import DeclaredTable, MemberRecord, TableRecord
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Get, Put, Txn, absent, mod_revision_is
 from backstay.errors import (
     BackstayError,
@@ -325,7 +325,7 @@ class TableCreation:
         if result.succeeded:
             log.info("table %r is created", wanted.name)
         elif result.results[0] is not None:
-            # Whoever was first: its settings are the table's.
+            # The first caller's settings are the table's.
             record = TableRecord.from_json(result.results[0].value)
         self._keeper.apply(record.spec_json, record.revision)
 

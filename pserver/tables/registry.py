@@ -173,10 +173,10 @@ class TableRegistry:
         return KnownTable(name, self._id_of(name), canonical)
 
     def _check_new(self, table: KnownTable) -> None:
-        twin = self._name_of_id.get(table.id)
-        if twin is not None:
+        other = self._name_of_id.get(table.id)
+        if other is not None:
             raise TableConflict(
-                f"table {table.name!r} would have the same id as {twin!r}; rename it"
+                f"table {table.name!r} would have the same id as {other!r}; rename it"
             )
         if len(self._tables) >= self._max_tables:
             raise LimitExceeded(

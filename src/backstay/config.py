@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from backstay.addresses import is_loopback, split_address
 from backstay.errors import ConfigError
@@ -36,9 +36,12 @@ from backstay.store_config import StoreConfig
 
 __all__ = [
     "ClientConfig",
+    "FoundEndpoints",
     "Pems",
     "SecurityConfig",
     "ServerConfig",
+    "find_endpoints",
+    "required_endpoints",
 ]
 
 ConfigT = TypeVar("ConfigT", bound="SecurityConfig")
@@ -58,6 +61,64 @@ ENDPOINT_VARIABLES = (ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE)
 log = logging.getLogger(__name__)
 
 
+class FoundEndpoints(NamedTuple):
+    """Where a cluster is, and what says so.
+
+    Attributes:
+        endpoints: Control addresses as they were written. The caller checks each.
+        variable: The environment variable that names them; empty if an argument or a file does.
+    """
+
+    endpoints: tuple[str, ...]
+    variable: str = ""
+
+
+def find_endpoints(
+    environment: Mapping[str, str],
+    argument: str | Sequence[str] | None = None,
+    *,
+    file: Sequence[str] = (),
+    variables: Sequence[str] = ENDPOINT_VARIABLES,
+) -> FoundEndpoints | None:
+    """Return the endpoints of the cluster to use: of the argument, else the file, else a variable.
+
+    Every command and ``init()`` decide by this function. A caller with a default uses it where
+    this function returns None.
+
+    Args:
+        environment: The variables of the process.
+        argument: What the caller was given, with commas or one by one. None: nothing was given.
+        file: What the job file says.
+        variables: Names of the variables that count, the first one first.
+    """
+    if argument is not None:
+        return FoundEndpoints(_parts(argument) if isinstance(argument, str) else tuple(argument))
+    if file:
+        return FoundEndpoints(tuple(file))
+    for name in variables:
+        if text := environment.get(name):
+            return FoundEndpoints(_parts(text), name)
+    return None
+
+
+def required_endpoints(environment: Mapping[str, str], argument: str | None) -> tuple[str, ...]:
+    """Return the endpoints that ``--endpoint`` or the environment names.
+
+    Raises:
+        ConfigError: None is named.
+    """
+    found = find_endpoints(environment, argument)
+    if found is None or not found.endpoints:
+        raise ConfigError(
+            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}"
+        )
+    return found.endpoints
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))
+
+
 @dataclass(frozen=True)
 class Pems:
     """The content of the certificate files; None where none is set."""
@@ -75,7 +136,7 @@ class SecurityConfig:
 
     token: str | None = setting(
         None,
-        "Shared secret that every caller must show; 8 to 1024 visible characters.",
+        "Secret that every caller must show; 8 to 1024 visible characters.",
         secret=True,
     )
     tls_cert_file: str | None = setting(
@@ -84,7 +145,7 @@ class SecurityConfig:
     tls_key_file: str | None = setting(None, "PEM file with the private key of the certificate.")
     tls_ca_file: str | None = setting(
         None,
-        "PEM file with the authorities whose servers are trusted. It turns TLS on at a client.",
+        "PEM file with the trusted authorities. It turns TLS on at a client.",
     )
 
     def __post_init__(self) -> None:
@@ -171,89 +232,94 @@ class ServerConfig(StoreConfig, SecurityConfig):
     file_section: ClassVar[str] = "server"
 
     node_id: str = setting("ps-0", "Name of this node, unique in the cluster.")
-    cluster: str = setting("default", "Name of the cluster; nodes and clients must agree on it.")
+    cluster: str = setting("default", "Name of the cluster; the same on every node.")
     listen_control: str = setting(
-        "127.0.0.1:7000", "Address of the gRPC services; port 0 lets the system choose."
+        "127.0.0.1:7000", "Address of the gRPC services; port 0: the system chooses."
     )
     listen_data: str = setting(
-        "127.0.0.1:7100", "Address of the data plane; port 0 lets the system choose."
+        "127.0.0.1:7100", "Address of the data plane; port 0: the system chooses."
     )
     metrics: str | None = setting(
         None,
-        "Address at which Prometheus finds this node's metrics (HTTP, path /metrics, no token); "
-        "port 0 lets the system choose. Not set: no metrics.",
+        "Address for Prometheus and for checks (HTTP; paths /metrics, /live and /ready; no token); "
+        "port 0: the system chooses. Not set: none of them.",
     )
     advertise_host: str | None = setting(
         None,
-        "Host under which others reach this node. Needed if it listens on a wildcard address such "
-        "as 0.0.0.0.",
+        "Host under which others reach this node. Needed with a wildcard address such as 0.0.0.0.",
     )
     host: str | None = setting(
         None,
-        "Name of the machine: copies of a slot go to different ones where there are several. "
+        "Name of the machine: copies of a slot go to different machines where possible. "
         "Default: the system's host name.",
     )
     slot_count: int = setting(
         1024,
-        "Slots that keys are hashed into; a power of two, the same on every node.",
+        "Slots of the cluster; a power of two, the same on every node.",
         minimum=1,
         maximum=SLOT_COUNT_MAX,
     )
     profile: str | None = setting(
         None,
-        "How long jobs run, for a cluster that this node creates: test, short or long. It decides "
-        "replicas, checkpoint_every_s, restore and the cluster's on_slot_loss where they are not "
+        "How long jobs run: test, short or long. A cluster that this node creates takes "
+        "replicas, checkpoint_every_s, restore and on_slot_loss from it where they are not "
         "set.",
+        choices=PROFILES,
     )
     replicas: int | None = setting(
         None,
-        "Copies of each slot. Default: as many as the cluster has; a new one has what profile "
-        "says, else 2, or 1 if initial_nodes is 1.",
+        "Copies of each slot. Default: what the cluster has; a new one takes the profile's, "
+        "else 2, or 1 if initial_nodes is 1.",
         minimum=1,
         maximum=REPLICAS_MAX,
     )
     initial_nodes: int | None = setting(
         None,
-        "Nodes that must have joined before slots are handed out for the first time. Default: "
-        "what the cluster has; a new one gets 1.",
+        "Nodes that must join before slots are handed out. Default: what the cluster has; a "
+        "new one takes 1.",
         minimum=1,
         maximum=NODES_MAX,
     )
+    numbered_nodes: bool = setting(
+        False,
+        "Node names end in numbers from 0 on, and those with the highest numbers go first, as in a "
+        "StatefulSet. A resize to n then empties the nodes from number n on, and ends none.",
+    )
     lease_ttl_ms: int = setting(
         3000,
-        "Time after which a node that no longer renews its lease counts as lost.",
+        "A node that does not renew its lease for this time counts as lost.",
         minimum=1000,
         maximum=600_000,
     )
     return_grace_ms: int = setting(
         30_000,
-        "Time that the cluster waits for a node that vanished without evidence of its "
-        "death, before slots of which only it has a copy are lost.",
+        "How long the cluster waits for a vanished node without evidence of its death, before "
+        "slots of which only it has a copy are lost.",
         minimum=0,
         maximum=86_400_000,
     )
     trainer_ttl_ms: int = setting(
         10_000,
-        "Time after which a trainer that this node does not hear from counts as gone.",
+        "A trainer that is silent for this time counts as gone.",
         minimum=1000,
         maximum=600_000,
     )
     read_lease_ms: int = setting(
         400,
-        "Time that a backup's read lease lasts; the backup will not become master meanwhile. At "
-        "most a third of lease_ttl_ms.",
+        "How long a backup's read lease lasts; the backup does not become master meanwhile. "
+        "At most a third of lease_ttl_ms.",
         minimum=50,
         maximum=60_000,
     )
     prepare_timeout_ms: int = setting(
         1000,
-        "Time after which a backup that answers nothing is reported as silent.",
+        "A backup that answers nothing for this time is reported as silent.",
         minimum=50,
         maximum=60_000,
     )
     copy_bytes_per_s: int = setting(
         50_331_648,
-        "Most bytes of rows that a master copies to new replicas in a second.",
+        "Most bytes a second that a master copies to new replicas.",
         minimum=65_536,
         maximum=2**40,
     )
@@ -262,70 +328,69 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     checkpoint_url: str | None = setting(
         None,
-        "Where checkpoints go in a cluster that this node creates: a folder that every node has "
-        "under this absolute path, or a URL. Later: `pserverctl config set checkpoint_url=...`.",
+        "Where checkpoints go in a cluster that this node creates: an absolute path that "
+        "every node has, or a URL. Later: `pserverctl config set`.",
     )
     checkpoint_every_s: int | None = setting(
         None,
-        "Seconds from one checkpoint to the next in a cluster that this node creates; 0: none by "
-        "time. Default: what profile says, else 0. Later: `pserverctl config set`.",
+        "Seconds between checkpoints in a cluster that this node creates; 0: none by time. "
+        "Default: the profile's, else 0. Later: `pserverctl config set`.",
         minimum=0,
         maximum=31_536_000,
     )
     restore: str | None = setting(
         None,
         "What a new cluster begins with: no (empty), latest (the newest checkpoint of "
-        "checkpoint_url if there is one) or the id of a checkpoint. Default: what profile says, "
-        "else no.",
+        "checkpoint_url, if any) or the id of a checkpoint. Default: the profile's, else no.",
     )
     restore_fallback: bool = setting(
         False,
-        "If the checkpoint that `restore` names is damaged, begin with the newest sound one "
-        "before it. Every file is read once more to check.",
+        "If the checkpoint of `restore` is damaged, begin with the newest sound one before "
+        "it. This reads every file once more.",
     )
-    max_tables: int = setting(10_000, "Tables in the cluster.", minimum=1, maximum=10_000)
+    max_tables: int = setting(10_000, "Most tables in the cluster.", minimum=1, maximum=10_000)
     io_threads: int = setting(2, "Threads of the data plane.", minimum=1, maximum=256)
     max_frame_bytes: int = setting(
-        268_435_456, "Largest frame taken on the data plane.", minimum=65_536, maximum=2**31 - 1
+        268_435_456, "Largest frame on the data plane.", minimum=65_536, maximum=2**31 - 1
     )
     max_keys_per_request: int = setting(
         4_194_304, "Most keys in one request on the data plane.", minimum=1, maximum=2**28
     )
     max_connections: int = setting(
-        4096, "Most connections to the data plane at one time.", minimum=1, maximum=1_000_000
+        4096, "Most open connections to the data plane.", minimum=1, maximum=1_000_000
     )
     handshake_timeout_ms: int = setting(
         5000,
-        "Time in which a new connection must finish its handshake.",
+        "Time limit of a new connection's handshake.",
         minimum=10,
         maximum=600_000,
     )
     stall_timeout_ms: int = setting(
-        30_000, "Time a frame under way may stand still before its connection is closed.",
+        30_000, "A connection whose frame stands still for this time is closed.",
         minimum=10, maximum=3_600_000,
     )  # fmt: skip
     control_deadline_ms: int = setting(
-        5000, "Time one call from node to node may take.", minimum=10, maximum=600_000
+        5000, "Time limit of one call from node to node.", minimum=10, maximum=600_000
     )
     stop_grace_ms: int = setting(
         10_000,
-        "Time that a stopping node has to hand over its slots, and again for the requests "
-        "under way.",
+        "Time that a stopping node has to hand over its slots, and again to finish the "
+        "requests under way.",
         minimum=0,
         maximum=3_600_000,
     )
     log_level: str = setting(
-        "info", "Least severe message that is logged: debug, info, warning or error."
+        "info",
+        "Least severe message to log: debug, info, warning or error.",
+        choices=LOG_LEVELS,
     )
-    log_format: str = setting("text", "Form of the log: text, or json (one object a line).")
-    trace_pushes: bool = setting(
-        False, "Log each push's way through this node, whatever log_level says."
-    )
+    log_format: str = setting("text", "text, or json (one object a line).", choices=LOG_FORMATS)
+    trace_pushes: bool = setting(False, "Log each push's way through this node, at any log_level.")
     tls_require_client_cert: bool = setting(
-        False, "Refuse clients that show no certificate of an authority in tls_ca_file."
+        False, "Refuse clients without a certificate of an authority in tls_ca_file."
     )
     insecure: bool = setting(
-        False, "Listen on an address other than loopback with neither a token nor TLS."
+        False, "Allow an address other than loopback with neither a token nor TLS."
     )
 
     def __post_init__(self) -> None:
@@ -339,14 +404,6 @@ class ServerConfig(StoreConfig, SecurityConfig):
             split_address("metrics", self.metrics)
         if self.slot_count & (self.slot_count - 1):
             raise ConfigError(f"slot_count: {self.slot_count} is not a power of two")
-        for name, allowed in (
-            ("log_level", LOG_LEVELS),
-            ("log_format", LOG_FORMATS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name}: {getattr(self, name)!r} is not one of {', '.join(allowed)}"
-                )
         for name in ("advertise_host", "host"):
             if getattr(self, name) is not None:
                 split_address(name, f"{getattr(self, name)}:0")
@@ -391,11 +448,6 @@ class ServerConfig(StoreConfig, SecurityConfig):
     def _check_profile(self) -> None:
         if self.profile is None:
             return
-        if self.profile not in PROFILES:
-            raise ConfigError(
-                f"profile: {self.profile!r} is not one of {', '.join(PROFILES)}"
-                f"{suggestion(self.profile, PROFILES)}"
-            )
         if self.from_profile.get("checkpoint_every_s") and not self.checkpoint_url:
             raise ConfigError(
                 f"profile: {self.profile!r} writes checkpoints, and there is no place for them: "
@@ -484,41 +536,41 @@ class ClientConfig(SecurityConfig):
     file_section: ClassVar[str] = "client"
 
     deadline_ms: int = setting(
-        60_000, "Time a pull or push may take, all its retries included.",
+        60_000, "Time limit of a pull or push with all its retries.",
         minimum=1, maximum=3_600_000,
     )  # fmt: skip
     connect_timeout_ms: int = setting(
-        5000, "Time one attempt to connect may take.", minimum=1, maximum=600_000
+        5000, "Time limit of one attempt to connect.", minimum=1, maximum=600_000
     )
     first_contact_timeout_ms: int = setting(
         30_000,
-        "Time in which one of the addresses must answer for the first time. It no longer "
-        "applies once the cluster was reached. 0: no limit.",
+        "Time limit of the first answer of any address; no longer applies once the cluster "
+        "was reached. 0: no limit.",
         minimum=0,
         maximum=3_600_000,
     )
     stall_timeout_ms: int = setting(
         30_000,
-        "Time a frame under way may stand still before its connection is given up.",
+        "A connection whose frame stands still for this time is given up.",
         minimum=10,
         maximum=3_600_000,
     )
     max_pushes_in_flight: int = setting(
-        16, "Most pushes sent and not yet answered; the next one waits.", minimum=1, maximum=64
+        16, "Most unanswered pushes; the next one waits.", minimum=1, maximum=64
     )
     max_frame_bytes: int = setting(
         268_435_456, "Largest frame sent or taken.", minimum=65_536, maximum=2**31 - 1
     )
     part_bytes: int = setting(
         1_048_576,
-        "A larger request to one server travels in parts of about this size.",
+        "Larger requests to one server travel in parts of about this size.",
         minimum=4096,
         maximum=2**30,
     )
     update_settings: bool = setting(
         False,
-        "Whether an existing table takes the settings that a trainer asks for, such as "
-        "another learning rate. Off: other settings are refused. Jobs have their own rule.",
+        "Whether an existing table takes other settings that a trainer asks for, such as a "
+        "learning rate. Off: they are refused. Jobs have their own rule.",
     )
 
 

@@ -1,4 +1,4 @@
-"""The gRPC server of a node or of a job's master: where it listens, who may call, how errors leave.
+"""The gRPC server of a node or of a job master: where it listens, who may call, how errors leave.
 
 Services are added to it from outside; it knows none of them. Health checks need no token, so
 that Kubernetes and load balancers can probe a node; they reveal nothing but whether it serves.
@@ -24,7 +24,7 @@ from backstay.errors import BackstayError, ListenError, Unauthenticated
 __all__ = ["ControlServer", "Listening"]
 
 # Each trainer and each peer keeps a stream open, besides its calls; each of a job's 20,000 workers
-# asks for a task and renews its leases.
+# has a call stream.
 CONCURRENT_CALLS_MAX = 50_000
 PING_INTERVAL_MIN_MS = 10_000
 HEALTH_METHODS = f"/{health.SERVICE_NAME}/"
@@ -35,7 +35,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
     # By itself gRPC cancels calls at random when 1000 wait to be taken up, and all when 3000 do:
-    # a job's workers come all at once when its master has been away.
+    # a job's workers come all at once when its job master has been away.
     ("grpc.server.max_pending_requests", CONCURRENT_CALLS_MAX),
     ("grpc.server.max_pending_requests_hard_limit", CONCURRENT_CALLS_MAX),
 )

@@ -20,7 +20,7 @@
     │   ├── Unauthenticated    wrong or missing token, wrong cluster
     │   ├── UnknownTable       no table of that name
     │   ├── TableConflict      a table of that name exists with other settings
-    │   ├── SettingsChanged    somebody else has changed the cluster's settings since
+    │   ├── SettingsChanged    another caller has changed the cluster's settings since
     │   ├── InvalidRequest     wrong shape, dtype, key count, sequence or field
     │   ├── NonFiniteGradient  NaN or infinity, and the table's policy is to refuse
     │   ├── MemoryLimitReached no room for new rows
@@ -45,15 +45,16 @@
     │   ├── DataDamaged        a file is not of its format, as a whole
     │   ├── DataChanged        a file is not the one from which the tasks were made
     │   └── TooManyBadRecords  more damaged records than the job allows
-    ├── JobError               a job, its master or one of its tasks
+    ├── JobError               a job, its job master or one of its tasks
     │   ├── JobRefused         the job cannot be made, joined or changed in that way
     │   ├── UnknownJob         the cluster has no job of that name
-    │   ├── NotJobMaster       that process is not the job's master (yet, or any more)
+    │   ├── NotJobMaster       that process is not the job master (yet, or any more)
     │   ├── WorkerReplaced     another process has joined under this worker's name
     │   ├── NotLeading         that worker does not lead that task (sync mode)
     │   ├── TaskLeaseLost      the worker's right to work on its task was taken back
     │   ├── NonFiniteLoss      the loss of a batch is NaN or infinite
-    │   └── TaskFailed         tasks failed for good, and the job with them
+    │   ├── TaskFailed         tasks failed for good, and the job with them
+    │   └── KubernetesError    the API of Kubernetes refused a call, or did not answer
     └── StateLost              slots lost all their copies, or a checkpoint was restored
 
 ``retry_safe`` on each class says whether the same call may simply be made again without
@@ -84,6 +85,7 @@ __all__ = [
     "InvalidRequest",
     "JobError",
     "JobRefused",
+    "KubernetesError",
     "LeaseLost",
     "LimitExceeded",
     "ListenError",
@@ -170,7 +172,7 @@ class TransportError(BackstayError):
 
 
 class ServerUnavailable(TransportError, ConnectionError):
-    """Nobody answered at the address named in the message within the deadline."""
+    """No server answered at the address named in the message within the deadline."""
 
 
 class NeverReached(ServerUnavailable):
@@ -214,7 +216,7 @@ class TableConflict(RequestRefused):
 
 
 class SettingsChanged(RequestRefused):
-    """Somebody else has changed the cluster's settings since the revision that was expected."""
+    """Another caller has changed the cluster's settings since the revision that was expected."""
 
 
 class InvalidRequest(RequestRefused, ValueError):
@@ -306,7 +308,7 @@ class NoCheckpointFolder(CheckpointRefused):
 class CheckpointDamaged(CheckpointError):
     """A file of the checkpoint is not what it should be; the message names it and says why.
 
-    It was cut short, changed, lost, or written by somebody else. Nothing of it was used.
+    It was cut short, changed, lost, or written by another program. Nothing of it was used.
     """
 
 
@@ -339,7 +341,7 @@ class TooManyBadRecords(DataError):
 
 
 class JobError(BackstayError):
-    """Something is wrong with a job, its master or one of its tasks."""
+    """Something is wrong with a job, its job master or one of its tasks."""
 
 
 class JobRefused(JobError):
@@ -351,13 +353,13 @@ class UnknownJob(JobError, LookupError):
 
 
 class NotJobMaster(JobError):
-    """That process is not the job's master yet, or any more: read the job's record again."""
+    """That process is not the job master yet, or any more: read the job's record again."""
 
     retry_safe = True
 
 
 class NotLeading(JobError):
-    """That worker does not lead that task, or no longer; ask the master again."""
+    """That worker does not lead that task, or no longer; ask the job master again."""
 
     retry_safe = True
 
@@ -369,7 +371,7 @@ class WorkerReplaced(JobError):
 class TaskLeaseLost(JobError):
     """The worker's lease of its task was revoked: stop working on the task, drop what is left.
 
-    Pushes that had left may or may not be applied. Whoever has the task now pushes the same
+    Pushes that had left may or may not be applied. The worker that has the task now pushes the same
     batches under the same numbers, and each slot counts each of them once.
     """
 
@@ -380,6 +382,20 @@ class NonFiniteLoss(JobError, ArithmeticError):
 
 class TaskFailed(JobError):
     """Tasks failed more often than they may, and the job with them; the message names the first."""
+
+
+class KubernetesError(JobError):
+    """The API of Kubernetes refused a call, or did not answer; the message has its words.
+
+    Attributes:
+        status: HTTP status of the answer; 0: there was none.
+        reason: The answer's word for it, such as ``AlreadyExists``.
+    """
+
+    def __init__(self, text: str = "", *, status: int = 0, reason: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
 
 
 class StateLost(BackstayError):

@@ -3,8 +3,8 @@
 A ``JobSpec`` that exists is a valid one. It goes from the job file to the job's record and to each
 worker as JSON. ``docs/reference/job-file.md`` lists every field.
 
-Imports ``backstay.nested_settings``, ``backstay.settings``, ``backstay.profiles`` and
-``backstay.errors`` only; reads nothing and does no I/O.
+Imports ``backstay.settings``, ``backstay.kubernetes_spec``, ``backstay.profiles`` and
+``backstay.errors`` only; does no I/O.
 """
 
 from __future__ import annotations
@@ -12,20 +12,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from backstay.errors import ConfigError
-from backstay.nested_settings import check_entries, entry, from_mapping, nested_kind, to_mapping
+from backstay.kubernetes_spec import KubernetesSpec, ScheduleSpec
 from backstay.profiles import PROFILES
-from backstay.settings import check_name
+from backstay.settings import (
+    check,
+    check_name,
+    from_mapping,
+    nested_kind,
+    setting,
+    to_mapping,
+)
 
 __all__ = [
+    "AutoscaleSpec",
     "CheckpointSpec",
     "DataSpec",
     "EarlyStop",
     "HooksSpec",
     "JobSpec",
     "ModeSpec",
+    "ServerCounts",
     "ServersSpec",
     "WorkersSpec",
 ]
@@ -34,9 +43,15 @@ DATA_KINDS = ("auto", "csv", "tsv", "parquet", "arrow", "recordio", "jsonl", "sq
 FRAMEWORKS = ("auto", "paddle", "torch")
 SHUFFLES = ("tasks_and_records", "tasks", "none")
 MODES = ("async", "sync", "bounded", "geo")
-LAUNCHERS = ("local",)
+# Each launcher, and its class, which is imported when a job asks for it.
+LAUNCHERS = {
+    "local": "backstay.master.local_launcher:LocalLauncher",
+    "kubernetes": "backstay.master.kubernetes.pod_launcher:PodLauncher",
+}
 WORKERS_MAX = 10_000
 SERVERS_MAX = 64
+WORKER_RULES = ("fixed", "fill", "throughput")
+SERVER_RULES = ("fixed", "load")
 # Servers of its own that a job has if nothing says how many.
 LOCAL_SERVERS = 3
 # A record of the coordination store; a job file that needs more has its data in the wrong place.
@@ -49,17 +64,17 @@ class DataSpec:
 
     SHORT: ClassVar[str] = "paths"
 
-    kind: str = entry(
-        "auto", "The format; auto goes by the ending of the first file.", choices=DATA_KINDS
+    kind: str = setting(
+        "auto", "The format; auto goes by the first file's ending.", choices=DATA_KINDS
     )
-    paths: tuple[str, ...] = entry(
+    paths: tuple[str, ...] = setting(
         (), "Files, folders, patterns with `*` or URLs; for sql, tables or queries."
     )
-    options: Mapping[str, Any] = entry(dict, "Options of the reader of this kind.")
+    options: Mapping[str, Any] = setting(dict, "Options of this kind's reader.")
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
         if not self.paths and self.kind != "custom":
             raise ConfigError("paths: no data is named; give at least one file, folder or URL")
 
@@ -70,46 +85,46 @@ class ModeSpec:
 
     SHORT: ClassVar[str] = "kind"
 
-    kind: str = entry(
+    kind: str = setting(
         "async",
-        "async: no worker waits; sync: all workers compute one step together; bounded: no worker "
-        "is more than `staleness` steps ahead; geo: `local_steps` steps alone, then their sum is "
-        "sent.",
+        "How workers keep step.",
         choices=MODES,
     )
-    steps_in_flight: int = entry(
+    steps_in_flight: int = setting(
         1,
-        "async: steps whose pushes may be under way when the next one begins.",
+        "async: steps whose pushes may be under way when the next begins.",
         minimum=0,
         maximum=64,
     )
-    staleness: int = entry(
-        4, "bounded: most steps that a worker may be ahead of the slowest.", minimum=1, maximum=1024
+    staleness: int = setting(
+        4, "bounded: most steps ahead of the slowest worker.", minimum=1, maximum=1024
     )
-    local_steps: int = entry(8, "geo: steps between two exchanges.", minimum=1, maximum=65_536)
+    local_steps: int = setting(8, "geo: steps between two exchanges.", minimum=1, maximum=65_536)
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStop:
     """When to stop before the last pass: a metric of the evaluation no longer gets better."""
 
-    metric: str = entry(..., "Name of the metric, as the model file's `eval_metrics` has it.")
-    mode: str = entry("max", "Whether more is better (max) or less (min).", choices=("max", "min"))
-    patience: int = entry(
+    metric: str = setting(..., "Name of the metric in the model file's `eval_metrics`.")
+    mode: str = setting(
+        "max", "Whether more is better (max) or less (min).", choices=("max", "min")
+    )
+    patience: int = setting(
         1,
-        "Evaluations in a row without a better value after which it stops.",
+        "Stop after this many evaluations in a row without a better value.",
         minimum=1,
         maximum=1_000_000,
     )
-    min_delta: float = entry(0.0, "By how much a value must be better to count.", minimum=0.0)
+    min_delta: float = setting(0.0, "How much better a value must be to count.", minimum=0.0)
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
         if not self.metric:
             raise ConfigError("metric: is empty; name a metric of the model file's eval_metrics")
 
@@ -120,27 +135,29 @@ class CheckpointSpec:
 
     SHORT: ClassVar[str] = "every"
 
-    every: str = entry("pass", "Save at the end of each pass, or never.", choices=("pass", "none"))
-    every_tasks: int = entry(
+    every: str = setting(
+        "pass", "Save at the end of each pass, or never.", choices=("pass", "none")
+    )
+    every_tasks: int = setting(
         0, "Save also after this many tasks. 0: no.", minimum=0, maximum=2**31 - 1
     )
-    url: str = entry(
+    url: str = setting(
         "",
-        "Where local servers keep checkpoints: a folder or URL. Empty: `checkpoints` in "
-        "`log_dir`. A running cluster has its own setting, `checkpoint_url`.",
+        "Where the job's own servers keep checkpoints: a folder or URL that no other job has. "
+        "Empty: `checkpoints` in `log_dir`; on Kubernetes one must be named. A running cluster has "
+        "its setting `checkpoint_url`.",
     )
 
-    stop_wait_s: int = entry(
+    stop_wait_s: int = setting(
         120,
-        "How long a stopped job (Ctrl-C, SIGTERM, `backstay jobs stop`) may take to save, "
-        "if servers of its own end with it. 0: it does not save.",
+        "Time limit of saving when a job with servers of its own is stopped. 0: it does not save.",
         minimum=0,
         maximum=86_400,
     )
-    unsaved_wait_s: int = entry(
+    unsaved_wait_s: int = setting(
         86_400,
-        "How long a finished job keeps servers of its own and tries to write its last "
-        "checkpoint, before it ends as `unsaved`.",
+        "How long a finished job with servers of its own retries its last checkpoint before "
+        "it ends as `unsaved`.",
         minimum=0,
         maximum=2**31 - 1,
     )
@@ -152,7 +169,7 @@ class CheckpointSpec:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,63 +178,162 @@ class WorkersSpec:
 
     SHORT: ClassVar[str] = "initial"
 
-    initial: int = entry(2, "Workers to begin with.", minimum=0, maximum=WORKERS_MAX)
-    min: int = entry(1, "Least that `jobs scale` accepts.", minimum=0, maximum=WORKERS_MAX)
-    max: int = entry(WORKERS_MAX, "Most that `jobs scale` accepts.", minimum=1, maximum=WORKERS_MAX)
-    max_relaunches: int = entry(
+    initial: int = setting(2, "Workers to begin with.", minimum=0, maximum=WORKERS_MAX)
+    min: int = setting(1, "Least that `jobs scale` accepts.", minimum=0, maximum=WORKERS_MAX)
+    max: int = setting(
+        WORKERS_MAX, "Most that `jobs scale` accepts.", minimum=1, maximum=WORKERS_MAX
+    )
+    max_relaunches: int = setting(
         10,
-        "How often in a row a worker that failed is replaced; one that was killed always is.",
+        "How often in a row a failed worker is replaced; a killed one always is.",
         minimum=0,
         maximum=1_000_000,
     )
-    env: Mapping[str, str] = entry(dict, "Additional environment variables of the workers.")
+    env: Mapping[str, str] = setting(dict, "More environment variables of the workers.")
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
         if not self.min <= self.initial <= self.max:
             raise ConfigError(
                 f"initial: {self.initial} is not between min ({self.min}) and max ({self.max})"
             )
 
 
+class ServerCounts(NamedTuple):
+    """How many servers of its own a job has.
+
+    Attributes:
+        initial: Servers that are started with it.
+        least: With so many it begins; ``autoscale`` keeps as many.
+        most: ``autoscale`` goes no further.
+    """
+
+    initial: int
+    least: int
+    most: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServersSpec:
     """The parameter servers: those of a cluster that runs, or some for this job alone."""
 
-    local: int = entry(
-        0, "Servers to start on this machine, for this job.", minimum=0, maximum=SERVERS_MAX
+    local: int = setting(
+        0,
+        "Servers to start for this job: on this machine or, with `--on kubernetes`, as Pods.",
+        minimum=0,
+        maximum=SERVERS_MAX,
     )
-    endpoints: tuple[str, ...] = entry(
+    min: int = setting(
+        0,
+        "Pods of its own: with so many the job begins, and `autoscale` keeps as many. 0: all.",
+        minimum=0,
+        maximum=SERVERS_MAX,
+    )
+    max: int = setting(
+        SERVERS_MAX,
+        "Pods of its own: most that `autoscale` goes to.",
+        minimum=1,
+        maximum=SERVERS_MAX,
+    )
+    endpoints: tuple[str, ...] = setting(
         (),
-        "Control addresses (`host:port`) of a running cluster. With neither this nor "
-        "`local`, those in BACKSTAY_ENDPOINT, else 3 local servers.",
+        "Control addresses (`host:port`) of a running cluster. With neither this nor `local`: "
+        "BACKSTAY_ENDPOINT, else 3 servers of its own.",
     )
-    replicas: int = entry(2, "Local servers: copies of each slot.", minimum=1, maximum=3)
-    settings: Mapping[str, Any] = entry(dict, "Local servers: other settings of `pserver serve`.")
+    replicas: int = setting(2, "Servers of its own: copies of each slot.", minimum=1, maximum=3)
+    settings: Mapping[str, Any] = setting(
+        dict, "Servers of its own: other settings of `pserver serve`."
+    )
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
         if self.local and self.endpoints:
             raise ConfigError("endpoints: given together with local; leave one of them out")
+        if self.local:
+            self.counts(self.local)
+
+    def counts(self, initial: int) -> ServerCounts:
+        """Return how many servers of its own the job has, if it begins with so many.
+
+        Raises:
+            ConfigError: That does not fit ``min``, ``max`` or ``replicas``.
+        """
+        least = self.min or initial
+        if not least <= initial <= self.max:
+            raise ConfigError(f"local: {initial} is not between min ({least}) and max ({self.max})")
+        copies = min(self.replicas, initial)
+        if least < copies:
+            raise ConfigError(
+                f"min: {least} servers cannot keep the {copies} copies of each slot "
+                "(replicas); give more servers or fewer copies"
+            )
+        return ServerCounts(initial, least, self.max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoscaleSpec:
+    """By which rules a job on Kubernetes changes its numbers of workers and servers."""
+
+    SHORT: ClassVar[str] = "workers"
+
+    workers: str = setting(
+        "fixed",
+        "fill: as many as find room, up to `workers.max`. throughput: one more while it brings "
+        "`gain`. fixed: as many as `workers.initial` or `jobs scale` says.",
+        choices=WORKER_RULES,
+    )
+    gain: float = setting(
+        0.5,
+        "throughput: what one more worker must bring, as a share of the examples/s of one.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    servers: str = setting(
+        "fixed",
+        "load: so many that their memory and CPU are used between `load_low` and `load_high`. "
+        "fixed: as many as `servers.local` or `pserverctl resize` says.",
+        choices=SERVER_RULES,
+    )
+    load_low: float = setting(
+        0.4,
+        "load: one server goes if the others then use less than this share.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    load_high: float = setting(
+        0.8, "load: servers come if more than this share is used.", minimum=0.01, maximum=1.0
+    )
+    cool_down_s: float = setting(
+        60.0,
+        "How long a state must last before it changes a number. fill adds workers sooner.",
+        minimum=1.0,
+        maximum=86_400.0,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check(self)
+        if self.load_low >= self.load_high:
+            raise ConfigError(
+                f"load_low: {self.load_low} is not below load_high ({self.load_high})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HooksSpec:
     """Commands run on this machine by ``/bin/sh`` around the job."""
 
-    before: tuple[str, ...] = entry(
-        (), "Commands run in turn before the job; if one fails, the job fails."
+    before: tuple[str, ...] = setting(
+        (), "Commands to run in turn before the job; if one fails, the job fails."
     )
-    after: tuple[str, ...] = entry(
-        (), "Commands run in turn after the job, however it ended; BACKSTAY_JOB_RESULT says how."
-    )
-    timeout_s: int = entry(3600, "Most that one command may take.", minimum=1, maximum=7 * 86_400)
+    after: tuple[str, ...] = setting((), "Commands to run in turn after the job, however it ended.")
+    timeout_s: int = setting(3600, "Time limit of one command.", minimum=1, maximum=7 * 86_400)
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_entries(self)
+        check(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,113 +346,118 @@ class JobSpec:
         True
     """
 
-    name: str = entry(..., "Name of the job; two jobs of one name are one job.", fixed=True)
-    profile: str = entry(
+    name: str = setting(..., "Name of the job; the same name continues the same job.", fixed=True)
+    profile: str = setting(
         "none",
-        "How long the job runs: it decides servers.replicas and checkpoint.every where they are "
+        "How long the job runs; decides servers.replicas and checkpoint.every where they are "
         "not set.",
         choices=("none", *PROFILES),
     )
-    model: str = entry(..., "Path of the Python file that defines the model.", fixed=True)
-    model_params: Mapping[str, Any] = entry(
+    model: str = setting(..., "The Python file that defines the model.", fixed=True)
+    model_params: Mapping[str, Any] = setting(
         dict, "Arguments of the file's `custom_model`.", fixed=True
     )
-    callback_params: Mapping[str, Any] = entry(dict, "Arguments of the file's `callbacks`.")
-    model_from: str = entry(
+    callback_params: Mapping[str, Any] = setting(dict, "Arguments of the file's `callbacks`.")
+    model_from: str = setting(
         "",
-        "Work with the tables of the job of this name, to evaluate or predict with what it "
-        "learned. Empty: its own.",
+        "Evaluate or predict with the tables of the job of this name. Empty: its own.",
         fixed=True,
     )
-    framework: str = entry(
+    framework: str = setting(
         "auto", "auto goes by what `custom_model` returns.", choices=FRAMEWORKS, fixed=True
     )
-    training: DataSpec | None = entry(None, "Records to train on.", fixed=True)
-    validation: DataSpec | None = entry(None, "Records to evaluate on.", fixed=True)
-    prediction: DataSpec | None = entry(None, "Records to predict for.", fixed=True)
-    epochs: int = entry(1, "Passes over the training data.", minimum=1, maximum=1_000_000)
-    batch_size: int = entry(
-        64, "Records in a batch of one worker.", minimum=1, maximum=1 << 24, fixed=True
+    training: DataSpec | None = setting(None, "Records to train on.", fixed=True)
+    validation: DataSpec | None = setting(None, "Records to evaluate on.", fixed=True)
+    prediction: DataSpec | None = setting(None, "Records to predict for.", fixed=True)
+    epochs: int = setting(1, "Passes over the training data.", minimum=1, maximum=1_000_000)
+    batch_size: int = setting(
+        64, "Records in a worker's batch.", minimum=1, maximum=1 << 24, fixed=True
     )
-    records_per_task: int = entry(
+    records_per_task: int = setting(
         4096,
-        "Records in a task, the unit of work.",
+        "Records in a task.",
         minimum=1,
         maximum=1 << 31,
         fixed=True,
     )
-    shuffle: str = entry(
+    shuffle: str = setting(
         "tasks_and_records",
-        "What is put in a new order for each pass.",
+        "What each pass puts in a new order.",
         choices=SHUFFLES,
         fixed=True,
     )
-    seed: int = entry(0, "Seed of all orders.", minimum=0, maximum=2**63 - 1, fixed=True)
-    mode: ModeSpec = entry(ModeSpec, "How workers keep step.", fixed=True)
-    max_steps: int = entry(
+    seed: int = setting(0, "Seed of all orders.", minimum=0, maximum=2**63 - 1, fixed=True)
+    mode: ModeSpec = setting(ModeSpec, "How workers keep step.", fixed=True)
+    max_steps: int = setting(
         0, "Stop after this many batches of all workers. 0: no limit.", minimum=0, maximum=2**62
     )
-    evaluation_every_steps: int = entry(
+    evaluation_every_steps: int = setting(
         0,
-        "Batches between two evaluations. 0: evaluate after each pass.",
+        "Batches between evaluations. 0: evaluate after each pass.",
         minimum=0,
         maximum=2**62,
     )
-    early_stop: EarlyStop | None = entry(None, "When to stop before the last pass.")
-    max_task_retries: int = entry(
+    early_stop: EarlyStop | None = setting(None, "When to stop before the last pass.")
+    max_task_retries: int = setting(
         3,
-        "How often a failing task is tried again before it is dead-lettered.",
+        "How often a failing task is retried before it is dead-lettered.",
         minimum=0,
         maximum=1000,
     )
-    max_bad_records: int = entry(
+    max_bad_records: int = setting(
         0,
-        "Most damaged records that one pass over the data may skip; one more fails the job."
-        " Validation data has the same limit for itself.",
+        "Most damaged records that a pass may skip; one more fails the job. Validation data "
+        "has the same limit for itself.",
         minimum=0,
         maximum=2**62,
     )
-    checkpoint: CheckpointSpec = entry(CheckpointSpec, "When model and progress are saved.")
-    task_lease_ttl_ms: int = entry(
+    checkpoint: CheckpointSpec = setting(CheckpointSpec, "When model and progress are saved.")
+    task_lease_ttl_ms: int = setting(
         2000,
-        "How long a worker may be silent before its tasks go to others; "
-        "with N workers at least N / 250 s.",
+        "How long a worker may be silent before its tasks go to others; with N workers at "
+        "least N / 250 s.",
         minimum=200,
         maximum=600_000,
     )
-    straggler_factor: float = entry(
+    straggler_factor: float = setting(
         3.0,
-        "A task that takes this many times as long as the others gets a speculative attempt.",
+        "A task that takes this many times as long as others gets a speculative attempt.",
         minimum=1.0,
     )
-    straggler_min_s: float = entry(
-        30.0, "Time that a task must have taken before it gets a speculative attempt.", minimum=0.0
-    )
-    step_limit_s: float = entry(
+    straggler_min_s: float = setting(30.0, "But not before it has taken this long.", minimum=0.0)
+    step_limit_s: float = setting(
         30.0,
-        "sync, bounded: how long other workers wait for a worker's step. At least "
-        "`straggler_factor` times a usual step; four times as long for the first step of a "
-        "leader (sync) or of any worker (bounded).",
+        "sync, bounded: how long others wait for a worker's step; longer where steps are slow.",
         minimum=0.1,
         maximum=86_400.0,
     )
-    audit: bool = entry(
+    audit: bool = setting(
         False,
-        "Count each record of a pass in a table of the servers; `jobs audit` reads it.",
+        "Count each record of a pass in a table; `jobs audit` reads it.",
         fixed=True,
     )
-    output: str = entry("", "Folder or URL for predictions and exported models.")
-    workers: WorkersSpec = entry(WorkersSpec, "How many workers.")
-    launcher: str = entry(
+    output: str = setting("", "Folder or URL for predictions and exported models.")
+    workers: WorkersSpec = setting(WorkersSpec, "How many workers.")
+    launcher: str = setting(
         "local",
-        "What starts the workers. local: the command that runs the job, on its own machine.",
+        "What starts the workers. local: the command that runs the job, on its own machine. "
+        "kubernetes: the job master, as Pods; set by `--on kubernetes`.",
         choices=LAUNCHERS,
     )
-    servers: ServersSpec = entry(ServersSpec, "The parameter servers.")
-    hooks: HooksSpec = entry(HooksSpec, "Commands before and after the job.")
-    log_dir: str = entry("", "Folder for logs and metrics. Empty: `backstay-jobs/NAME`.")
-    tensorboard: bool = entry(False, "Write TensorBoard event files to `log_dir` as well.")
-    swap_embeddings_over_bytes: int = entry(
+    servers: ServersSpec = setting(ServersSpec, "The parameter servers.")
+    autoscale: AutoscaleSpec | None = setting(
+        None, "How the numbers of workers and servers change by themselves; on Kubernetes."
+    )
+    kubernetes: KubernetesSpec | None = setting(
+        None, "The Pods of the job, with `--on kubernetes`."
+    )
+    schedule: ScheduleSpec | None = setting(
+        None, "When Kubernetes runs the job, again and again; with `train --on kubernetes`."
+    )
+    hooks: HooksSpec = setting(HooksSpec, "Commands before and after the job.")
+    log_dir: str = setting("", "Folder for logs and metrics. Empty: `backstay-jobs/NAME`.")
+    tensorboard: bool = setting(False, "Write TensorBoard event files to `log_dir` as well.")
+    swap_embeddings_over_bytes: int = setting(
         2 * 1024 * 1024,
         "Embedding layers larger than this are kept on the servers.",
         minimum=0,
@@ -346,7 +467,7 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         """Check the values, each alone and then together."""
-        check_entries(self)
+        check(self)
         check_name("name", self.name)
         if self.model_from:
             check_name("model_from", self.model_from)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -16,10 +17,17 @@ from datetime import datetime, timezone
 
 from backstay._native import log_to_stderr
 
-__all__ = ["JsonFormatter", "TextFormatter", "fields", "set_up_logging"]
+__all__ = ["JsonFormatter", "TextFormatter", "fields", "message_of", "set_up_logging"]
 
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _KEY = "backstay_fields"
+# What TEXT_FORMAT puts before the message.
+_BEGINNING = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ +\S+: ")
+
+
+def message_of(line: str) -> str:
+    """Return a line of a text log without its time, level and logger."""
+    return line[found.end() :] if (found := _BEGINNING.match(line)) else line
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:

@@ -26,6 +26,7 @@ __all__ = [
     "ERROR_KEY",
     "bearer",
     "mapped_errors",
+    "named_error",
     "open_aio_channel",
     "open_channel",
     "status_of",
@@ -217,7 +218,7 @@ def error_of(error: grpc.RpcError, address: str) -> BackstayError:
     details: str = status.details() or code.name
     for key, value in status.trailing_metadata() or ():
         if key == ERROR_KEY and value in _ERROR_CLASSES:
-            return _ERROR_CLASSES[value](f"{address}: {details}")
+            return named_error(str(value), details, address)
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(details, address)
     if code is grpc.StatusCode.CANCELLED and not _CANCELLED_HERE.search(details):
@@ -230,6 +231,17 @@ def error_of(error: grpc.RpcError, address: str) -> BackstayError:
         return errors.ProtocolError(f"{address} is not a pserver of this version: {details}")
     kind = _ERROR_OF_CODE.get(code, errors.ProtocolError)
     return kind(f"{address}: {details}")
+
+
+def named_error(name: str, text: str, address: str) -> BackstayError:
+    """Return the error of a class that a server named.
+
+    Args:
+        name: Of the class; one that is not known here stands for ``ProtocolError``.
+        text: Of the error.
+        address: The peer's address, for the message.
+    """
+    return _ERROR_CLASSES.get(name, errors.ProtocolError)(f"{address}: {text}")
 
 
 def _unavailable(details: str, address: str) -> BackstayError:
@@ -277,7 +289,11 @@ class _CallDetails(NamedTuple):
 
 # The token goes into the metadata of each call. gRPC's own call credentials would do the same,
 # but they refuse to work without TLS, and a token alone is allowed on a guarded network.
-class _SendToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+class _SendToken(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
     def __init__(self, token: str) -> None:
         self._entry = (AUTHORIZATION_KEY, bearer(token))
 
@@ -290,6 +306,14 @@ class _SendToken(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterce
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
     ) -> Any:
         return self._with_token(continuation, client_call_details, request)
+
+    def intercept_stream_stream(
+        self,
+        continuation: Callable[[Any, Any], Any],
+        client_call_details: Any,
+        request_iterator: Any,
+    ) -> Any:
+        return self._with_token(continuation, client_call_details, request_iterator)
 
     def _with_token(
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any

@@ -58,42 +58,42 @@ class StoreConfig:
     store: str = setting(
         "embedded",
         "Where the cluster keeps its records: embedded (in some of the nodes) or etcd.",
+        choices=STORES,
     )
     store_endpoints: tuple[str, ...] = setting(
         (),
-        "Where the store is: addresses of etcd; or, at a node that is no member of the embedded "
-        "store, control addresses of its members. As host:port,...",
+        "Addresses (host:port,...) of etcd; or of the members of the embedded store (control "
+        "addresses), at a node that is no member.",
         parse=parse_addresses,
     )
     store_members: tuple[StoreMember, ...] = setting(
         (),
-        "The 1, 3 or 5 nodes that keep the embedded store, each with the address of its Raft "
-        "port, as id=host:port,...; the same list on every member. Empty: this node "
-        "keeps it alone.",
+        "The 1, 3 or 5 members of the embedded store, each with its Raft address: "
+        "id=host:port,...; the same list on every member. Empty: this node keeps it alone.",
         parse=parse_members,
     )
     store_data_dir: str | None = setting(
         None,
-        "Folder for the embedded store's journal. Not set: it is kept in memory only.",
+        "Folder for the embedded store's journal. Not set: memory only.",
     )
     store_secret: str | None = setting(
         None,
-        "Shared secret of the embedded store's members; needed unless they are all on loopback.",
+        "Shared secret of the embedded store's members; needed unless all are on loopback.",
         secret=True,
     )
     store_username: str | None = setting(None, "User name at etcd.")
     store_password: str | None = setting(None, "Password at etcd.", secret=True)
     store_tls_ca_file: str | None = setting(
-        None, "PEM file with the authorities whose etcd servers are trusted. It turns TLS on."
+        None, "PEM file with the trusted authorities of etcd's servers. It turns TLS on."
     )
     store_tls_cert_file: str | None = setting(
-        None, "PEM file with the certificate that this node shows to etcd."
+        None, "PEM file with this node's certificate for etcd."
     )
     store_tls_key_file: str | None = setting(
         None, "PEM file with the private key of store_tls_cert_file."
     )
     store_deadline_ms: int = setting(
-        2000, "Time one call to the store may take.", minimum=100, maximum=60_000
+        2000, "Time limit of one call to the store.", minimum=100, maximum=60_000
     )
 
     def check_store(self, node_id: str) -> None:
@@ -105,8 +105,6 @@ class StoreConfig:
         Raises:
             ConfigError: One is wrong, or does not go with another.
         """
-        if self.store not in STORES:
-            raise ConfigError(f"store: {self.store!r} is not one of {', '.join(STORES)}")
         endpoints: object = self.store_endpoints
         if not (isinstance(endpoints, tuple) and all(isinstance(text, str) for text in endpoints)):
             raise ConfigError(f"store_endpoints: {endpoints!r} is not a list of host:port")

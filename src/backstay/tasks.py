@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["end_tasks", "spawn"]
+__all__ = ["end_tasks", "spawn", "turns"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def spawn(work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
 async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait until they have ended.
 
-    Those that go on are cancelled again: until Python 3.12 ``asyncio.wait_for`` loses a
+    Tasks that go on are cancelled again: until Python 3.12 ``asyncio.wait_for`` loses a
     cancellation that comes in the same turn as what it waits for.
     """
     going_on: set[asyncio.Future[Any]] = set(tasks)
@@ -36,10 +37,17 @@ async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
         for task in going_on:
             task.cancel()
         _, going_on = await asyncio.wait(going_on, timeout=CANCEL_AGAIN_S)
-    # Nobody else looks at how they ended.
+    # No other code looks at how they ended.
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _report_bug(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("%s has ended; this is a bug", task.get_name(), exc_info=error)
+
+
+def turns(loop: asyncio.AbstractEventLoop, limit_s: float) -> bool:
+    """Whether an event loop does something new within a time; call it on another thread."""
+    has_turned = threading.Event()
+    loop.call_soon_threadsafe(has_turned.set)
+    return has_turned.wait(limit_s)

@@ -94,7 +94,7 @@ class Checkpoints:
             time.sleep(PAUSE_S)
 
     def complaints(self) -> list[str]:
-        """Return what is wrong with finished checkpoints, those included that nobody knows of."""
+        """Return what is wrong with finished checkpoints, unknown ones included."""
         storage = CheckpointStorage(self._cluster.checkpoint_folder)
         wrong = [text for each in storage.ids() for text in verify(storage, each).complaints]
         if self.saved and self.saved[-1].id not in storage.ids():

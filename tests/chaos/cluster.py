@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 from backstay import rpc
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
 from backstay.config import ClientConfig, SecurityConfig
-from backstay.consensus.messages import routing_from_message
 from backstay.consensus.records import RoutingTable
+from backstay.consensus.records.messages import routing_from_message
 from backstay.errors import BackstayError
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.free_ports import free_ports

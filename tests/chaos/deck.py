@@ -73,7 +73,7 @@ SINGLE: tuple[type[Fault], ...] = (
     *(KillTrainer, PauseTrainer, CutTrainer),
     *(StoreDown, StoreMajorityDown, StoreLeaderKilled, StoreLeaderPaused),
 )
-# What may come second while the first is being repaired, whoever it hits.
+# What may come second while the first is being repaired, whichever process it hits.
 SECOND: tuple[type[Fault], ...] = (
     *(KillNode, PauseNode, Partition, CutPair, Drop, Delay, Reset, KillTrainer),
 )

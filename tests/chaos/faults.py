@@ -1,8 +1,8 @@
 """Faults of processes: what each does to a run, and how it is undone.
 
 A fault draws its victim and its measures from the run's random numbers when it is made, so the
-same seed makes the same faults; whoever has a role at that moment (the controller, the master of
-most slots) is found when it strikes.
+same seed makes the same faults; the process that has a role at that moment (the controller, the
+master of most slots) is found when it strikes.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class KillTrainer(Fault):
 
 
 class PauseTrainer(Fault):
-    """SIGSTOP of a trainer: answers pile up, the servers wait for nobody."""
+    """SIGSTOP of a trainer: answers pile up, and the servers do not wait."""
 
     kind = "trainer_sigstop"
 

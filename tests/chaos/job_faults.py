@@ -1,7 +1,8 @@
-"""What may happen to a job: faults of its workers, its master, its command and its servers.
+"""What may happen to a job: faults of its workers, its job master, its command and its servers.
 
-Measures are drawn from the run's seed when a fault is made; victims are those that have the role
-when it strikes. A fault is over when ``undo`` returns; whether the job goes on is looked at then.
+Measures are drawn from the run's seed when a fault is made; victims are the processes that have the
+role when it strikes. A fault is over when ``undo`` returns; whether the job goes on is looked at
+then.
 """
 
 from __future__ import annotations
@@ -57,23 +58,23 @@ class JobArena:
         return self.draw.choice(self.wait_for("a worker", lambda: self.job.workers() or None))
 
     def master(self) -> psutil.Process:
-        """Return the job's master.
+        """Return the job master.
 
         Raises:
             NotYet: None comes.
             JobOver: None will.
         """
-        return self.wait_for("a master", self.job.master)
+        return self.wait_for("a job master", self.job.master)
 
     def status(self) -> job_pb2.JobStatus:
-        """Return what the master says, once one does. Raises as ``master``."""
+        """Return what the job master says, once one does. Raises as ``master``."""
 
         def ask() -> job_pb2.JobStatus | None:
             with suppress(NotYet):
                 return self.job.status()
             return None
 
-        return self.wait_for("a master that answers", ask)
+        return self.wait_for("a job master that answers", ask)
 
     def node(self) -> int:
         """Return a node that runs."""
@@ -126,7 +127,7 @@ def _send(process: psutil.Process, number: int) -> None:
 
 
 class KillWorker(JobFault):
-    """SIGKILL of a worker; the master has another one started."""
+    """SIGKILL of a worker; the job master has another one started."""
 
     kind = "worker_sigkill"
 
@@ -185,7 +186,7 @@ class BlinkWorker(PauseWorker):
 
 
 class KillMaster(JobFault):
-    """SIGKILL of the job's master; the command starts another one."""
+    """SIGKILL of the job master; the command starts another one."""
 
     kind = "master_sigkill"
 
@@ -196,7 +197,7 @@ class KillMaster(JobFault):
 
 
 class KillMasters(KillMaster):
-    """SIGKILL of the master, and of the next one as soon as it is there."""
+    """SIGKILL of the job master, and of the next one as soon as it is there."""
 
     kind = "masters_sigkill"
 
@@ -213,7 +214,7 @@ class KillMasters(KillMaster):
 
 
 class PauseMaster(PauseWorker):
-    """SIGSTOP of the master for longer than its lease and all leases last."""
+    """SIGSTOP of the job master for longer than its lease and all leases last."""
 
     kind = "master_sigstop"
 
@@ -228,7 +229,7 @@ class PauseMaster(PauseWorker):
 
 
 class KillMasterAndWorker(JobFault):
-    """SIGKILL of the master and a worker at once."""
+    """SIGKILL of the job master and a worker at once."""
 
     kind = "master_and_worker_sigkill"
 
@@ -288,7 +289,7 @@ class PauseServer(KillServer):
 
 
 class Scale(JobFault):
-    """More workers, or fewer: those that go give back what they have."""
+    """More workers, or fewer: workers that go give back what they have."""
 
     kind = "scale"
 
@@ -306,7 +307,7 @@ class Scale(JobFault):
                 return None
             return wanted
 
-        arena.wait_for("a master that takes it", scale)
+        arena.wait_for("a job master that takes it", scale)
 
 
 class StopAndResume(JobFault):
@@ -354,7 +355,7 @@ class StoreAway(JobFault):
 
 
 class StoreAndMaster(StoreAway):
-    """The store goes, and the master dies before it is back."""
+    """The store goes, and the job master dies before it is back."""
 
     kind = "store_down_and_master_sigkill"
 
@@ -407,7 +408,7 @@ class Restore(JobFault):
 
 
 class RestoreAndMaster(Restore):
-    """A restore, and the master dies before or while it takes the job back."""
+    """A restore, and the job master dies before or while it takes the job back."""
 
     kind = "restore_and_master_sigkill"
 

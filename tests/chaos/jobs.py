@@ -73,7 +73,7 @@ class JobShape:
 
 
 class ChaosJob:
-    """One job: its folder, the command that runs it now, and questions to its master."""
+    """One job: its folder, the command that runs it now, and questions to its job master."""
 
     def __init__(self, cluster: ChaosCluster, folder: Path, shape: JobShape) -> None:
         """Write the job's files; ``start`` starts the command."""
@@ -121,7 +121,7 @@ class ChaosJob:
         return self._running().poll() is not None
 
     def status(self) -> job_pb2.JobStatus:
-        """Return what the master says.
+        """Return what the job master says.
 
         Raises:
             NotYet: It does not answer.
@@ -132,7 +132,7 @@ class ChaosJob:
             raise NotYet(str(error)) from error
 
     def master(self) -> psutil.Process | None:
-        """Return the master's process, if one runs."""
+        """Return the job master's process, if one runs."""
         found = self._children(MASTER)
         return found[0] if found else None
 
@@ -201,7 +201,7 @@ class ChaosJob:
         """Wait until somebody is told that a task is done, from now on, or the job is over.
 
         Raises:
-            NotYet: Nobody was.
+            NotYet: No worker was.
         """
         before = self.completions()
         self.wait_until(lambda: "" if self.completions() > before else "no task becomes done")
@@ -258,7 +258,7 @@ class JobVerdict:
         first_told: How many completions were told to be first.
         not_first: How many were told that another one was.
         attempts: How many attempts completed or came too late.
-        master_starts: How often a master took the job over.
+        master_starts: How often a job master took the job over.
         restores: How often the cluster was restored meanwhile.
     """
 
@@ -296,7 +296,7 @@ def judge_job(job: ChaosJob) -> JobVerdict:
 
 
 def _judge_told(job: ChaosJob, verdict: JobVerdict) -> list[str]:
-    """Nobody is told to be first at a task that somebody else was first at."""
+    """No worker is told to be first at a task that another one was first at."""
     first: Counter[tuple[int, int]] = Counter()
     attempts: Counter[tuple[int, int, int]] = Counter()
     for lines in job.told().values():

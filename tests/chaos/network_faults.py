@@ -74,7 +74,7 @@ class Mute(Partition):
 
 
 class HalfOpen(Partition):
-    """The node is killed while nothing gets through: its peers hold sockets to nobody."""
+    """The node is killed while nothing gets through: its peers hold sockets without a peer."""
 
     kind = "half_open"
     kills = True
@@ -176,7 +176,7 @@ class Reset(NetworkFault):
 
 
 class CutTrainer(Fault):
-    """A trainer reaches nobody for a while."""
+    """A trainer reaches no server for a while."""
 
     kind = "trainer_partition"
     needs_network = True

@@ -163,8 +163,8 @@ def run_restart(stage: Stage, *, clean: bool) -> StageResult:
     """Stop or kill all nodes at once and start them again, while trainers push.
 
     Rows live in memory, so they are gone. What must hold: every trainer is told, none goes on
-    as if nothing had been, nobody is served before the loss is accepted, and then the cluster works
-    for those that begin anew. The verdict is on these.
+    as if nothing had been, no client is served before the loss is accepted, and then the cluster
+    works for clients that begin anew. The verdict is on these.
     """
     result = StageResult(stage)
     with under_load(stage, result) as arena:

@@ -1,7 +1,7 @@
 """The fault list, line by line: real processes, a seed, and a verdict from histories.
 
-Each test is one run of ``python -m tests.chaos`` on a cluster of its own, and is named after the
-line of docs/internals/fault-matrix.md that it tries. Not part of ``make test``.
+Each test is one run of ``python -m tests.chaos`` on a cluster of its own.
+docs/internals/fault-matrix.md lists what they try. Not part of ``make test``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs under faults, kind by kind: each record counts once in each pass, whoever dies when.
+"""Jobs under faults, kind by kind: each record counts once in each pass, whichever process dies.
 
 Each test is one run of ``python -m tests.chaos jobs`` on a cluster of its own. Not part of
 ``make test``.
@@ -46,7 +46,7 @@ def test_workers_that_die_and_workers_that_come_late() -> None:
 
 def test_masters_that_die_one_after_the_other_and_masters_that_wake_up() -> None:
     kinds = ("master_sigkill", "masters_sigkill", "master_sigstop", "master_and_worker_sigkill")
-    # A master that is stopped may wake before another one takes its place.
+    # A job master that is stopped may wake before another one takes its place.
     assert run(*kinds)["master_starts"] >= 4
 
 

@@ -253,7 +253,7 @@ def _explained(surplus: NDArray[np.int64], masks: list[NDArray[np.bool_]]) -> bo
             most = np.sum(open_, axis=0)
             if (rest < 0).any() or (rest > most).any():
                 return False
-            # A key where all or none of them must count decides those that have it.
+            # A key where all or none of them must count decides the pushes that have it.
             forced = np.flatnonzero((most > 0) & ((rest == 0) | (rest == most)))
             if not len(forced):
                 break

@@ -86,15 +86,15 @@ def test_same_loss_curve(name: str) -> None:
         model = Model(Embedding(IDS, 8, name="rows"))
         inner = make(model.parameters())
         optimizer = DistributedOptimizer(inner)
-        twin = Model(paddle.nn.Embedding(IDS, 8))
-        twin.embedding.weight.set_value(
+        reference = Model(paddle.nn.Embedding(IDS, 8))
+        reference.embedding.weight.set_value(
             session.client.pull(model.embedding.table_name, np.arange(IDS))
         )
-        twin.network.set_state_dict(model.network.state_dict())
-        plain_optimizer = make(twin.parameters())
+        reference.network.set_state_dict(model.network.state_dict())
+        plain_optimizer = make(reference.parameters())
         here = loss_curve(model, optimizer, scheduler_of(inner), every_row=every_row)
         plain = loss_curve(
-            twin, plain_optimizer, scheduler_of(plain_optimizer), every_row=every_row
+            reference, plain_optimizer, scheduler_of(plain_optimizer), every_row=every_row
         )
     assert np.mean(plain[-10:]) < 0.97 * np.mean(plain[:10])  # it did learn
     np.testing.assert_allclose(here, plain, rtol=RELATIVE_TOLERANCE)
@@ -111,12 +111,12 @@ def clipped(model: Model, clip: Any) -> Any:
     return paddle.optimizer.SGD(0.3, parameters=model.parameters(), grad_clip=clip)
 
 
-def twin_of(model: Model, session: Any, **settings: Any) -> Model:
-    twin = Model(paddle.nn.Embedding(IDS, 8, **settings))
+def reference_of(model: Model, session: Any, **settings: Any) -> Model:
+    reference = Model(paddle.nn.Embedding(IDS, 8, **settings))
     rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
-    twin.embedding.weight.set_value(rows)
-    twin.network.set_state_dict(model.network.state_dict())
-    return twin
+    reference.embedding.weight.set_value(rows)
+    reference.network.set_state_dict(model.network.state_dict())
+    return reference
 
 
 # Paddle itself does not clip sparse gradients by value.
@@ -134,14 +134,14 @@ def test_clipped_gradients_are_those_of_plain_paddle(name: str, sparse: bool) ->
     with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
         model = Model(Embedding(IDS, 8, name="rows"))
         optimizer = DistributedOptimizer(clipped(model, CLIPS[name]()))
-        twin, unclipped = (twin_of(model, session, sparse=sparse) for _ in range(2))
-        plain = loss_curve(twin, clipped(twin, CLIPS[name]()))
+        reference, unclipped = (reference_of(model, session, sparse=sparse) for _ in range(2))
+        plain = loss_curve(reference, clipped(reference, CLIPS[name]()))
         free = loss_curve(unclipped, clipped(unclipped, None))
         here = loss_curve(model, optimizer)
         rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
     assert np.max(np.abs(np.subtract(plain, free))) > 1e-3  # the limit is reached
     np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)
-    np.testing.assert_allclose(rows, twin.embedding.weight.numpy(), atol=CLIPPED_TOLERANCE)
+    np.testing.assert_allclose(rows, reference.embedding.weight.numpy(), atol=CLIPPED_TOLERANCE)
 
 
 def test_what_asks_for_no_clipping_is_not_clipped() -> None:
@@ -150,8 +150,8 @@ def test_what_asks_for_no_clipping_is_not_clipped() -> None:
     with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="need") as session:
         model = Model(Embedding(IDS, 8, name="rows", weight_attr=attribute))
         optimizer = DistributedOptimizer(clipped(model, paddle.nn.ClipGradByGlobalNorm(0.05)))
-        twin = twin_of(model, session, weight_attr=attribute)
-        plain = loss_curve(twin, clipped(twin, paddle.nn.ClipGradByGlobalNorm(0.05)))
+        reference = reference_of(model, session, weight_attr=attribute)
+        plain = loss_curve(reference, clipped(reference, paddle.nn.ClipGradByGlobalNorm(0.05)))
         here = loss_curve(model, optimizer)
     np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)
 
@@ -174,7 +174,7 @@ def test_gradients_clipped_in_the_loop_are_those_of_plain_paddle() -> None:
     with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="loop") as session:
         model = Model(Embedding(IDS, 8, name="rows"))
         optimizer = DistributedOptimizer(clipped(model, None))
-        twin = twin_of(model, session)
-        plain = loss_curve(twin, ClippedInTheLoop(twin, clipped(twin, None)))
+        reference = reference_of(model, session)
+        plain = loss_curve(reference, ClippedInTheLoop(reference, clipped(reference, None)))
         here = loss_curve(model, ClippedInTheLoop(model, optimizer))
     np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)

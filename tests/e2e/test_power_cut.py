@@ -1,4 +1,4 @@
-"""Everything dies at once under load: store, pservers, the job's master and its workers.
+"""Everything dies at once under load: store, pservers, the job master and its workers.
 
 Then the same commands again. With a checkpoint the job goes on from it; without one the cluster
 and the job say what is lost, and a job that begins from nothing does so.
@@ -29,9 +29,9 @@ from tests.e2e.test_train_command import (
     open_gate,
     shown,
     started,
-    wait_until,
 )
 from tests.etcd import EtcdCluster
+from tests.waiting import wait_until
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

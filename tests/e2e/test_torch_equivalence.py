@@ -84,12 +84,12 @@ def loss_curve(
     return losses
 
 
-def twin_of(model: Model, session: Any, **settings: Any) -> Model:
-    twin = Model(torch.nn.Embedding(IDS, 8, **settings))
+def reference_of(model: Model, session: Any, **settings: Any) -> Model:
+    reference = Model(torch.nn.Embedding(IDS, 8, **settings))
     rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
-    twin.embedding.weight.data = torch.from_numpy(rows)
-    twin.network.load_state_dict(model.network.state_dict())
-    return twin
+    reference.embedding.weight.data = torch.from_numpy(rows)
+    reference.network.load_state_dict(model.network.state_dict())
+    return reference
 
 
 def assert_same(here: list[float], plain: list[float]) -> None:
@@ -106,10 +106,12 @@ def test_same_loss_curve(name: str) -> None:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         inner = make(list(model.parameters()))
         optimizer = DistributedOptimizer(inner)
-        twin = twin_of(model, session)
-        plain_optimizer = make(list(twin.parameters()))
+        reference = reference_of(model, session)
+        plain_optimizer = make(list(reference.parameters()))
         here = loss_curve(model, optimizer, schedule(optimizer), every_row=every_row)
-        plain = loss_curve(twin, plain_optimizer, schedule(plain_optimizer), every_row=every_row)
+        plain = loss_curve(
+            reference, plain_optimizer, schedule(plain_optimizer), every_row=every_row
+        )
     assert_same(here, plain)
 
 
@@ -138,10 +140,12 @@ def test_same_loss_curve_as_sparse_adam() -> None:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         rows = DistributedOptimizer(sparse_adam(model.embedding))
         layers = DistributedOptimizer(of.Adam(model.network.parameters(), 0.01))
-        twin = twin_of(model, session, sparse=True)
-        plain_layers = of.Adam(twin.network.parameters(), 0.01)
+        reference = reference_of(model, session, sparse=True)
+        plain_layers = of.Adam(reference.network.parameters(), 0.01)
         here = loss_curve(model, Both(rows, layers), every_row=True)
-        plain = loss_curve(twin, Both(sparse_adam(twin.embedding), plain_layers), every_row=True)
+        plain = loss_curve(
+            reference, Both(sparse_adam(reference.embedding), plain_layers), every_row=True
+        )
     assert_same(here, plain)
 
 
@@ -151,8 +155,8 @@ def test_a_swapped_model_is_the_same_model() -> None:
         model = Model(torch.nn.Embedding(IDS, 8, sparse=True))
         assert swap_embeddings(model, over_bytes=1 << 30) == ["embedding"]
         optimizer = DistributedOptimizer(of.Adagrad(model.parameters(), 0.1))
-        twin = twin_of(model, session)
-        plain = loss_curve(twin, of.Adagrad(twin.parameters(), 0.1))
+        reference = reference_of(model, session)
+        plain = loss_curve(reference, of.Adagrad(reference.parameters(), 0.1))
         here = loss_curve(model, optimizer)
     assert_same(here, plain)
 
@@ -183,14 +187,16 @@ def test_clipped_gradients_are_those_of_plain_torch(name: str) -> None:
     with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job=name) as session:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         optimizer = DistributedOptimizer(of.SGD(model.parameters(), 2.0))
-        twin, unclipped = twin_of(model, session), twin_of(model, session)
-        plain = loss_curve(twin, Clipped(twin, of.SGD(twin.parameters(), 2.0), CLIPS[name]))
+        reference, unclipped = reference_of(model, session), reference_of(model, session)
+        plain = loss_curve(
+            reference, Clipped(reference, of.SGD(reference.parameters(), 2.0), CLIPS[name])
+        )
         free = loss_curve(unclipped, of.SGD(unclipped.parameters(), 2.0))
         here = loss_curve(model, Clipped(model, optimizer, CLIPS[name]))
         rows = session.client.pull(model.embedding.table_name, np.arange(IDS))
     assert np.max(np.abs(np.subtract(plain, free))) > 1e-3  # the limit is reached
     np.testing.assert_allclose(here, plain, rtol=CLIPPED_TOLERANCE)
-    weights = twin.embedding.weight.detach().numpy()
+    weights = reference.embedding.weight.detach().numpy()
     np.testing.assert_allclose(rows, weights, atol=CLIPPED_TOLERANCE)
 
 
@@ -202,7 +208,7 @@ def test_a_compiled_model_has_the_same_loss_curve() -> None:
     with LocalCluster(servers=1) as cluster, init(cluster.endpoints, job="compiled") as session:
         model = Model(Embedding(IDS, 8, name="rows", initializer=NEAR_ZERO))
         optimizer = DistributedOptimizer(of.Adagrad(model.parameters(), 0.1))
-        twin = twin_of(model, session)
-        plain = loss_curve(twin, of.Adagrad(twin.parameters(), 0.1))
+        reference = reference_of(model, session)
+        plain = loss_curve(reference, of.Adagrad(reference.parameters(), 0.1))
         here = loss_curve(torch.compile(model), optimizer)
     assert_same(here, plain)

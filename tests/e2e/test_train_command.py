@@ -11,9 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.checkpoint.test_checkpoint_disks import namespace, why_no_mounts
 from tests.processes import is_gone
+from tests.waiting import wait_until
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -124,15 +123,6 @@ def open_gate(folder: Path, gate: str) -> None:
     (folder / f"{gate}.closed").unlink()
 
 
-def wait_until(condition: Callable[[], Any]) -> Any:
-    """Look until it is so, and return what it said."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        threading.Event().wait(0.05)
-    return found
-
-
 @contextmanager
 def started(
     folder: Path, *words: str, program: Sequence[str] = BACKSTAY
@@ -180,7 +170,7 @@ def endpoint_of(folder: Path) -> str:
 
 
 def shown(folder: Path, endpoint: str | None = None) -> dict[str, Any]:
-    """What ``jobs show`` says now; empty while there is nobody to ask."""
+    """What ``jobs show`` says now; empty while no process answers."""
     endpoint = endpoint or endpoint_of(folder)
     if not endpoint:
         return {}
@@ -247,7 +237,7 @@ def test_ctrl_c_and_the_same_command_goes_on_from_the_checkpoint(folder: Path) -
         result = result_of(folder, process)
     assert (result["state"], result["reason"], process.returncode) == ("stopped", "Ctrl-C", 130)
     assert all(is_gone(pid) for pid in below)
-    # Nobody is left to ask; its folder tells.
+    # No process is left to ask; its folder tells.
     left = [*BACKSTAY, "jobs", "show", "tiny", "--json"]
     last = json.loads(subprocess.run(left, cwd=folder, capture_output=True, timeout=WAIT_S).stdout)
     assert (last["state"], last["status"]["checkpoint"]) == ("stopped", result["checkpoint"])
@@ -260,7 +250,10 @@ def test_ctrl_c_and_the_same_command_goes_on_from_the_checkpoint(folder: Path) -
     assert "stopped" in {json.loads(line).get("state") for line in lines}
     # All is done: the same command again has nothing to do, and says the same.
     again = run(folder, *command)
-    assert (again["state"], again["steps"]) == ("done", result["steps"])
+    kept = ("state", "steps", "examples", "loss", "evaluations")
+    assert {name: again[name] for name in kept} == {name: result[name] for name in kept}
+    told = run_to_its_end(folder, *(word for word in command if word != "--json")).stdout
+    assert "nothing was left to train: --epochs adds passes" in told
     # The model is judged and used by jobs of their own.
     judged = run(folder, "evaluate", "job.yaml", "--servers", "1", "--json")
     assert judged["evaluations"][0]["metrics"] == result["evaluations"][-1]["metrics"]
@@ -304,7 +297,7 @@ def test_tasks_that_fail_are_dead_lettered_named_and_tried_again_by_the_same_com
         ]  # fmt: skip
         scaled = jobs(folder, "scale", "tiny", "3", endpoint=endpoint)
         assert scaled.returncode == 1
-        assert "it has no master any more" in scaled.stderr
+        assert "it has no job master any more" in scaled.stderr
         logs = jobs(folder, "logs", "tiny", endpoint=endpoint)
         assert "w-0 " in logs.stdout, logs.stderr
         # The dead-lettered task has counted nothing, as the job says; all others once.
@@ -354,7 +347,7 @@ def test_a_job_that_runs_is_not_run_twice(folder: Path) -> None:
             # Elsewhere, with logs of its own.
             again = run_to_its_end(folder, *command, "--log-dir", "other")
             assert again.returncode == 1
-            assert "is run already: its master is at 127.0.0.1:" in again.stderr
+            assert "is run already: its job master is at 127.0.0.1:" in again.stderr
             assert not (folder / "other" / "workers").exists()
             # The first one has not noticed, and may be killed: the same command goes on.
             assert process.poll() is None
@@ -404,6 +397,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint(folder: Path) -> None:
         wait_until(lambda: shown(folder).get("saving"))
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 130
+    said = (folder / "stderr").read_text()
+    assert "ended at once; the servers end with this command, and no checkpoint was written" in said
     wait_until(lambda: all(is_gone(pid) for pid in below))
 
 
@@ -415,7 +410,7 @@ def configure(folder: Path, change: str) -> None:
 
 
 def fill_up(disk: Path) -> None:
-    """Let nothing be written to a folder any more, whoever writes."""
+    """Let no process write to a folder any more."""
     shutil.rmtree(disk)
     disk.touch()
 

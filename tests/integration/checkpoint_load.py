@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from backstay.errors import BackstayError, CheckpointRefused, CheckpointUnavaila
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, Adagrad, TableSpec, Zeros
 from backstay.trainer import Client
+from tests.waiting import wait_until
 
 __all__ = [
     "KEYS",
@@ -44,7 +45,6 @@ __all__ = [
     "save_when_free",
     "settings",
     "wait_for_file",
-    "wait_until",
 ]
 
 SLOTS = 64
@@ -52,7 +52,6 @@ KEYS = np.arange(500, dtype=np.uint64)
 # Of the table that is there to make files large enough to be written slowly.
 FILLING = np.arange(4000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 LIMIT_S = 60.0
-POLL_S = 0.01
 
 
 def settings(folder: Path, **more: Any) -> dict[str, Any]:
@@ -173,22 +172,16 @@ class Saving:
 
 def save_when_free(endpoint: str, load: Load | None = None, **more: Any) -> CheckpointInfo:
     """Save; ask again as long as a lost writer keeps its turn, or the node registers anew."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while True:
+    refusals: list[BackstayError] = []
+
+    def saved() -> CheckpointInfo | None:
         try:
             return Saving(endpoint, load, **more).result()
-        except (CheckpointRefused, CheckpointUnavailable):
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.1)
+        except (CheckpointRefused, CheckpointUnavailable) as error:
+            refusals.append(error)
+            return None
 
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that must come true."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"in {LIMIT_S:g} s it did not come to this: {what}"
-        time.sleep(POLL_S)
+    return wait_until(saved, lambda: refusals[-1], limit_s=LIMIT_S, pause_s=0.1)
 
 
 def wait_for_file(folder: Path, pattern: str) -> Path:

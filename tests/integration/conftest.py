@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 WAIT_LIMIT_S = 30.0
-POLL_PAUSE_S = 0.02
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 StartServer = Callable[..., "subprocess.Popen[bytes]"]
@@ -23,10 +23,7 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
     """Wait until a condition holds; fail if it does not within the limit."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true in time"
-            time.sleep(POLL_PAUSE_S)
+        wait_until(condition)
 
     return wait
 

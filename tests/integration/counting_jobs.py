@@ -63,7 +63,7 @@ class Masters:
         return (self.folder / f"master-{self.instance}.log").read_text()
 
     def end(self) -> None:
-        """End those that run, in good order if they can."""
+        """End the running ones, in good order if they can."""
         for process in self.processes:
             process.terminate()
         for process in self.processes:

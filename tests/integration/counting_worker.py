@@ -114,7 +114,7 @@ class CountingWorker(threading.Thread):
 
 
 class CountedJob(NamedTuple):
-    """A job that is audited, its masters, and a worker that does as many tasks as it is let."""
+    """A job that is audited, its job masters, and a worker that does as many tasks as it is let."""
 
     spec: JobSpec
     masters: Masters

@@ -1,4 +1,4 @@
-"""A job of the tests: servers, its master and its workers, all of them real processes.
+"""A job of the tests: servers, its job master and its workers, all of them real processes.
 
 The worker under test may also run in this process (``Worker`` in a thread or the main one).
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from backstay.errors import BackstayError
 from backstay.job_spec import JobSpec
 from backstay.master.job_client import JobClient
 from backstay.pserver.local_cluster import LocalCluster
+from tests.waiting import wait_until
 
 __all__ = ["JobProcesses"]
 
@@ -27,7 +27,7 @@ OVER = ("done", "stopped", "failed")
 
 
 class JobProcesses:
-    """A job's master beside a cluster, and workers as they are asked for. A context manager.
+    """A job master beside a cluster, and workers as they are asked for. A context manager.
 
     Attributes:
         spec: The job.
@@ -111,17 +111,17 @@ class JobProcesses:
         self._processes[name].wait()
 
     def _first_status(self) -> None:
-        """Wait for the master."""
-        until = time.monotonic() + WAIT_LIMIT_S
-        while True:
+        """Wait for the job master."""
+
+        def answers() -> bool:
             try:
                 self.client.status()
             except BackstayError:
                 assert self._processes["master"].poll() is None, self.log("master")
-                assert time.monotonic() < until, self.log("master")
-                time.sleep(PAUSE_S)
-            else:
-                return
+                return False
+            return True
+
+        wait_until(answers, lambda: self.log("master"), limit_s=WAIT_LIMIT_S, pause_s=PAUSE_S)
 
     def over(self) -> job_pb2.JobStatus:
         """Wait for the end of the job; return its status."""
@@ -129,15 +129,15 @@ class JobProcesses:
 
     def until(self, holds: Callable[[job_pb2.JobStatus], bool]) -> job_pb2.JobStatus:
         """Wait until the job's status is as it should be; return it."""
-        until = time.monotonic() + WAIT_LIMIT_S
-        while True:
+        last: list[object] = ["no status came"]
+
+        def reached() -> job_pb2.JobStatus | None:
             try:
                 status = self.client.status()
             except BackstayError as error:
-                if time.monotonic() > until:
-                    raise AssertionError("no status came") from error
-                continue
-            if holds(status):
-                return status
-            assert time.monotonic() < until, f"the job did not come to this in time: {status}"
-            time.sleep(PAUSE_S)
+                last.append(error)
+                return None
+            last.append(status)
+            return status if holds(status) else None
+
+        return wait_until(reached, lambda: last[-1], limit_s=WAIT_LIMIT_S, pause_s=PAUSE_S)

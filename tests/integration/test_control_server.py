@@ -1,4 +1,4 @@
-"""A control server takes a crowd that calls at once; whoever is turned away may call again."""
+"""A control server takes a crowd that calls at once; refused callers may call again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Service(job_pb2_grpc.JobServiceServicer):
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[ControlServer, Service]]:
-    # The other calls are nobody's.
+    # The other calls belong to no caller.
     server, service = ControlServer(Listens()), Service()  # type: ignore[abstract]
     job_pb2_grpc.add_JobServiceServicer_to_server(service, server.server)
     await server.start([])

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from backstay import lifeline
+from tests.waiting import wait_until
 
 LIMIT_S = 30.0
 
 
 def wait_for(word: str, log: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while word not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.01)
+    wait_until(lambda: word in log.read_text(), log.read_text, limit_s=LIMIT_S)
 
 
 # As servers do: the first SIGTERM begins to stop, a second one ends the process at once.

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import (
     NO_MASTER,
     CaughtUp,
@@ -24,6 +22,8 @@ from backstay.consensus.records import (
     NodeReport,
     RoutingTable,
 )
+from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.pserver.controller import ClusterRecords, StepSizes, decide
 
 NODES = 5
@@ -116,9 +116,10 @@ class World:
         if self.plan is not None and self.plan.is_under_way:
             return
         self.overdue = False
-        if kind == "resize":
-            nodes = max(self.config.replicas, number)
-            self.plan = ResizePlan("p", "resize", nodes, stop=True, state="waiting_for_nodes")
+        if kind in ("resize", "resize by number"):
+            nodes, numbered = max(self.config.replicas, number), kind != "resize"
+            wanted = ResizePlan("p", "resize", nodes, stop=not numbered, numbered=numbered)
+            self.plan = replace(wanted, state="waiting_for_nodes")
         else:
             leaving = (LeavingNode(f"ps-{number}", 0),)
             self.plan = ResizePlan("p", "drain", max(1, len(self.members) - 1), leaving)
@@ -267,7 +268,7 @@ class World:
         assert after.generation == before.generation + bool(new_epoch.any())
         living = {one.instance for one in self.members.values()} - set(after.gone)
         dead = self.gone | set(after.gone)
-        # Their node ids are others' now: nobody waits for their memory.
+        # Their node ids are others' now: the cluster does not wait for their memory.
         owner = {member.node_id: member.instance for member in self.members.values()}
         dead |= {n.instance for n in before.nodes if owner.get(n.node_id, n.instance) != n.instance}
         if restore is not None and restore.lost and restore.state == "loading":
@@ -280,7 +281,7 @@ class World:
             # All slots go back when some have lost their copies.
             unserved = unserved or (restore is not None and restore.lost > 0)
             if new_epoch[slot] and slot in after.restoring.slots and unserved:
-                # On purpose, or nobody was served what it had: nobody's content counts.
+                # On purpose, or no client was served what it had: no content counts.
                 assert not new.in_sync
             elif new_epoch[slot]:
                 assert not old_synced & living
@@ -299,17 +300,17 @@ class World:
                 self.acknowledged[slot] = 0
                 for key in [key for key in self.has if key[0] == slot]:
                     del self.has[key]
-            # I1: whoever may become master has everything that was acknowledged.
+            # I1: a node that may become master has everything that was acknowledged.
             for one in new_synced:
                 assert self.has.get((slot, one), 0) == self.acknowledged[slot]
 
     def check_lost_some(self, before: RoutingTable, living: set[int], dead: set[int]) -> None:
-        """Nothing goes back by itself but when slots are lost that nobody may come back with."""
+        """Nothing goes back by itself but when slots are lost that no node may come back with."""
         held = [instances(before, held.synced) for held in before.replicas_of_slot]
         assert any(not one & living and not (one - dead) & self.waiting for one in held)
 
     def check_restoring(self, before: RoutingTable, after: RoutingTable) -> None:
-        """Whoever serves a restored slot has loaded it, from the checkpoint that was wanted."""
+        """A node that serves a restored slot has loaded it, from the checkpoint that was wanted."""
         source = before.restoring[:2]
         for slot in range(after.slot_count):
             epoch = int(after.epoch_of_slot[slot])
@@ -324,12 +325,12 @@ class World:
                 assert loader is not None
                 assert loader == master(after, slot)
                 assert self.loaded[loader, slot, epoch] == before.restoring.checkpoint
-                # What it loaded counts like a push that nobody else has.
+                # What it loaded counts like a push that no other node has.
                 self.acknowledged[slot] = self.has[slot, loader] = 1
                 assert not after.replicas_of_slot[slot].in_sync
 
     def check_lost(self, before: RoutingTable, after: RoutingTable) -> None:
-        """What is lost is nobody's until somebody says what is to become of it."""
+        """What is lost has no node until an operator says what is to become of it."""
         for slot in range(after.slot_count):
             new_epoch = after.epoch_of_slot[slot] != before.epoch_of_slot[slot]
             served = master(after, slot) is not None and slot not in after.restoring.slots
@@ -342,7 +343,7 @@ class World:
             if slot in after.lost:
                 assert not after.replicas_of_slot[slot].holders
         if self.on_loss is not None and set(after.lost) - set(before.lost):
-            # Only while nobody could take them, or something else had been asked for.
+            # Only while no node could take them, or something else had been asked for.
             serving = [one for one in self.members.values() if one.instance not in after.gone]
             assert not serving or self.restore is not None
 
@@ -382,6 +383,7 @@ STEPS = st.lists(
         st.tuples(st.just("decide"), st.just(0)),
         st.tuples(st.just("push"), st.just(0)),
         st.tuples(st.just("resize"), st.integers(1, NODES)),
+        st.tuples(st.just("resize by number"), st.integers(1, NODES)),
         st.tuples(st.just("drain"), st.integers(0, NODES - 1)),
         st.tuples(st.just("cancel"), st.just(0)),
         st.tuples(st.just("restore"), st.integers(0, 1)),
@@ -414,7 +416,7 @@ def play(world: World, steps: list[tuple[str, int]]) -> None:
                     world.report(other, frozenset({member.instance}))
         elif what == "push":
             world.push()
-        elif what in ("resize", "drain"):
+        elif what in ("resize", "resize by number", "drain"):
             world.plan_for(what, number)
         elif what == "cancel":
             world.cancel()
@@ -484,7 +486,7 @@ def check_settled(world: World, routing: RoutingTable) -> None:
     leaving = world.leaving() & set(living)
     staying = len(living) - len(leaving)
     if leaving and staying < world.config.replicas:
-        # They keep what nobody else can take.
+        # They keep what no other node can take.
         return
     if world.plan is not None:
         assert not world.plan.is_under_way, world.plan

@@ -253,7 +253,7 @@ def test_a_damaged_gzip_file_reads_the_same_in_any_ranges(
     good = [json.loads(line) for line in content.splitlines()]
     if kind == "cut":
         # What came before the cut is there, and one damaged record tells of the rest. Between
-        # members it is a whole file: nobody could tell, but a cut line is no JSON.
+        # members it is a whole file: the reader cannot tell, but a cut line is no JSON.
         assert whole[0] == good[: len(whole[0])]
         try:
             gzip.decompress(zipped)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backstay._proto.v1 import cluster_pb2
-from backstay.consensus.messages import routing_from_message, routing_to_message
 from backstay.consensus.records import NodeRecord, NodeStatus, RoutingTable, SlotReplicas
+from backstay.consensus.records.messages import routing_from_message, routing_to_message
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789.-_", min_size=1, max_size=20)
 ADDRESSES = st.builds(lambda name, port: f"h{name}x:{port}", NAMES, st.integers(0, 65535))

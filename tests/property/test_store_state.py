@@ -19,8 +19,7 @@ from backstay.consensus.store import (
     value_is,
     version_is,
 )
-from backstay.consensus.store_codec import command, execute, transaction_command
-from backstay.consensus.store_state import StoreState
+from backstay.consensus.store.state import StoreState, command, execute, transaction_command
 from backstay.errors import BackstayError
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b"])

@@ -1,7 +1,7 @@
 """The ledger of a round against a plain model of it, with workers and masters that die at random.
 
-The journal is a dictionary, written in two halves as a real one may be: the master can die between
-them. Whoever was answered was answered after everything was written.
+The journal is a dictionary, written in two halves as a real one may be: the job master can die
+between them. Each answer came after everything was written.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from hypothesis.stateful import (
 
 from backstay.job_engine.ledger import NOBODY, TaskLedger
 from backstay.job_engine.task import State
-from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import (
     ATTEMPTS_PER_MASTER,
-    Changes,
     DeadLetter,
     Failure,
     Grant,
@@ -34,6 +33,7 @@ from backstay.job_engine.values import (
     WorkerRecord,
 )
 from backstay.schedule.rounds import RoundId, RoundKind
+from tests.ledger_changes import Changes, take_changes
 
 ROUND = RoundId(RoundKind.TRAINING, 1)
 LIMITS = LedgerLimits(
@@ -127,9 +127,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.valid: set[tuple[str, int, int]] = set()
         self.attempts: Counter[int] = Counter()
         self.revoked: set[int] = set()
-        # The most that the master of now, or one before it, was told.
+        # The most that this job master, or one before it, was told.
         self.acknowledged: dict[int, int] = {}
-        # What the master of now knows.
+        # What this job master knows.
         self.known: dict[int, int] = {}
         self.done_before = len(self.done)
         # Leases of workers that hang: not renewed, though as good as others until they are over.
@@ -137,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.unclosed: set[int] = set()
 
     def write(self) -> None:
-        changes = self.ledger.take_changes()
+        changes = take_changes(self.ledger)
         self.journal.write_tasks(changes)
         self.journal.write_workers(changes)
 
@@ -159,7 +159,7 @@ class LedgerMachine(RuleBasedStateMachine):
             told[task] = max(acknowledged, told.get(task, 0))
 
     def forget_dead_letters(self) -> None:
-        """Dead-lettering ends what is left of the leases: nobody could rely on them."""
+        """Dead-lettering ends what is left of the leases: no worker could rely on them."""
         self.valid = {each for each in self.valid if each[1] not in self.ledger.dead_letters}
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -268,9 +268,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def fail(self, data: st.DataObject, acknowledged: int) -> None:
         worker, grant = self.pick(data)
         leased = (worker, grant.task, grant.attempt)
-        outcome = self.ledger.fail(
-            *leased, Failure("no such column", worker, (3,)), self.now_s, acknowledged
-        )
+        outcome = self.ledger.fail(*leased, Failure("no such column", worker, (3,)), acknowledged)
         assert (outcome != "revoked") == (leased in self.valid)
         self.end(leased, acknowledged)
 
@@ -279,7 +277,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject, acknowledged: int) -> None:
         worker, grant = self.pick(data)
         leased = (worker, grant.task, grant.attempt)
-        assert self.ledger.give_back(*leased, acknowledged, self.now_s) == (leased in self.valid)
+        assert self.ledger.give_back(*leased, acknowledged) == (leased in self.valid)
         self.end(leased, acknowledged)
 
     def end(self, leased: tuple[str, int, int], acknowledged: int) -> None:
@@ -292,7 +290,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_dies(self, worker: str) -> None:
-        tasks = self.ledger.drop_worker(worker, self.now_s)
+        tasks = self.ledger.drop_worker(worker)
         mine = {leased for leased in self.valid if leased[0] == worker}
         assert sorted(tasks) == sorted(leased[1] for leased in mine)
         self.valid -= mine
@@ -351,7 +349,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = self.journal.ledger(
             self.size, self.seed, self.generation, self.now_s, self.ttl_s
         )
-        # Acknowledged batches are kept with the leases of their time, of those that ended, or
+        # Acknowledged batches are kept with the leases of their time, of ended leases, or
         # forgotten.
         self.known = self.journal.acknowledged()
         self.withdrawn = set()
@@ -371,8 +369,8 @@ class LedgerMachine(RuleBasedStateMachine):
             self.unclosed.add(leased[1])
             self.valid = {each for each in self.valid if each[1] != leased[1]}
         else:
-            self.ledger.fail(*leased, Failure("lost", leased[0]), self.now_s)
-        self.journal.write_tasks(self.ledger.take_changes())
+            self.ledger.fail(*leased, Failure("lost", leased[0]))
+        self.journal.write_tasks(take_changes(self.ledger))
         self.forget_dead_letters()
 
     @invariant()
@@ -438,8 +436,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert self.ledger.complete("w-last", grant.task, grant.attempt, self.now_s)
         assert self.ledger.is_over, "a task got lost"
         for worker in WORKERS:
-            self.ledger.drop_worker(worker, self.now_s)
-        self.ledger.drop_worker("w-last", self.now_s)
+            self.ledger.drop_worker(worker)
+        self.ledger.drop_worker("w-last")
         while tasks := self.ledger.streams_to_close("w-end"):
             self.ledger.closed(tasks)
         assert self.ledger.open_streams == 0

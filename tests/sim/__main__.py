@@ -106,8 +106,8 @@ def _arguments() -> argparse.Namespace:
 
 def _prepare() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
-    # A job's master tells of each task that comes back.
-    logging.disable(logging.WARNING)
+    # A job master tells of each task that comes back.
+    logging.disable(logging.ERROR)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backstay.consensus.node_records import MemberRecord
 from backstay.consensus.records import NodeReport
+from backstay.consensus.records.nodes import MemberRecord
 from backstay.consensus.store import Delete, Get, Lease, Put, Txn, TxnResult, mod_revision_is
-from backstay.consensus.store_state import StoreState
+from backstay.consensus.store.state import StoreState
 from backstay.pserver.membership.handover import is_dismissed
 from backstay.pserver.membership.reporting import NativeReport
 from tests.sim.controller import Candidate

@@ -14,8 +14,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from backstay._native import SimSlot
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
 from backstay.consensus.records import RoutingTable
+from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan
 from backstay.consensus.store import Put, Txn
 from tests.sim.events import MS, Micros
 
@@ -50,7 +50,7 @@ class Checkpoints:
         self.restores_lost = self._random.random() < 0.5
         # Whether only what was lost comes back, and all else goes on.
         self.lost_only = Random(f"lost only {seed}").random() < 0.5
-        # Restores of some slots only are among those that are asked for.
+        # Restores of some slots only are asked for, too.
         self._some_slots = True
         self._saved: list[dict[int, SavedSlot]] = []
         # What each slot that was restored counts at least, by the checkpoint of its last epoch.

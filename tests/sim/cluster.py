@@ -217,7 +217,7 @@ class Cluster:
         self._check_in_sync()
 
     def _check_lost(self, routing: RoutingTable) -> None:
-        """What began anew was lost on purpose, comes from a checkpoint, or is nobody's yet."""
+        """What began anew was lost on purpose, comes from a checkpoint, or has no node yet."""
         if not self.routings:
             return
         before = self.routings[-1]
@@ -228,11 +228,11 @@ class Cluster:
     # Checks
 
     def check_silent(self, reporter: Pserver, silent: Iterable[int]) -> None:
-        """A node that nobody hurt is not called silent, however slow the links are."""
+        """A node that no fault hit is not called silent, however slow the links are."""
         for instance in silent:
             one = self.processes[instance]
             if not (reporter.is_hurt or one.is_hurt):
-                self.fail(f"{reporter.node_id} calls {one.node_id} silent, which nobody hurt")
+                self.fail(f"{reporter.node_id} calls {one.node_id} silent, which no fault hit")
 
     def _synced(self, routing: RoutingTable, slot: int) -> list[Pserver]:
         held = routing.replicas_of_slot[slot].synced
@@ -262,7 +262,7 @@ class Cluster:
             self.queue.after(PROBE_EVERY, self._probe_now_and_then)
 
     def probe(self, process: Pserver, slot: int) -> bool:
-        """I3, I5: whoever answers a read at this moment knows all that was acknowledged."""
+        """I3, I5: a node that answers a read at this moment knows all that was acknowledged."""
         keys = self.keys_of.get(slot, [])
         if not keys:
             return False
@@ -331,7 +331,7 @@ class Cluster:
         if plan is not None and plan.is_under_way and staying >= self.options.replicas:
             return f"{plan}"
         wanted = min(self.options.replicas, staying)
-        # Nobody else takes what those that leave cannot give away.
+        # No other node takes what the leaving ones cannot give away.
         most = wanted if staying >= self.options.replicas else self.options.replicas
         for slot, held in enumerate(routing.replicas_of_slot):
             if held.master == NO_MASTER:

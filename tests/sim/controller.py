@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from backstay.consensus.checkpoint_records import CheckpointRecord, LossAcceptance, RestorePlan
-from backstay.consensus.node_records import MemberRecord
-from backstay.consensus.plans import ResizePlan
 from backstay.consensus.records import ClusterConfig, NodeReport, RoutingTable
+from backstay.consensus.records.checkpoints import CheckpointRecord, LossAcceptance, RestorePlan
+from backstay.consensus.records.nodes import MemberRecord
+from backstay.consensus.records.plans import ResizePlan
 from backstay.consensus.store import (
     Compare,
     Operation,
@@ -23,7 +23,7 @@ from backstay.consensus.store import (
     create_revision_is,
     mod_revision_is,
 )
-from backstay.consensus.store_state import StoreState
+from backstay.consensus.store.state import StoreState
 from backstay.pserver.controller import (
     Absences,
     ClusterRecords,

@@ -137,7 +137,7 @@ class Faults:
             self._block([(place, STORE), (STORE, place)])
 
     def store_outage(self) -> None:
-        """The store answers nobody."""
+        """The store answers no call."""
         self._cluster.store.stop()
         self._for_a_while(self._cluster.store.start)
 

@@ -58,7 +58,7 @@ class History:
             del recent[:-12]
 
     def cut(self, stream: Stream) -> None:
-        """A stream is closed though its task is not done: what nobody was told of may be lost."""
+        """A stream is closed though its task is not done: untold pushes may be lost."""
         self._cut.add(stream)
 
     def slot_lost(self, slot: int) -> None:

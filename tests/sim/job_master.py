@@ -1,24 +1,24 @@
-"""A job's masters in virtual time: the real job, journal and records, their shell a model.
+"""Job masters in virtual time: the real job, journal and records, their shell a model.
 
-``master.job.Job`` decides, ``master.opening`` reads the records, ``master.journal`` groups what
-is written; here calls come late or twice, transactions are lost or of unknown outcome, masters die
-between any two of them, stand still, and wake up when another one has their leadership.
+``job_engine`` opens the job and decides, ``master.journal`` groups what is written; here calls come
+late or twice, transactions are lost or of unknown outcome, masters die between any two of them,
+stand still, and wake up when another one has their leadership.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from backstay.checkpoint.remote import RestoreState
-from backstay.consensus.checkpoint_records import RestorePlan
-from backstay.consensus.job_records import (
+from backstay.checkpoint.restore_state import RestoreState
+from backstay.consensus.records.checkpoints import RestorePlan
+from backstay.consensus.records.jobs import (
     JournalRecord,
     MasterRecord,
 )
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import (
     CoordinationStore,
     Delete,
@@ -29,13 +29,12 @@ from backstay.consensus.store import (
     TxnResult,
     mod_revision_is,
 )
-from backstay.consensus.store_follow import FencingToken
-from backstay.errors import InvalidRequest, WorkerReplaced
-from backstay.job_engine.opened_job import OpenedJob
+from backstay.consensus.store.follow import FencingToken
+from backstay.errors import InvalidRequest, JobRefused, WorkerReplaced
+from backstay.job_engine.opening import RecordedJob, opened_job
+from backstay.job_engine.rows_change import incarnation_in
 from backstay.master.job import Job
 from backstay.master.journal import Journal
-from backstay.master.opening import open_job
-from backstay.master.rows_change import StateIncarnation, change_of, why_inexact
 from tests.sim.events import MS, Clock, Micros
 
 if TYPE_CHECKING:
@@ -46,12 +45,14 @@ __all__ = ["KEYS", "LEASE_TTL_MS", "UID", "SimMaster"]
 KEYS = JobKeys("job")
 UID = "ab12"
 LEASE_TTL_MS = 200
+# So small that leases last longer when a few workers have followed dead ones.
+RENEWALS_PER_S_MAX = 100
 RETRY = 20 * MS
 # Small, so that what belongs together is often written apart.
 CHANGES_MAX = 2
 LOOK = 60 * MS
 EXPIRE = 20 * MS
-NOT_MASTER = "not the master"
+NOT_MASTER = "not the job master"
 
 
 def restore_state(plan: RestorePlan | None, generation: int) -> RestoreState:
@@ -81,9 +82,6 @@ class SimJournal(Journal):
         self._master = master
         self._callers: deque[tuple[int, Callable[[], object]]] = deque()
         self._is_writing = False
-
-    async def durable(self, timeout_s: float) -> None:
-        """Opening a job needs nothing written in between: all its records are there."""
 
     def begin(self, token: FencingToken, revision: int, number: int) -> None:
         """Write under a token from now on."""
@@ -137,27 +135,8 @@ class SimJournal(Journal):
         queue.after(RETRY, partial(self._master.handle, self.write))
 
 
-class _OneRead:
-    """The store as ``open_job`` reads it: once."""
-
-    def __init__(self, found: RangeResult) -> None:
-        self._found = found
-
-    async def range(self, _prefix: str) -> RangeResult:
-        return self._found
-
-
-def _at_once(coroutine: Coroutine[Any, Any, OpenedJob]) -> OpenedJob:
-    """Run a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return cast(OpenedJob, end.value)
-    raise AssertionError("it waits")
-
-
 class SimMaster:
-    """One process that is, or was, the job's master."""
+    """One process that is, or was, the job master."""
 
     def __init__(self, book: JobBook, instance: int) -> None:
         self.book = book
@@ -232,23 +211,32 @@ class SimMaster:
             last.mod_revision if last is not None else 0,
             JournalRecord.from_json(last.value).number if last is not None else 0,
         )
-        opening = open_job(
-            cast(CoordinationStore, _OneRead(found)),
+        recorded = RecordedJob({key: item.value for key, item in found.values().items()}, KEYS)
+        spec, table, state = self.book.spec, recorded.table("training"), recorded.state()
+        assert table is not None
+        assert state is not None
+        opened = opened_job(
+            spec,
             KEYS,
             self._journal,
-            self.book.spec,
-            uid=UID,
-            now_ms=1,
-            fresh=False,
-            clock=self.now_s,
-            incarnation=lambda: StateIncarnation(0, 0),
-            restored=lambda: None,
+            recorded,
+            identity=recorded.identity(spec, uid=UID, now_ms=1),
+            state=state,
+            tables={"training": table},
+            now_s=self.now_s(),
         )
-        job = Job(_at_once(opening), KEYS, self._journal, self.now_s)
+        job = Job(
+            opened,
+            KEYS,
+            self._journal,
+            self.now_s,
+            renewals_per_s_max=RENEWALS_PER_S_MAX,
+        )
         job.stage_state()
 
         def serve() -> None:
             job.advance()
+            self._lengthen_leases(job)
             self._journal.when_durable(partial(self._serve, job))
 
         # As the real one: restores are looked at before anything is given out.
@@ -265,7 +253,18 @@ class SimMaster:
         assert self.job is not None
         self.job.expire()
         self.job.advance()
+        self._lengthen_leases(self.job)
         self.queue.after(EXPIRE, partial(self.handle, self._expire))
+
+    def _lengthen_leases(self, job: Job) -> None:
+        ttl_ms = job.plan_lease_ttl()
+        if ttl_ms is not None:
+            self._journal.when_durable(partial(self._lengthen, job, ttl_ms))
+
+    def _lengthen(self, job: Job, ttl_ms: int) -> None:
+        if ttl_ms > job.task_lease_ttl_ms:
+            self.queue.counts["leases_lengthened"] += 1
+            job.lengthen_leases(ttl_ms)
 
     # Restores, as ``Saving.look`` does
 
@@ -294,23 +293,19 @@ class SimMaster:
         self, job: Job, plan: RestorePlan | None, generation: int, then: Callable[[], object]
     ) -> None:
         now = restore_state(plan, generation)
-        noted = StateIncarnation(job.state.restore_version, job.state.generation)
-        change = change_of(noted, now)
+        change = job.rows_are(now, self.now_s())
         if change == "none":
             then()
             return
-        why = why_inexact(change, now)
         if change == "lost":
-            job.note_inexact(why)
-            job.end("failed", why)
             self.book.rescue()
             then()
             return
         assert plan is not None
         try:
-            progress = self.book.progress_of(plan, job)
+            progress = job.progress_in(self.book.kept(plan))
         except InvalidRequest as error:
-            job.end("failed", str(error))
+            job.cannot_follow(str(error))
             self.book.rescue()
             then()
             return
@@ -318,12 +313,10 @@ class SimMaster:
         self.queue.counts["went_back"] += 1
         self.book.went_back += 1
         self._going_back = True
-        job.go_back(progress)
-        if why:
-            job.note_inexact(why)
+        job.follow(now, progress, self.now_s())
 
         def noting() -> None:
-            job.note_incarnation(StateIncarnation(now.version, generation))
+            job.note_incarnation(incarnation_in(now))
             job.advance()
             self._going_back = False
             self._journal.when_durable(then)
@@ -340,7 +333,7 @@ class SimMaster:
             return
         try:
             result = call(job)
-        except WorkerReplaced as error:
+        except (JobRefused, WorkerReplaced) as error:
             answer(error)
             return
         job.advance()

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from backstay.errors import WorkerReplaced
+from backstay.errors import JobRefused, WorkerReplaced
+from backstay.job_engine.leases import RENEWALS_PER_TTL
 from backstay.job_engine.open_round import Assignment
-from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.values import LeasedTask
 from backstay.master.job import Job
-from backstay.master.rows_change import StateIncarnation
 from backstay.schedule.rounds import RoundId, RoundKind
 from tests.sim.events import MS, Clock, Micros
 from tests.sim.job_master import LEASE_TTL_MS, NOT_MASTER, SimMaster
@@ -30,8 +31,8 @@ __all__ = ["JobWorker"]
 
 CALL_TIMEOUT = 250 * MS
 CLOSE_TIMEOUT = 400 * MS
-LEASE_TTL = LEASE_TTL_MS * MS
-MARGIN = LEASE_TTL // 10
+# Of a lease, a tenth: the worker stops before it.
+MARGIN_PART = 10
 
 
 @dataclass
@@ -70,21 +71,27 @@ class JobWorker(Trainer):
         self._to_close: list[tuple[int, int]] = []
         self._given: Assignment | None = None
         self._lease_until: Micros = 0
+        # How long leases last, as the job masters told; 0 until the worker has joined.
+        self._ttl: Micros = 0
         self._batch = 0
         self._engine = 0
         self._rows = StateIncarnation(0, 0)
         self.pushes.clear()
-        self._call(self._join, lambda _answer: self._keep(self._lives))
+        self._call(self._join, self._joined)
+
+    def _joined(self, ttl_ms: int) -> None:
+        self._ttl = ttl_ms * MS
+        self._keep(self._lives)
 
     def _die(self) -> None:
         self.queue.counts["workers_killed"] += 1
         self.queue.log(self.place, lambda: f"{self.name} dies")
         self._begin()
 
-    # Calls to the master
+    # Calls to the job master
 
     def _call(self, call: Callable[[Job, str], Any], done: Callable[[Any], None]) -> None:
-        """Make a call, with this process's name, until a master answers it."""
+        """Make a call, with this process's name, until a job master answers it."""
         life, name, instance = self._lives, self.name, self.instance
         is_open = True
         master = self._master or self.book.newest
@@ -101,7 +108,8 @@ class JobWorker(Trainer):
             nonlocal is_open
             if not is_open or self._lives != life:
                 return
-            if result == NOT_MASTER:
+            if result == NOT_MASTER or isinstance(result, JobRefused):
+                # A job that is over takes no worker, until a restore takes the job back.
                 again("refused")
                 return
             is_open = False
@@ -113,14 +121,10 @@ class JobWorker(Trainer):
             done(result)
 
         def serve(job: Job) -> Any:
-            _, replaces = (
-                job.known.join(name, instance, "", 0, job.now())
-                if call is self._join
-                else (job.known.hear(name, instance, "", 0, job.now()), False)
-            )
-            if replaces:
-                job.drop_worker(name, "replaced")
-                job.known.join(name, instance, "", 0, job.now())
+            if call is self._join:
+                job.join(name, instance, "", 0)
+            else:
+                job.hear(name, instance, "", 0)
             return call(job, name)
 
         def answer(result: Any) -> None:
@@ -151,7 +155,7 @@ class JobWorker(Trainer):
 
     @staticmethod
     def _join(job: Job, _name: str) -> int:
-        return job.state.restore_version
+        return job.task_lease_ttl_ms
 
     # The loop
 
@@ -165,7 +169,10 @@ class JobWorker(Trainer):
             return
         if not self.stopping and random.random() < 0.01:
             self.queue.counts["workers_paused"] += 1
-            self._paused_until = self.queue.now + random.randrange(20 * MS, 3 * LEASE_TTL)
+            self._paused_until = self.queue.now + random.randrange(20 * MS, 3 * LEASE_TTL_MS * MS)
+            return
+        if not self._ttl:
+            # It asks for a task once it has joined.
             return
         if not self._engine:
             self._open_engine()
@@ -211,7 +218,7 @@ class JobWorker(Trainer):
         lease = given.lease._replace(acknowledged=acknowledged)
 
         def give_back(job: Job, name: str) -> str:
-            if _is_of_later_master(job, lease):
+            if job.is_of_later_master(lease):
                 return NOT_MASTER
             job.give_back(name, given.round.id, lease, "the test wants it")
             return ""
@@ -230,22 +237,10 @@ class JobWorker(Trainer):
         closed = list(self._closed)
 
         def get_task(job: Job, name: str) -> Answer:
-            known = job.known.get(name)
-            assert known is not None
             job.closed(closed)
-            given: Assignment | None = None
-            if known.request == request and known.answer is not None:
-                before: Assignment = known.answer
-                leased = before.round.ledger.record_of(name).leased
-                if job.rounds.get(before.round.id) is before.round and any(
-                    one[:2] == before.lease[:2] for one in leased
-                ):
-                    given = before
-            if rows != (job.state.restore_version, job.state.generation):
-                return Answer(None, [], other_incarnation=True)
-            if given is None:
-                given = job.assign(name)
-            known.request, known.answer = request, given
+            given = job.give(name, request, rows)
+            if not job.goes_with(rows):
+                return Answer(given, [], other_incarnation=True)
             return Answer(given, job.streams_to_close(name))
 
         def told(answer: Answer) -> None:
@@ -258,14 +253,14 @@ class JobWorker(Trainer):
                 if answer.given is not None:
                     self._take(answer.given, sent)
             elif answer.given is not None:
-                # Asked for on a connection that is no more.
+                # Asked for on a connection that is gone.
                 self._give_back(answer.given, answer.given.lease.acknowledged)
 
         self._call(get_task, told)
 
     def _take(self, given: Assignment, sent: Micros) -> None:
         self._given, self._batch = given, given.lease.acknowledged
-        self._lease_until = sent + LEASE_TTL - MARGIN
+        self._lease_until = sent + self._ttl - self._ttl // MARGIN_PART
         self.queue.counts["tasks_taken"] += 1
         self.queue.log(
             self.place,
@@ -277,19 +272,21 @@ class JobWorker(Trainer):
     def _keep(self, life: int) -> None:
         if self._lives != life:
             return
-        self.queue.after(LEASE_TTL // 4, partial(self._keep, life))
+        self.queue.after(self._ttl // RENEWALS_PER_TTL, partial(self._keep, life))
         given = self._given
         if given is None or self.queue.now < self._paused_until:
             return
         leased = given.lease._replace(acknowledged=self._acknowledged())
         sent = self._clock.now()
 
-        def keep(job: Job, name: str) -> list[tuple[RoundId, LeasedTask]] | str:
-            if _is_of_later_master(job, leased):
+        def keep(job: Job, name: str) -> tuple[list[tuple[RoundId, LeasedTask]], int] | str:
+            if job.is_of_later_master(leased):
                 return NOT_MASTER
-            return job.renew(name, [(given.round.id, leased)])
+            return job.renew(name, [(given.round.id, leased)]), job.task_lease_ttl_ms
 
-        def told(revoked: list[tuple[RoundId, LeasedTask]]) -> None:
+        def told(answer: tuple[list[tuple[RoundId, LeasedTask]], int]) -> None:
+            revoked, ttl_ms = answer
+            self._ttl = ttl_ms * MS
             if self._given is not given or self._ending:
                 return
             if revoked:
@@ -297,7 +294,9 @@ class JobWorker(Trainer):
                 self._given = None
                 self.pushes.clear()
             else:
-                self._lease_until = max(self._lease_until, sent + LEASE_TTL - MARGIN)
+                self._lease_until = max(
+                    self._lease_until, sent + self._ttl - self._ttl // MARGIN_PART
+                )
 
         self._call(keep, told)
 
@@ -339,12 +338,13 @@ class JobWorker(Trainer):
 
     def _complete(self, given: Assignment) -> None:
         self._ending = True
-        lease = given.lease._replace(acknowledged=BATCHES)
 
         def complete(job: Job, name: str) -> bool | str:
-            if _is_of_later_master(job, lease):
+            if job.is_of_later_master(given.lease):
                 return NOT_MASTER
-            counts, _ = job.complete(name, given.round.id, lease, BATCHES)
+            counts, _ = job.complete(
+                name, given.round.id, given.lease, batches=BATCHES, examples=BATCHES
+            )
             return counts
 
         def told(first: bool) -> None:
@@ -403,8 +403,3 @@ class JobWorker(Trainer):
 
             self._carry(process, partial(process.on_close, name, version, answer))
         self.queue.after(CLOSE_TIMEOUT, again)
-
-
-def _is_of_later_master(job: Job, lease: LeasedTask) -> bool:
-    """Whether a master that is none any more is asked, as ``JobService`` finds out."""
-    return lease.attempt >= (job.state.starts + 1) * ATTEMPTS_PER_MASTER

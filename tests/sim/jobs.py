@@ -1,4 +1,4 @@
-"""A job in virtual time: what it is, its masters one after the other, and what must be true.
+"""A job in virtual time: what it is, its job masters one after the other, and what must be true.
 
 The judge knows what each batch pushes: when the job is done, each slot counts each of them once.
 """
@@ -10,14 +10,12 @@ from functools import cached_property, partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
+from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord, stream_job_of
 from backstay.consensus.store import Put, Txn
 from backstay.data import Shard
-from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.task_store import TaskBits
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.job import Job
-from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, jobs_cut_short
 from backstay.schedule.schedule import Schedule, is_cut_short
 from backstay.schedule.task_table import TaskTable
@@ -61,7 +59,7 @@ def job_spec(seed: int, *, cuts: bool = False) -> JobSpec:
 
 
 class JobBook:
-    """The job as the simulation sees it: its masters, and what must be true at its end."""
+    """The job as the simulation sees it: its job masters, and what must be true at its end."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
@@ -96,7 +94,7 @@ class JobBook:
 
     @property
     def newest(self) -> SimMaster:
-        """The master that was started last."""
+        """The job master that was started last."""
         return self.masters[-1]
 
     def _start_master(self) -> None:
@@ -139,7 +137,7 @@ class JobBook:
     # Data
 
     def keys_of(self, number: int, task: int, batch: int) -> list[list[int]]:
-        """Return the keys of each table's push of a batch; the same whoever reads it."""
+        """Return the keys of each table's push of a batch; the same for every reader."""
         random = Random(f"{self._seed} {number} {task} {batch}")
         keys = [random.sample(self.cluster.keys, random.choice((1, 2, 5)))]
         keys.append(random.sample(self.cluster.keys, 2))
@@ -176,12 +174,9 @@ class JobBook:
         version = plan.version if plan is not None else 0
         return {"restore_version": version, "generation": generation, "jobs": {"job": document}}
 
-    def progress_of(self, plan: RestorePlan, job: Job) -> Any:
-        """Return the progress that was saved with a checkpoint."""
-        kept = self.saved[int(plan.checkpoint.split("-")[1]) - 1]
-        saved = kept_job(kept, "job")
-        assert saved is not None
-        return saved.progress(job.tables)
+    def kept(self, plan: RestorePlan) -> dict[str, Any]:
+        """Return what was saved of the job with a checkpoint."""
+        return self.saved[int(plan.checkpoint.split("-")[1]) - 1]
 
     # Verdict
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from backstay.consensus.checkpoint_records import LossAcceptance
 from backstay.consensus.records import RoutingTable
+from backstay.consensus.records.checkpoints import LossAcceptance
 from backstay.consensus.store import Put, Txn
 from tests.sim.events import MS
 

@@ -11,7 +11,7 @@ from tests.sim.events import EventQueue, Micros, S
 __all__ = ["STORE", "Endpoint", "Network", "Stream"]
 
 STORE = "store"
-# After a fault is over, those that it hit need some time to be well again.
+# After a fault is over, the nodes that it hit need some time to be well again.
 RECOVERY = 1 * S
 
 

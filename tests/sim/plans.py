@@ -11,8 +11,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from backstay.consensus.node_records import MemberRecord
-from backstay.consensus.plans import LeavingNode, ResizePlan
+from backstay.consensus.records.nodes import MemberRecord
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.consensus.store import Put, Txn
 from tests.sim.events import MS, Micros
 
@@ -90,7 +90,7 @@ class Operators:
                 state="waiting_for_nodes",
             )
         )
-        # Somebody starts what is missing, one after the other; sometimes nobody does.
+        # The operator starts what is missing, one after the other; sometimes nothing is started.
         if self._random.random() < 0.8:
             for number in range(nodes):
                 delay = self._random.randrange(1 * MS, 300 * MS)

@@ -264,7 +264,7 @@ class Pserver:
             self.handle(partial(self.on_broken, peer, link, refused=False))
 
     def on_broken(self, peer: int, link: Link, *, refused: bool) -> None:
-        """Note that a connection to a backup is no more."""
+        """Note that a connection to a backup is gone."""
         if self.links.get(peer) is link:
             self.queue.log(self.node_id, lambda: f"loses its connection to {peer}")
             del self.links[peer]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from backstay.consensus.store import Txn, TxnResult
-from backstay.consensus.store_state import StoreState
+from backstay.consensus.store.state import StoreState
 from backstay.errors import LeaseLost
 from tests.sim.events import MS, EventQueue
 from tests.sim.network import STORE, Endpoint, Network
@@ -52,7 +52,7 @@ class SimStore:
         self.changed()
 
     def watch(self, notify: Callable[[], None]) -> None:
-        """Call it after each change; whoever is called finds out what has changed, later."""
+        """Call it after each change; the callee finds out what has changed, later."""
         self._watchers.append(notify)
 
     def changed(self) -> None:

@@ -30,11 +30,11 @@ CLOSE_TIMEOUT = 400 * MS
 
 @dataclass
 class Task:
-    """A task, as the job's master knows it."""
+    """A task, as the job master knows it."""
 
     number: int
     batches: list[list[list[int]]]
-    """Of each batch the keys of each table's push; the same for whoever reads them."""
+    """Of each batch the keys of each table's push; the same for every reader."""
     workers: set[int] = field(default_factory=set)
     acknowledged: int = 0
     is_done: bool = False
@@ -47,7 +47,7 @@ class Task:
 
 
 class TaskBook:
-    """A job's master with a perfect memory: who has which task, and what is done."""
+    """A job master with a perfect memory: who has which task, and what is done."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
@@ -146,7 +146,7 @@ class TaskTrainer(Trainer):
         return min(self._batch, min(self.pushes, default=1 << 60) // TABLES)
 
     def _die(self, task: Task) -> None:
-        """What is under way stays under way; the master knows what it was told, or less."""
+        """What is under way stays under way; the job master knows what it was told, or less."""
         acknowledged = self.book.random.randint(
             task.acknowledged, max(task.acknowledged, self._acknowledged())
         )

@@ -38,7 +38,11 @@ RESTORED_REGRESSIONS = [
     37,
     58,
     60,
+    79,
     108,
+    109,
+    113,
+    127,
     134,
     173,
     308,
@@ -48,7 +52,7 @@ RESTORED_REGRESSIONS = [
 ]
 
 # Slots that were saved late had the closed streams of tasks that the progress had still to do.
-CUT_REGRESSIONS = [1004, 1043, 1107, 1188]
+CUT_REGRESSIONS = [1004, 1030, 1043, 1107, 1109, 1171, 1188]
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import RoutingTable
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.consensus.store import Put, Txn
 from tests.sim.cluster import UNLIMITED, Cluster, Options, simulate
 from tests.sim.events import MS, S
@@ -24,7 +24,7 @@ from tests.sim.plans import PLAN, plan_of
 from tests.sim.tasks import TABLES, TaskTrainer
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
-# Others than those that are looked at by hand from 0 on.
+# Other seeds than the ones that are looked at by hand from 0 on.
 FIRST_SEED = 1_000_000
 SEEDS = 1_000
 # Of those, by `make test`; the others by `make test-slow`.
@@ -66,7 +66,7 @@ def test_two_nodes_that_do_not_reach_each_other_keep_no_slot_short_of_copies(see
     for slot, held in enumerate(routing.replicas_of_slot):
         assert len(held.synced) >= wanted, f"slot {slot}: {held}"
         assert held.master not in apart or not apart <= set(held.holders), f"slot {slot}: {held}"
-    # Nobody gives a copy to a silent node and takes it away again, on and on.
+    # The controller does not give a copy to a silent node and take it away again, on and on.
     changes = len(cluster.routings)
     cluster.queue.run_until(12 * S)
     assert len(cluster.routings) == changes
@@ -89,7 +89,7 @@ def _run_to_the_end(cluster: Cluster) -> None:
 
 
 def _plain_cluster(replicas: int) -> Cluster:
-    """Return a cluster of four nodes; nobody but the test does anything to it."""
+    """Return a cluster of four nodes; only the test changes it."""
     for seed in range(200):
         cluster = Cluster(seed, trace=False)
         options = cluster.options
@@ -140,7 +140,7 @@ def test_copies_over_slow_links_take_the_time_of_their_rows_and_cost_nobody_else
     rows = sum(map(len, held.values()))
     limit = cluster.queue.now + rows * SLOW_ROW + 1 * S
     while any(len(one.synced) < 2 for one in cluster.routings[-1].replicas_of_slot):
-        # That nobody is called silent is looked at in every report.
+        # Every report is checked for nodes that are called silent.
         assert cluster.queue.now < limit
         cluster.queue.run_until(cluster.queue.now + 20 * MS)
     assert cluster.queue.counts["slots_lost"] == 0

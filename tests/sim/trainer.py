@@ -216,4 +216,4 @@ class Trainer:
 
 
 def _nobody(_code: int) -> None:
-    """Take an answer that nobody waits for."""
+    """Take an answer that no call waits for."""

@@ -103,6 +103,7 @@ def make_checkpoint(
     whole: Sequence[int] = (),
     tables: Sequence[TableSpec] = (ADS, LAYER),
     position: int | None = None,
+    jobs: Sequence[str] = (),
 ) -> Manifest:
     """Write a checkpoint in two parts, one with the even slots and one with the odd ones.
 
@@ -115,6 +116,7 @@ def make_checkpoint(
         whole: Slots of an incremental one that have all their rows in it.
         tables: All tables.
         position: Of all slots; default: from the number of the id.
+        jobs: Whose progress is in it.
     """
     position = int(checkpoint_id[5:11]) * 10 if position is None else position
     storage.create(checkpoint_id)
@@ -146,7 +148,10 @@ def make_checkpoint(
             rows=counts.astype(np.uint64),
         ),
         tags={"pass": 3, "note": "größer"},
-        progress={"job": {"tasks": [1, 2]}},
+        progress={
+            "job": {"tasks": [1, 2]},
+            **({"backstay_jobs": {"jobs": {name: {} for name in jobs}}} if jobs else {}),
+        },
     )
     storage.write_manifest(manifest)
     return manifest

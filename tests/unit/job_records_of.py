@@ -1,4 +1,4 @@
-"""A job on the store in memory: what the tests of the master's journal and opening share."""
+"""A job on the store in memory: what the tests of the job master's journal and opening share."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.keys import JobKeys
-from backstay.consensus.memory_store import MemoryStore
+from backstay.consensus.records.jobs import MasterRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import CoordinationStore
-from backstay.job_engine.progress import JobProgress
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.progress import JobProgress, KeptJob, kept_job
 from backstay.job_spec import CheckpointSpec, DataSpec, JobSpec
-from backstay.master.job import Job
+from backstay.master.job import Job, open_job
 from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.master.leadership import Leadership
-from backstay.master.opening import open_job
-from backstay.master.rows_change import StateIncarnation
-from backstay.master.saving import KeptJob, kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.tasks import end_tasks
+from tests.memory_store import MemoryStore
 
 KEYS = JobKeys("counting")
 DURABLE_S = 5.0
@@ -45,7 +43,7 @@ def counting_spec(folder: Path, *, records: int = 40, **fields: object) -> JobSp
 
 
 class Master:
-    """A master in this process, without its gRPC server."""
+    """A job master in this process, without its gRPC server."""
 
     def __init__(
         self,
@@ -57,14 +55,17 @@ class Master:
     ) -> None:
         self._store, self._spec = store, spec
         own = MasterRecord("127.0.0.1:1", instance, "here", 1)
-        self.leadership = Leadership(store, KEYS, own, lease_ttl_ms=1000)
+        # No test waits for the lease to expire, and a loaded machine must not make it.
+        self.leadership = Leadership(store, KEYS, own, lease_ttl_ms=600_000)
         self.journal = Journal(store, KEYS, instance, changes_max=changes_max)
         self.writing: asyncio.Task[None] | None = None
         self.now_s = 100.0
         # What a restore of the cluster brought of the job.
         self.restored: KeptJob | None = None
 
-    async def open(self, *, replaces: int = 0, fresh: bool = False) -> Job:
+    async def open(
+        self, *, replaces: int = 0, fresh: bool = False, run: str = "", owner: str = ""
+    ) -> Job:
         await self.journal.open(await self.leadership.take(replaces))
         self.writing = asyncio.create_task(self.journal.run())
         opened = await open_job(
@@ -78,6 +79,8 @@ class Master:
             clock=lambda: self.now_s,
             incarnation=lambda: StateIncarnation(0, 0),
             restored=lambda: self.restored,
+            run=run,
+            owner=owner,
         )
         job = Job(opened, KEYS, self.journal, lambda: self.now_s)
         job.stage_state()
@@ -95,7 +98,7 @@ class Master:
 async def master_of(
     store: CoordinationStore, spec: JobSpec, instance: int, **opening: object
 ) -> AsyncIterator[tuple[Master, Job]]:
-    """A master that is killed at the end."""
+    """A job master that is killed at the end."""
     master = Master(store, spec, instance)
     try:
         yield master, await master.open(**opening)  # type: ignore[arg-type]
@@ -107,7 +110,7 @@ async def do_one(job: Job, batches: int = 0) -> int:
     """Do the next task, of so many batches; return its number."""
     given = job.assign("w1")
     assert given is not None
-    job.complete("w1", given.round.id, given.lease._replace(acknowledged=batches), 4)
+    job.complete("w1", given.round.id, given.lease, batches=batches, examples=4)
     await job.journal.durable(DURABLE_S)
     job.closed([(given.round.id.number, given.lease.task)])
     return given.lease.task

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from backstay.consensus.keys import Keys
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.records import (
     ClusterConfig,
     MemberRecord,
 )
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore
 from backstay.pserver.membership.registration import Predecessor, Registration
+from tests.memory_store import MemoryBackend, MemoryStore
 
 KEYS = Keys("demo")
 CONFIG = ClusterConfig("demo", 8, 2, 2, "ab")

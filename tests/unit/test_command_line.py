@@ -17,7 +17,7 @@ from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.serve_cli import main as pserver
 
 PROGRAMS = {"backstay": backstay, "pserverctl": pserverctl, "pserver": pserver}
-# Nobody listens there.
+# No process listens there.
 NOBODY = "127.0.0.1:1"
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from backstay.config import ClientConfig, SecurityConfig, ServerConfig
+from backstay.config import (
+    ClientConfig,
+    FoundEndpoints,
+    SecurityConfig,
+    ServerConfig,
+    find_endpoints,
+    required_endpoints,
+)
 from backstay.errors import ConfigError
 from backstay.store_config import StoreMember, parse_members
 
@@ -265,3 +272,24 @@ def test_certificate_files_are_checked_when_they_are_read(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"tls_ca_file: cannot read .*No such file"):
         SecurityConfig(tls_ca_file=str(tmp_path / "none.pem")).read_pems()
     assert SecurityConfig().read_pems().cert is None
+
+
+def test_endpoints_are_those_of_the_argument_then_the_file_then_the_environment() -> None:
+    named = {"BACKSTAY_ENDPOINT": "own:1, own:2", "PADDLE_PSERVERS_IP_PORT_LIST": "paddle:1"}
+    file = ("file:1",)
+    assert find_endpoints(named, "a:1, b:2", file=file) == FoundEndpoints(("a:1", "b:2"))
+    assert find_endpoints(named, ["a:1"], file=file) == FoundEndpoints(("a:1",))
+    # What was given counts even if it is empty: the caller refuses it.
+    assert find_endpoints(named, [], file=file) == FoundEndpoints(())
+    assert find_endpoints(named, file=file) == FoundEndpoints(file)
+    own = FoundEndpoints(("own:1", "own:2"), "BACKSTAY_ENDPOINT")
+    paddle = FoundEndpoints(("paddle:1",), "PADDLE_PSERVERS_IP_PORT_LIST")
+    assert find_endpoints(named) == own
+    assert find_endpoints(named | {"BACKSTAY_ENDPOINT": ""}) == paddle
+    assert find_endpoints(named, variables=tuple(reversed(tuple(named)))) == paddle
+    assert find_endpoints({}) is None
+    assert required_endpoints(named, "a:1") == ("a:1",)
+    with pytest.raises(ConfigError, match="endpoint: give --endpoint HOST:PORT"):
+        required_endpoints(named, "")
+    with pytest.raises(ConfigError, match="endpoint: give --endpoint HOST:PORT or set BACKSTAY_"):
+        required_endpoints({}, None)

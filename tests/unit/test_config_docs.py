@@ -11,7 +11,7 @@ import pytest
 
 from backstay import _native
 from backstay.config import ClientConfig, SecurityConfig, ServerConfig
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records.settings import ClusterSettings
 from backstay.pserver import local_cli, serve_cli
 from backstay.pserver.ctl import cli as ctl_cli
 

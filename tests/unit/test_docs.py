@@ -43,9 +43,20 @@ def drawn_tree(text: str) -> list[tuple[int, str]]:
     return rows
 
 
-@pytest.mark.parametrize("text", [errors.__doc__ or "", ERRORS_PAGE], ids=["docstring", "page"])
-def test_the_drawn_tree_is_the_real_one(text: str) -> None:
-    assert sorted(drawn_tree(text)) == sorted(tree_of(errors.BackstayError))
+def test_the_drawn_tree_is_the_real_one() -> None:
+    assert sorted(drawn_tree(errors.__doc__ or "")) == sorted(tree_of(errors.BackstayError))
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_the_page_shows_what_each_error_derives_from(name: str) -> None:
+    section = next(one for one in ERRORS_PAGE.split("\n## ") if f"\n| `{name}` |" in one)
+    first, *others = re.findall(r"^\| `(\w+)` \| \S+ \| (.*)", section, re.MULTILINE)
+    bases = {base.__name__ for base in getattr(errors, name).__bases__}
+    assert (
+        name == first[0]
+        or first[0] in bases
+        or any(row == name and f"`{base}`:" in meaning for row, meaning in others for base in bases)
+    )
 
 
 def test_all_is_the_whole_tree() -> None:
@@ -87,6 +98,14 @@ PAGES = sorted(
 def test_no_figure_is_left_to_be_filled_in(page: Path) -> None:
     text = re.sub(r"```diff\n.*?\n```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert not re.findall(r"@[A-Z_]+@", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_labels_of_state_diagrams_have_nothing_that_ends_them(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for drawing in re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL):
+        labels = [line.partition(":")[2] for line in drawing.splitlines()]
+        assert [label for label in labels if set(label) & set(":;")] == []
 
 
 FOLDERS = (

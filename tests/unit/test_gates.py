@@ -22,6 +22,9 @@ Files = dict[str, str]
 GUARD = 'if __name__ != "backstay.{0}":\n    raise ImportError("import backstay.{0}")\n'
 
 FOLDERS = ("consensus", "master", "pserver", "trainer")
+KUBERNETES_MODULES = (
+    *("names", "objects", "pod_exit", "pod_template", "pserver_objects", "worker_pods"),
+)
 # What the contracts of import-linter name must be there.
 ROOMS = (
     "src/backstay/_proto/__init__.py",
@@ -31,7 +34,10 @@ ROOMS = (
     "src/backstay/job/calls.py",
     "src/backstay/schedule/__init__.py",
     "src/backstay/job_engine/__init__.py",
+    "src/backstay/job_engine/scaling.py",
     "master/job.py",
+    "master/kubernetes/__init__.py",
+    *(f"master/kubernetes/{module}.py" for module in KUBERNETES_MODULES),
     *(f"trainer/worker/{module}.py" for module in ("local_run", "master_link")),
     *(f"trainer/{room}/__init__.py" for room in ("adapter", "modes", "paddle", "torch", "worker")),
 )
@@ -200,6 +206,8 @@ def test_mypy_is_strict(tmp_path: Path, body: str, code: str) -> None:
         ("src/backstay/job_engine/fault.py", "threading", "job_engine.fault -> threading"),
         ("src/backstay/schedule/fault.py", "time", "schedule.fault -> time"),
         ("src/backstay/schedule/fault.py", "backstay.master", "schedule.fault -> backstay.master"),
+        ("master/kubernetes/objects.py", "time", "kubernetes.objects -> time"),
+        ("master/kubernetes/worker_pods.py", "kubernetes", "worker_pods -> kubernetes"),
     ],
 )
 def test_import_linter_holds_the_layers(

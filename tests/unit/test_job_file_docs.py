@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from backstay.job_spec import (
+    AutoscaleSpec,
     CheckpointSpec,
     DataSpec,
     EarlyStop,
@@ -19,7 +20,8 @@ from backstay.job_spec import (
     ServersSpec,
     WorkersSpec,
 )
-from backstay.nested_settings import nested_kind
+from backstay.kubernetes_spec import KubernetesSpec, PodSpec, ScheduleSpec
+from backstay.settings import nested_kind
 
 PAGE_PATH = Path(__file__).resolve().parents[2] / "docs" / "reference" / "job-file.md"
 PAGE = PAGE_PATH.read_text(encoding="utf-8") if PAGE_PATH.exists() else ""
@@ -32,6 +34,10 @@ SECTIONS: list[tuple[str, type, str]] = [
     ("## Checkpoints", CheckpointSpec, "checkpoint."),
     ("## Workers", WorkersSpec, "workers."),
     ("## Servers", ServersSpec, "servers."),
+    ("## Autoscaling", AutoscaleSpec, "autoscale."),
+    ("## Kubernetes", KubernetesSpec, "kubernetes."),
+    ("## Pods", PodSpec, "kubernetes.worker."),
+    ("## Schedule", ScheduleSpec, "schedule."),
     ("## Hooks", HooksSpec, "hooks."),
 ]
 
@@ -51,7 +57,7 @@ def default_of(item: Field[Any]) -> str:
 def row_of(prefix: str, item: Field[Any]) -> str:
     """The line of the table that a field must have, as the field says it."""
     low, high = item.metadata["minimum"], item.metadata["maximum"]
-    # Nobody comes near the largest ones: they are what 64 bits hold.
+    # No job comes near the largest ones: they are what 64 bits hold.
     open_end = high is None or high >= 2**31 - 1
     allowed = "" if low is None else f"{low} or more" if open_end else f"{low} to {high}"
     allowed = ", ".join(f"`{one}`" for one in item.metadata["choices"]) or allowed
@@ -71,7 +77,8 @@ def test_every_field_has_its_row_in_its_place(heading: str, kind: type, prefix: 
 
 
 def test_every_nested_field_has_a_section() -> None:
-    nested = {nested_kind(JobSpec, item.name) for item in fields(JobSpec)} - {None}
+    kinds = (JobSpec, KubernetesSpec)
+    nested = {nested_kind(kind, item.name) for kind in kinds for item in fields(kind)} - {None}
     assert nested == {kind for _, kind, _ in SECTIONS} - {JobSpec}
 
 

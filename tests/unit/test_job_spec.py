@@ -19,7 +19,7 @@ from backstay.job_spec import (
     ModeSpec,
     WorkersSpec,
 )
-from backstay.nested_settings import DEPTH_MAX, entries
+from backstay.settings import DEPTH_MAX, all_settings
 
 PLAIN: dict[str, Any] = {"name": "census", "model": "model.py", "training": "train.csv"}
 
@@ -63,6 +63,19 @@ def test_a_small_job_has_defaults_and_plain_values_stand_for_the_main_field() ->
         ({"early_stop": {"metric": "auc"}}, "early_stop: needs both training and validation"),
         ({"evaluation_every_steps": 5}, "evaluation_every_steps: needs both training and valid"),
         ({"servers": {"local": 1, "endpoints": ["a:1"]}}, "servers.endpoints: given together"),
+        (
+            {"servers": {"local": 3, "min": 4}},
+            "servers.local: 3 is not between min (4) and max (64)",
+        ),
+        (
+            {"servers": {"local": 3, "max": 2}},
+            "servers.local: 3 is not between min (3) and max (2)",
+        ),
+        ({"servers": {"local": 3, "min": 1}}, "servers.min: 1 servers cannot keep the 2 copies"),
+        ({"autoscale": "grow"}, "autoscale.workers: 'grow' is not one of fixed, fill, throughput"),
+        ({"autoscale": {"servers": "fill"}}, "autoscale.servers: 'fill' is not one of fixed, load"),
+        ({"autoscale": {"load_low": 0.8}}, "autoscale.load_low: 0.8 is not below load_high (0.8)"),
+        ({"autoscale": {"cool_down_s": 0}}, "autoscale.cool_down_s: 0 is out of range"),
         ({"model_params": {"a": object}}, "model_params.a: <class 'object'> is not a string, a nu"),
         ({"model_params": {1: 2}}, "model_params: the name 1 is not a string"),
         ({"model_params": {"a": [float("inf")]}}, "model_params.a.0: inf is not a finite number"),
@@ -72,6 +85,23 @@ def test_a_wrong_field_is_named_with_what_is_allowed(fields: Any, message: str) 
     with pytest.raises(ConfigError) as caught:
         JobSpec.from_mapping({**PLAIN, **fields})
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("servers", "counts"),
+    [
+        ({"local": 3}, (3, 3, 64)),
+        ({"local": 3, "min": 2, "max": 5}, (3, 2, 5)),
+        # One server keeps one copy.
+        ({"local": 1, "min": 1}, (1, 1, 64)),
+        ({"local": 3, "min": 1, "replicas": 1}, (3, 1, 64)),
+    ],
+)
+def test_a_job_has_servers_between_a_minimum_and_a_maximum(
+    servers: dict[str, int], counts: tuple[int, int, int]
+) -> None:
+    spec = JobSpec.from_mapping({**PLAIN, "servers": servers}).servers
+    assert spec.counts(servers["local"]) == counts
 
 
 @pytest.mark.parametrize("name", ["name", "model"])
@@ -122,7 +152,7 @@ def test_what_a_job_that_has_begun_cannot_change() -> None:
 
 
 def test_every_field_has_a_sentence_about_it() -> None:
-    for name, item, _ in entries(JobSpec):
+    for name, item, _ in all_settings(JobSpec):
         assert item.metadata["doc"].endswith("."), name
 
 

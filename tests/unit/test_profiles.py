@@ -1,4 +1,4 @@
-"""Profiles decide copies and checkpoints, and only what nobody has set."""
+"""Profiles decide copies and checkpoints, and only what is not set."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from backstay.config import ServerConfig
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.consensus.settings_record import ClusterSettings, SettingsRecord
+from backstay.consensus.records.settings import ClusterSettings, SettingsRecord
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
 from backstay.master.job_file import load_job
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.pserver.membership.cluster_config import join_or_create
 from backstay.pserver.requests.settings import SettingsKeeper
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.memory_nodes import KEYS, run
 
 URL = "/srv/points"

@@ -1,13 +1,14 @@
-"""Background tasks end with their owner, also those that miss that they are to end."""
+"""Background tasks end with their owner, also if they miss a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from backstay import tasks
-from backstay.tasks import end_tasks
+from backstay.tasks import end_tasks, turns
 
 
 async def _misses_cancellations(count: int) -> None:
@@ -39,4 +40,23 @@ def test_a_task_that_misses_a_cancellation_is_cancelled_again(
 
 
 def test_there_may_be_no_tasks() -> None:
-    asyncio.run(end_tasks())
+    async def scenario() -> None:
+        other = asyncio.create_task(asyncio.Event().wait())
+        await asyncio.wait_for(end_tasks(), 30)
+        assert not other.done()
+        await end_tasks(other)
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_stands_still_is_told_from_one_that_turns() -> None:
+    async def ask() -> tuple[bool, bool]:
+        loop = asyncio.get_running_loop()
+        turning = await asyncio.to_thread(turns, loop, 10.0)
+        found: list[bool] = []
+        asker = threading.Thread(target=lambda: found.append(turns(loop, 0.05)))
+        asker.start()
+        asker.join()  # The loop stands still until the other thread has its answer.
+        return turning, found[0]
+
+    assert asyncio.run(ask()) == (True, False)

@@ -24,9 +24,9 @@ from backstay.job.asked_model import asked_model
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter.offline import job_of, offline, warn_untrained
-from backstay.trainer.adapter.session import Session
+from backstay.trainer.client import Client
 
-__all__ = ["Framework", "load_for_inference", "model_part", "trained"]
+__all__ = ["Framework", "load_for_inference", "model_part"]
 
 
 class Framework(Protocol):
@@ -48,8 +48,8 @@ class Framework(Protocol):
     def fresh_names(self) -> AbstractContextManager[Any]:
         """Number layers and parameters in this block as a new process does."""
 
-    def build(self, definition: ModelDefinition, session: Session, spec: JobSpec) -> Any:
-        """Make a job's model and optimizer as a worker does; return the model."""
+    def build(self, definition: ModelDefinition, client: Client | None, spec: JobSpec, /) -> Any:
+        """Make a job's program, with its model and optimizer, as a worker does."""
 
     def children(self, module: Any) -> Mapping[str, Any]:
         """Return the modules right below a module, by name."""
@@ -117,11 +117,10 @@ def _loaded(
             model, job=job, only_job=lambda: job_of(tables), model_params=model_params
         )
         if part is None:
-            made, layers, untrained = trained(framework, definition, spec, tables, job)
-            saved = _saved(framework, spec.output) if untrained else {}
-            if missing := _load_saved(framework, made, saved, untrained):
-                warn_untrained(missing, framework.saved_file)
-            return _with_rows(framework, made, layers, tables, unknown)
+            made, _, untrained = _trained(framework, definition, spec, tables, job, unknown)
+            if untrained:
+                warn_untrained(untrained, framework.saved_file)
+            return made
         make = definition.make_model
     job = job_of(tables) if job is None else job
     with offline(tables, job), framework.fresh_names():
@@ -146,35 +145,37 @@ def model_part(
         InvalidRequest: The tables are of another model.
     """
     job = spec.model_from or spec.name
-    model, layers, untrained = trained(framework, definition, spec, tables, job)
-    saved = _saved(framework, spec.output) if untrained else {}
-    untrained = _load_saved(framework, model, saved, untrained)
-    model = _with_rows(framework, model, layers, tables, "initial")
+    model, layers, untrained = _trained(framework, definition, spec, tables, job, "initial")
     return ModelPart(framework.name, layers, framework.state(model)), untrained
 
 
-def trained(
+def _trained(
     framework: Framework,
     definition: ModelDefinition,
     spec: JobSpec,
     tables: TrainedTables,
     job: str,
+    unknown: Unknown,
 ) -> tuple[Any, tuple[ModelLayer, ...], list[str]]:
-    """Make a job's model as its workers do, on trained tables.
+    """Make a job's model as its workers do, with the rows of trained tables and its saved state.
 
     Returns:
-        The model, with layers on servers that are not there; these layers; and the names of what
-        no optimizer has trained.
+        The model; its layers whose rows were on servers; and the names of the state that no
+        optimizer has trained and that was not saved.
     """
     with offline(tables, job) as session:
-        model = framework.build(definition, session, spec)
+        model = framework.build(definition, session.client, spec).model
     layers = _layers_of(framework, model)
     handles = {f"{layer.path}.handle".lstrip(".") for layer in layers}
     trains = framework.trained_names(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that are not in state_dict()
         names = list(model.state_dict())
-    return model, layers, [name for name in names if name not in trains | handles]
+    untrained = [name for name in names if name not in trains | handles]
+    saved = _saved(framework, spec.output) if untrained else {}
+    framework.load_saved(model, {name: saved[name] for name in untrained if name in saved})
+    model = _with_rows(framework, model, layers, tables, unknown)
+    return model, layers, [name for name in untrained if name not in saved]
 
 
 def _layers_of(framework: Framework, model: Any) -> tuple[ModelLayer, ...]:
@@ -235,11 +236,3 @@ def _saved(framework: Framework, output: str) -> dict[str, Any]:
         return framework.read_saved(files.cat_file(f"{root}/{framework.saved_file}"))
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointUnavailable(f"output: {output}: {error}") from error
-
-
-def _load_saved(
-    framework: Framework, model: Any, saved: Mapping[str, Any], names: Sequence[str]
-) -> list[str]:
-    """Load state that is on no server; return the names of what is not there either."""
-    framework.load_saved(model, {name: saved[name] for name in names if name in saved})
-    return [name for name in names if name not in saved]

@@ -16,7 +16,12 @@ from types import TracebackType
 from weakref import WeakKeyDictionary
 
 from backstay.addresses import parse_endpoints
-from backstay.config import ENDPOINT_VARIABLE, PADDLE_ENDPOINT_VARIABLE, ClientConfig
+from backstay.config import (
+    ENDPOINT_VARIABLE,
+    PADDLE_ENDPOINT_VARIABLE,
+    ClientConfig,
+    find_endpoints,
+)
 from backstay.errors import ConfigError
 from backstay.trainer.client import Client
 from backstay.trainer.registration import TrainerName
@@ -67,7 +72,8 @@ class TrainerEnvironment:
         try:
             parse_endpoints(",".join(self.endpoints))
         except ConfigError as error:
-            raise ConfigError(f"{ENDPOINTS} or endpoints=: {error}") from None
+            named = f"{ENDPOINTS}, {ENDPOINT_VARIABLE} or endpoints="
+            raise ConfigError(f"{named}: {error}") from None
         if self.trainers_num < 1:
             raise ConfigError(
                 f"{TRAINERS_NUM} (or {WORLD_SIZE}) is {self.trainers_num}; it must be 1 or more"
@@ -89,17 +95,15 @@ class TrainerEnvironment:
     ) -> TrainerEnvironment:
         """Return what the arguments say and, where they are None, what ``environ`` says.
 
-        Number and count come from Paddle's names if one of these is set, else from those that
-        ``torchrun`` sets: never one from here and one from there.
+        Number and count come from Paddle's names if one of these is set, else from the variables
+        that ``torchrun`` sets: never one from here and one from there.
 
         Raises:
             ConfigError: A value is missing or wrong, or the role is that of a server.
         """
         _refuse_server(environ)
-        if endpoints is None:
-            endpoints = environ.get(ENDPOINTS) or environ.get(ENDPOINT_VARIABLE, "")
-        if isinstance(endpoints, str):
-            endpoints = [part.strip() for part in endpoints.split(",") if part.strip()]
+        # A trainer reads Paddle's own variable first, as it does with all of Paddle's.
+        found = find_endpoints(environ, endpoints, variables=(ENDPOINTS, ENDPOINT_VARIABLE))
         id_name, num_name = TRAINER_ID, TRAINERS_NUM
         if not environ.get(TRAINER_ID, "").strip() and not environ.get(TRAINERS_NUM, "").strip():
             id_name, num_name = RANK, WORLD_SIZE
@@ -117,7 +121,7 @@ class TrainerEnvironment:
                     f"trainer's number, 0 to {trainers_num - 1}"
                 )
             trainer_id = 0
-        return cls(tuple(endpoints), trainer_id, trainers_num)
+        return cls(() if found is None else found.endpoints, trainer_id, trainers_num)
 
 
 class Session:

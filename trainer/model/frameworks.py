@@ -1,7 +1,7 @@
 """What the worker asks of a framework, whichever it is.
 
 ``trainer/paddle/training.py`` and ``trainer/torch/training.py`` answer. Imports no framework
-unless it is asked for by name, and nothing of the master's.
+unless it is asked for by name, and nothing of the job master's.
 """
 
 from __future__ import annotations

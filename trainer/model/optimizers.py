@@ -40,7 +40,7 @@ class Together:
 
     def __init__(self, members: Sequence[Updates]) -> None:
         self._members = tuple(members)
-        # Those that had a gradient in the step that was begun last.
+        # The parameters that had a gradient in the step that was begun last.
         self._begun: list[Updates] = []
 
     @property

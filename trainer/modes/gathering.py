@@ -105,7 +105,7 @@ def _sum(members: Sequence[tuple[np.float32, Gradient]]) -> Gradient:
 
 
 class GatheringClient(ForwardingClient):
-    """Keeps the pushes of a step, for somebody to put together with those of others."""
+    """Keeps the pushes of a step, which the leader puts together with the pushes of others."""
 
     def __init__(self, client: Client) -> None:
         """Stand before a client."""

@@ -140,7 +140,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
             self._book = StepBook()
 
     def end_task(self) -> None:
-        """Lead no more; the followers' streams end."""
+        """Stop leading; the followers' streams end."""
         with self._changed:
             self._task = None
             queues, self._queues = list(self._queues.values()), {}
@@ -240,7 +240,7 @@ class StepLeader(sync_pb2_grpc.SyncServiceServicer):
         if self._task is None or LedTask.of(task) != self._task:
             raise NotLeading(
                 f"this worker does not lead task {task.number} of pass {task.round} (attempt "
-                f"{task.attempt}); ask the master again"
+                f"{task.attempt}); ask the job master again"
             )
 
     def _drop(self, follower: int) -> None:
@@ -314,7 +314,7 @@ class FollowedTask:
         """Send the gradients of this worker's piece; return whether they were wanted.
 
         Raises:
-            NotLeading, ServerUnavailable, DeadlineExceeded: The leader is gone or leads no more.
+            NotLeading, ServerUnavailable, DeadlineExceeded: The leader is gone or no longer leads.
         """
         taken = True
         messages = list(parts_of(gradients))

@@ -2,8 +2,8 @@
 
 Each worker keeps its clock, the number of its steps, in a row of a table of the job; who is
 ahead waits until the others have caught up (Ho et al., "More Effective Distributed ML via a Stale
-Synchronous Parallel Parameter Server", section 3). Which workers count is the master's to say:
-those that lease a task of the pass. May import the client and numpy.
+Synchronous Parallel Parameter Server", section 3). Which workers count is the job master's to say:
+the workers that lease a task of the pass. May import the client and numpy.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class StalenessGate:
             table_name: The same in all workers of the job.
             own: This worker's clock; the key of its row.
             staleness: Most steps that it may be ahead.
-            others: The clocks of the workers that are to be waited for, as the master said last;
-                its own among them or not.
+            others: The clocks of the workers that are to be waited for, as the job master said
+                last; its own among them or not.
             is_unwanted: Whether the task is another worker's by now, or this worker is to end.
             now: Seconds on a clock that never goes back.
         """
@@ -106,7 +106,7 @@ class StalenessGate:
             BackstayError: The clocks cannot be read or written; see ``Client.pull``.
         """
         if self._now() - self._stepped_s > CATCH_UP_S:
-            # The others may have gone on without this one: nobody is to wait until it has done
+            # The others may have gone on without this one: no worker is to wait until it has done
             # what they have done.
             clocks = self._read(self._others())
             self.clock = max(self.clock, self._behind(clocks))

@@ -22,8 +22,7 @@ from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.listing import listed
 from backstay.trainer.adapter import inference
-from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
-from backstay.trainer.adapter.session import Session
+from backstay.trainer.adapter.exported_rows import ExportedBags, ExportedRows, sorted_rows
 from backstay.trainer.paddle.embedding import Embedding, EmbeddingBag
 from backstay.trainer.paddle.lookup import as_keys, as_tensor
 from backstay.trainer.paddle.training import build
@@ -60,18 +59,16 @@ class MappedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
         unknown: Unknown = "zeros",
     ) -> None:
         super().__init__()
-        self._table = table
-        self._padding = padding_idx
-        self._unknown = unknown
+        self._rows = ExportedRows(table, padding_idx, unknown)
 
     def forward(self, ids: Any) -> paddle.Tensor:
         """Return the rows of ``ids``, float32 [*ids.shape, dim]."""
-        rows = looked_up(self._table, as_keys(ids), self._padding, self._unknown)
+        rows = self._rows.rows(as_keys(ids))
         return as_tensor(rows)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this layer."""
-        return f"table={self._table.spec.name!r}, rows={len(self._table)}, dim={self._table.dim}"
+        return str(self._rows)
 
 
 class MappedEmbeddingBag(paddle.nn.Layer):  # type: ignore[misc]
@@ -93,12 +90,8 @@ class MappedEmbeddingBag(paddle.nn.Layer):  # type: ignore[misc]
         unknown: Unknown = "zeros",
     ) -> None:
         super().__init__()
-        if mode not in ("sum", "mean"):
-            raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
+        self._rows = ExportedBags(table, padding_idx, unknown, mode)
         self.mode = mode
-        self._table = table
-        self._padding = padding_idx
-        self._unknown = unknown
 
     def forward(self, ids: Any, offsets: Any = None) -> paddle.Tensor:
         """Return one row a bag, float32 [bags, dim].
@@ -111,18 +104,12 @@ class MappedEmbeddingBag(paddle.nn.Layer):  # type: ignore[misc]
             InvalidRequest: Shapes and offsets do not fit.
         """
         starts = None if offsets is None else as_keys(offsets)
-        mean = self.mode == "mean"
-        rows = looked_up_bags(
-            self._table, as_keys(ids), starts, self._padding, self._unknown, mean=mean
-        )
+        rows = self._rows.bags(as_keys(ids), starts)
         return as_tensor(rows)
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this layer."""
-        return (
-            f"table={self._table.spec.name!r}, rows={len(self._table)}, dim={self._table.dim}, "
-            f"mode={self.mode!r}"
-        )
+        return str(self._rows)
 
 
 class CopiedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
@@ -165,15 +152,14 @@ class _Paddle:
     module = "a paddle.nn.Layer"
     saved_file = "model.pdparams"
 
+    build = staticmethod(build)
+
     def is_module(self, made: Any) -> bool:
         return isinstance(made, paddle.nn.Layer)
 
     def fresh_names(self) -> AbstractContextManager[Any]:
         guard: AbstractContextManager[Any] = paddle.utils.unique_name.guard()
         return guard
-
-    def build(self, definition: ModelDefinition, session: Session, spec: JobSpec) -> Any:
-        return build(definition, session.client, spec).model
 
     def children(self, module: Any) -> Mapping[str, Any]:
         children: Mapping[str, Any] = module._sub_layers
@@ -220,7 +206,7 @@ class _Paddle:
         return MappedEmbeddingBag(
             table,
             layer.padding_idx,
-            mode=layer.bag,  # type: ignore[arg-type]
+            mode=layer.bag,
             unknown=unknown,
         )
 

@@ -7,6 +7,7 @@ the servers make of them is loaded, by a ``PushCycle``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,48 @@ from backstay.trainer.adapter.push_cycle import (
 )
 from backstay.trainer.adapter.session import connection, dense_prefix
 from backstay.trainer.client import Client
-from backstay.trainer.paddle.dense import PaddleParameter
 from backstay.trainer.paddle.embedding import RowsHandle
 from backstay.trainer.paddle.lookup import as_gradient
 from backstay.trainer.paddle.translate import base_learning_rate, optimizer_of
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "PaddleParameter"]
+
+
+@dataclass(frozen=True)
+class PaddleParameter:
+    """One parameter of a model; see ``backstay.trainer.adapter.dense.DenseParameter``.
+
+    Raises:
+        ConfigError: It is not float32.
+    """
+
+    tensor: paddle.Tensor
+
+    def __post_init__(self) -> None:
+        if self.tensor.dtype != paddle.float32:
+            raise ConfigError(
+                f"parameter {self.tensor.name} is {self.tensor.dtype}: the servers keep float32; "
+                "train with paddle.amp.auto_cast instead of converting the parameters"
+            )
+
+    @property
+    def name(self) -> str:
+        """The name that Paddle gave it."""
+        return str(self.tensor.name)
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return int(np.prod(self.tensor.shape, dtype=np.int64))
+
+    def value(self) -> NDArray[np.float32]:
+        """Return its numbers as they are now."""
+        numbers: NDArray[np.float32] = self.tensor.numpy()
+        return numbers
+
+    def load(self, values: NDArray[np.float32]) -> None:
+        """Replace its numbers by these, [elements]."""
+        self.tensor.set_value(values.reshape(self.tensor.shape))
 
 
 class DistributedOptimizer:

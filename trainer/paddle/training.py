@@ -1,6 +1,6 @@
 """A user's Paddle model as a program: what the worker and ``backstay train --local`` run.
 
-May import paddle, this package and the neutral part of programs. Knows no master.
+May import paddle, this package and the neutral part of programs. Knows no job master.
 """
 
 from __future__ import annotations

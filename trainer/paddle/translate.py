@@ -40,7 +40,7 @@ def base_learning_rate(optimizer: paddle.optimizer.Optimizer) -> float:
 def optimizer_of(
     optimizer: paddle.optimizer.Optimizer, *, rate: float, decay: bool = True
 ) -> tables.Optimizer:
-    """Return the server's twin of a Paddle optimizer.
+    """Return the table optimizer that does what a Paddle optimizer does.
 
     Args:
         optimizer: One of SGD, Momentum, Adagrad, Adam, AdamW, RMSProp.
@@ -91,7 +91,7 @@ def optimizer_of(
 
 
 def initializer_of(weight_attr: Any, num_embeddings: int | None, dim: int) -> tables.Initializer:
-    """Return the server's twin of the initializer in ``weight_attr``.
+    """Return the table initializer that does what the one in ``weight_attr`` does.
 
     None stands for Paddle's default, XavierUniform over [num_embeddings, dim]; where
     ``num_embeddings`` is None too, for uniform within +-0.05.

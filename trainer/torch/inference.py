@@ -21,8 +21,7 @@ from backstay.errors import ConfigError, InvalidRequest
 from backstay.job.model_definition import ModelDefinition
 from backstay.job_spec import JobSpec
 from backstay.trainer.adapter import inference
-from backstay.trainer.adapter.exported_rows import looked_up, looked_up_bags, sorted_rows
-from backstay.trainer.adapter.session import Session
+from backstay.trainer.adapter.exported_rows import ExportedBags, ExportedRows, sorted_rows
 from backstay.trainer.torch.embedding import Embedding, EmbeddingBag
 from backstay.trainer.torch.lookup import as_gradient, as_keys, as_tensor
 from backstay.trainer.torch.training import build
@@ -59,18 +58,16 @@ class MappedEmbedding(torch.nn.Module):  # type: ignore[misc]
         unknown: Unknown = "zeros",
     ) -> None:
         super().__init__()
-        self._table = table
-        self._padding = padding_idx
-        self._unknown = unknown
+        self._rows = ExportedRows(table, padding_idx, unknown)
 
     def forward(self, ids: Any) -> torch.Tensor:
         """Return the rows of ``ids``, float32 [*ids.shape, dim], on their device."""
-        rows = looked_up(self._table, as_keys(ids), self._padding, self._unknown)
+        rows = self._rows.rows(as_keys(ids))
         return as_tensor(rows, _device_of(ids))
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this module."""
-        return f"table={self._table.spec.name!r}, rows={len(self._table)}, dim={self._table.dim}"
+        return str(self._rows)
 
 
 class MappedEmbeddingBag(torch.nn.Module):  # type: ignore[misc]
@@ -94,13 +91,9 @@ class MappedEmbeddingBag(torch.nn.Module):  # type: ignore[misc]
         unknown: Unknown = "zeros",
     ) -> None:
         super().__init__()
-        if mode not in ("sum", "mean"):
-            raise ConfigError(f"mode is {mode!r}; it must be 'sum' or 'mean'")
+        self._rows = ExportedBags(table, padding_idx, unknown, mode)
         self.mode = mode
         self.include_last_offset = include_last_offset
-        self._table = table
-        self._padding = padding_idx
-        self._unknown = unknown
 
     def forward(
         self, ids: Any, offsets: Any = None, per_sample_weights: torch.Tensor | None = None
@@ -124,18 +117,12 @@ class MappedEmbeddingBag(torch.nn.Module):  # type: ignore[misc]
             if self.mode != "sum":
                 raise InvalidRequest("per_sample_weights need mode='sum', as in PyTorch")
             weights = as_gradient(per_sample_weights)
-        rows = looked_up_bags(
-            self._table, keys, starts, self._padding, self._unknown,
-            mean=self.mode == "mean", weights=weights,
-        )  # fmt: skip
+        rows = self._rows.bags(keys, starts, weights)
         return as_tensor(rows, _device_of(ids))
 
     def extra_repr(self) -> str:
         """What ``print(model)`` shows of this module."""
-        return (
-            f"table={self._table.spec.name!r}, rows={len(self._table)}, dim={self._table.dim}, "
-            f"mode={self.mode!r}"
-        )
+        return str(self._rows)
 
 
 class CopiedEmbedding(torch.nn.Module):  # type: ignore[misc]
@@ -180,14 +167,13 @@ class _Torch:
     module = "a torch.nn.Module"
     saved_file = "model.pt"
 
+    build = staticmethod(build)
+
     def is_module(self, made: Any) -> bool:
         return isinstance(made, torch.nn.Module)
 
     def fresh_names(self) -> AbstractContextManager[Any]:
         return nullcontext()
-
-    def build(self, definition: ModelDefinition, session: Session, spec: JobSpec) -> Any:
-        return build(definition, session.client, spec).model
 
     def children(self, module: Any) -> Mapping[str, Any]:
         children: Mapping[str, Any] = module._modules
@@ -229,7 +215,7 @@ class _Torch:
         return MappedEmbeddingBag(
             table,
             layer.padding_idx,
-            mode=layer.bag,  # type: ignore[arg-type]
+            mode=layer.bag,
             include_last_offset=layer.include_last_offset,
             unknown=unknown,
         )

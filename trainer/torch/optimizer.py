@@ -8,6 +8,7 @@ the servers make of them is loaded, by a ``PushCycle``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,60 @@ from backstay.trainer.adapter.push_cycle import (
 from backstay.trainer.adapter.server_rows import ServerRows
 from backstay.trainer.adapter.session import connection, dense_prefix, numbered
 from backstay.trainer.client import Client
-from backstay.trainer.torch.dense import TorchParameter
+from backstay.trainer.torch.lookup import as_gradient
 from backstay.trainer.torch.translate import base_learning_rate, decay_of_gradient, optimizer_of
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "TorchParameter"]
+
+
+@dataclass(frozen=True)
+class TorchParameter:
+    """One parameter of a model; see ``backstay.trainer.adapter.dense.DenseParameter``.
+
+    Attributes:
+        tensor: The parameter, on any device.
+        name: PyTorch gives parameters none: its place in the optimizer.
+        decay: The factor of its numbers that is added to its gradient.
+
+    Raises:
+        ConfigError: It is not float32.
+    """
+
+    tensor: torch.Tensor
+    name: str
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tensor.dtype != torch.float32:
+            raise ConfigError(
+                f"parameter {self.name} of the optimizer, of shape {tuple(self.tensor.shape)}, is "
+                f"{self.tensor.dtype}: the servers keep float32; train with torch.autocast "
+                "instead of converting the parameters"
+            )
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return int(self.tensor.numel())
+
+    def value(self) -> NDArray[np.float32]:
+        """Return its numbers as they are now."""
+        numbers: NDArray[np.float32] = self.tensor.detach().cpu().numpy()
+        return numbers
+
+    def load(self, values: NDArray[np.float32]) -> None:
+        """Replace its numbers by these, [elements]."""
+        with torch.no_grad():
+            self.tensor.copy_(torch.from_numpy(values).view(self.tensor.shape))
+
+    def take_gradient(self) -> NDArray[np.float32] | None:
+        """Return its gradient, decay included, as an array of its own, and forget it."""
+        gradient, self.tensor.grad = self.tensor.grad, None
+        if gradient is None:
+            return None
+        if self.decay:
+            gradient = gradient + self.decay * self.tensor.detach()
+        return as_gradient(gradient)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -84,13 +135,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         check_steps_in_flight(steps_in_flight)
         # Every refusal comes before the first table is made.
         groups = optimizer.param_groups
-        twins = [optimizer_of(optimizer, group) for group in groups]
+        translated = [optimizer_of(optimizer, group) for group in groups]
         name = name or numbered(connected, "optimizer")
         embeddings, dense = _sorted_out(optimizer, name)
         refuse_embeddings([layer for layer, _ in embeddings], connected)
         for layer, rate in embeddings:
-            layer.create_table(twins[rate])
-        placed = [Placed(parameter, twins[rate], rate) for parameter, rate in dense]
+            layer.create_table(translated[rate])
+        placed = [Placed(parameter, translated[rate], rate) for parameter, rate in dense]
         tables_of_dense = dense_groups(connected, placed, dense_prefix(connected))
         self._cycle = PushCycle(connected, embeddings, tables_of_dense, steps_in_flight)
         self._dense = [parameter for parameter, _ in dense]

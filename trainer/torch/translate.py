@@ -41,7 +41,7 @@ def base_learning_rate(group: Mapping[str, Any]) -> float:
 
 
 def optimizer_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> tables.Optimizer:
-    """Return the server's twin of a PyTorch optimizer, for one of its ``param_groups``.
+    """Return the table optimizer that does what a PyTorch one does with a ``param_groups`` entry.
 
     Weight decay that is added to the gradient is not in it; see ``decay_of_gradient``.
 

@@ -1,1 +1,1 @@
-"""A worker process: takes tasks from the job's master, trains, and tells what was acknowledged."""
+"""A worker process: takes tasks from the job master, trains, and tells what was acknowledged."""

@@ -22,8 +22,8 @@ __all__ = ["RecordCounter", "RecordsAudit", "TaskCount", "audit_records", "recor
 
 # Rows asked for at once.
 RECORDS_AT_ONCE = 1 << 16
-# float32 counts to here without a gap.
-PASSES_MAX = 1 << 24
+# Wrong records that are named.
+WRONG_KEPT_MAX = 20
 
 
 class TaskCount(NamedTuple):
@@ -124,7 +124,6 @@ def audit_records(
     tasks: Iterable[TaskCount],
     *,
     passes: int,
-    wrong_kept_max: int = 20,
 ) -> RecordsAudit:
     """Read all counters. No worker may push any more.
 
@@ -134,7 +133,6 @@ def audit_records(
         stream_job: What tells it from others of that name; see ``JobTerms``.
         tasks: All tasks of the training data.
         passes: Whole passes, for the report.
-        wrong_kept_max: How many wrong records are named.
 
     Raises:
         UnknownTable: The job has counted nothing.
@@ -153,7 +151,7 @@ def audit_records(
         right += int((part.good & ~is_wrong).sum())
         wrong += [
             (part.shards[place], int(part.numbers[place]), int(counts[place]))
-            for place in np.flatnonzero(is_wrong)[: wrong_kept_max - len(wrong)]
+            for place in np.flatnonzero(is_wrong)[: WRONG_KEPT_MAX - len(wrong)]
         ]
     return RecordsAudit(passes, records, right, missing, doubled, damaged, unfinished, tuple(wrong))
 

@@ -8,6 +8,7 @@ import the worker and the logs.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import click
 
 from backstay import lifeline
 from backstay.cluster.directory import reach
-from backstay.config import ClientConfig
+from backstay.config import ENDPOINT_VARIABLES, ClientConfig, required_endpoints
 from backstay.errors import BackstayError, ConfigError, TableConflict
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.logs import set_up_logging
@@ -26,7 +27,7 @@ from backstay.trainer.worker.worker import Worker
 __all__ = ["main"]
 
 EXIT_FAILED = 1
-# A batch and the calls to the master; then the master takes the task from this worker.
+# A batch and the calls to the job master; then the job master takes the task from this worker.
 GRACE_S = 10.0
 
 _LOG = logging.getLogger(__name__)
@@ -35,9 +36,8 @@ _LOG = logging.getLogger(__name__)
 @click.command(context_settings={"max_content_width": 100})
 @click.option(
     "--endpoint",
-    required=True,
-    envvar="BACKSTAY_ENDPOINT",
-    help="Control addresses of pservers, with commas; the job's master is found there.",
+    help="Control addresses of pservers, with commas; the job master is found there. "
+    f"[{', '.join(ENDPOINT_VARIABLES)}]",
 )
 @click.option("--job", required=True, help="Name of the job.")
 @click.option("--worker-id", required=True, help="Name of this worker, never used before.")
@@ -49,7 +49,7 @@ _LOG = logging.getLogger(__name__)
 @click.option("--log-level", default="info", show_default=True)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text")
 def main(
-    endpoint: str,
+    endpoint: str | None,
     job: str,
     worker_id: str,
     first_contact_timeout_ms: int | None,
@@ -63,13 +63,14 @@ def main(
     sys.exit(run(endpoint, job, worker_id, explicit))
 
 
-def run(endpoint: str, job: str, worker_id: str, explicit: Mapping[str, object]) -> int:
+def run(endpoint: str | None, job: str, worker_id: str, explicit: Mapping[str, object]) -> int:
     """Work for a job; return the exit code."""
     try:
         config = ClientConfig.load(explicit=explicit)
         # Signals are not handled yet, so a signal ends this wait at once.
-        reach(endpoint, config)
-        worker = Worker(endpoint, job, worker_id, config=config)
+        endpoints = required_endpoints(os.environ, endpoint)
+        reach(endpoints, config)
+        worker = Worker(endpoints, job, worker_id, config=config)
 
         def stop(number: int, _: FrameType | None) -> None:
             worker.stop(f"it was told to end ({signal.Signals(number).name})")

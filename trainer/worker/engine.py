@@ -1,6 +1,7 @@
 """A worker's connection to the servers with the program on it: made, and made anew after a loss.
 
-May import the session, the adapters by name, and the audit. Asks the master nothing.
+This module may import the session, the adapters by name, and the audit. It makes no call to the job
+master.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Outputs:
         self._labels.append(array)
 
     def message(self, metrics: Mapping[str, str | Metric]) -> EvaluationOutputs:
-        """Return what the master is told of these batches."""
+        """Return what the job master is told of these batches."""
         labels, predictions = self._arrays()
         named = {name: metric for name, metric in metrics.items() if isinstance(metric, str)}
         own = {name: metric for name, metric in metrics.items() if name not in named}

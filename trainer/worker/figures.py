@@ -1,6 +1,6 @@
 """What a worker counts: its batches and records, the mean of its last losses, the job's steps.
 
-Imports the link, which tells the master. No decisions.
+This module imports the link, which tells the job master. It decides nothing.
 """
 
 from __future__ import annotations

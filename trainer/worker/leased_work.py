@@ -1,7 +1,7 @@
 """A task that this worker has a lease of: its state, and the batches that are being made of it.
 
-The link's thread tells of renewals and of revocation before and after there is a stream; what
-comes before is kept for it. May import the link's messages, the stream and the feed.
+The link's thread reports renewals and revocation, also before there is a stream: this module keeps
+them until then. It may import the link's messages, the stream and the feed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LeasedWork:
     """One attempt at a task; the link's ``LeaseHolder``.
 
     Attributes:
-        task: What the master said.
+        task: What the job master said.
         feed: Its batches; None for a task without records.
         batches_per_push: Batches of the task that are one of its stream: see ``Pace``.
         incarnation: Those of the connection that it was asked for: see ``Engine``.

@@ -1,4 +1,4 @@
-"""``backstay train --local``: a job's model file in this process, with no master and no workers.
+"""``backstay train --local``: a job's model file in this process, without job master and workers.
 
 The engine of the job is the job master's, over memory, with one worker. Feed, batches, callbacks
 and metrics are a worker's; the optimizer is the framework's own. A model with layers of backstay
@@ -12,16 +12,17 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from backstay.consensus.job_records import JobSpecRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.data import Reader, open_reader
-from backstay.errors import BackstayError, ConfigError, JobError, NonFiniteLoss
+from backstay.errors import BackstayError, ConfigError, DataUnavailable, JobError, NonFiniteLoss
 from backstay.job.callbacks import Callbacks, Evaluation, TaskReport
 from backstay.job.model_definition import (
     Mode,
@@ -31,7 +32,7 @@ from backstay.job.model_definition import (
 )
 from backstay.job_engine.engine import JobEngine
 from backstay.job_engine.open_round import Assignment, OpenRound
-from backstay.job_engine.opened_job import new_job
+from backstay.job_engine.opening import new_job
 from backstay.job_engine.records import MemoryRecords
 from backstay.job_engine.values import LeasedTask
 from backstay.job_spec import JobSpec
@@ -40,12 +41,15 @@ from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
 from backstay.trainer.model.frameworks import Program, adapter
-from backstay.trainer.worker.other_tasks import OtherTasks
+from backstay.trainer.worker.evaluation import Outputs
+from backstay.trainer.worker.other_tasks import OtherTasks, save
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange
 
 __all__ = ["LocalProgress", "LocalResult", "LocalRun"]
 
 REPORT_S = 0.3
+# Folder in the log folder, for a model that cannot be saved to the job's output.
+SPARE_FOLDER = "model-not-in-output"
 # The only worker.
 WORKER = "local"
 MODES: dict[RoundKind, Mode] = {
@@ -63,25 +67,26 @@ class LocalProgress:
 
     Attributes:
         round: Which pass, evaluation or prediction is under way.
-        passes: How many there will be at most.
         records_done: Of it.
         records_total: Likewise.
         examples: Trained on since the beginning.
-        steps: Batches trained since the beginning.
         loss: Mean over the batches since the last report; None if there was none.
         seconds: Since the beginning.
-        metrics: Of the last evaluation.
+        record: Where the job stands, as its engine has it.
     """
 
     round: RoundId
-    passes: int
     records_done: int
     records_total: int
     examples: int
-    steps: int
     loss: float | None
     seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)
+    record: JobStateRecord
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last evaluation."""
+        return (_evaluations(self.record) or ({},))[-1]
 
 
 @dataclass(frozen=True)
@@ -90,25 +95,48 @@ class LocalResult:
 
     Attributes:
         examples: Records trained on, each as often as there were passes.
-        steps: Batches trained.
         passes: Passes finished.
-        evaluations: Metrics of each evaluation, oldest first.
         predictions: Records predicted.
-        bad_records: Damaged records that were skipped, each counted once.
-        stopped: Whether it was told to stop.
-        reason: Why it ended before the last pass; empty: it did not.
         seconds: How long it took.
+        record: Where the job stands, as its engine has it.
     """
 
     examples: int
-    steps: int
     passes: int
-    evaluations: tuple[dict[str, float], ...]
     predictions: int
-    bad_records: int
-    stopped: bool
-    reason: str
     seconds: float
+    record: JobStateRecord
+
+    @property
+    def steps(self) -> int:
+        """Batches trained."""
+        return self.record.figures["steps"]
+
+    @property
+    def evaluations(self) -> tuple[dict[str, float], ...]:
+        """Metrics of each evaluation, oldest first."""
+        return _evaluations(self.record)
+
+    @property
+    def bad_records(self) -> int:
+        """Damaged records that were skipped, each counted once."""
+        return self.record.figures.get("bad_records", 0)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self.record.state == "stopped"
+
+    @property
+    def reason(self) -> str:
+        """Why it ended before the last pass; empty: it did not."""
+        return self.record.reason
+
+
+def _evaluations(record: JobStateRecord) -> tuple[dict[str, float], ...]:
+    return tuple(
+        {name: float(value) for name, value in one["metrics"].items()} for one in record.evaluations
+    )
 
 
 class LocalRun:
@@ -140,7 +168,6 @@ class LocalRun:
         self._records_done: Counter[RoundId] = Counter()
         self._examples = self._predictions = 0
         self._losses: list[float] = []
-        self._evaluations: list[dict[str, float]] = []
         self._begin_s = self._reported_s = 0.0
         self._job: JobEngine
         self._program: Program
@@ -176,18 +203,15 @@ class LocalRun:
             if session is not None and self._factory is not None:
                 session.close()
         job = self._job
-        if job.state.state == "failed":
-            raise JobError(job.state.reason)
+        state, reason = job.ended or ("running", "")
+        if state == "failed":
+            raise JobError(reason)
         return LocalResult(
             self._examples,
-            job.schedule.steps,
             job.schedule.passes_over,
-            tuple(self._evaluations),
             self._predictions,
-            job.damaged.total,
-            job.state.state == "stopped",
-            job.state.reason,
             time.monotonic() - self._begin_s,
+            job.record(),
         )
 
     def _run(self) -> None:
@@ -208,7 +232,24 @@ class LocalRun:
             self._advance()
             self._end_if_told()
         if job.state.state == "stopped":
-            self._others.save_model(self._program)
+            with self._saved_somewhere():
+                self._others.save_model(self._program)
+
+    @contextmanager
+    def _saved_somewhere(self) -> Iterator[None]:
+        """Save the model to the log folder if it cannot be saved to ``output``: it is only here.
+
+        Raises:
+            DataUnavailable: It could not be saved to ``output``; the message says where it is.
+        """
+        try:
+            yield
+        except DataUnavailable as error:
+            spare = Path(self._spec.log_dir) / SPARE_FOLDER
+            if not self._spec.log_dir:
+                raise
+            save(self._program, str(spare))
+            raise DataUnavailable(f"{error}. The model is in {spare} instead") from error
 
     def _end_if_told(self) -> None:
         if self._stop.is_set() and not self._job.is_over:
@@ -219,40 +260,56 @@ class LocalRun:
         while due := self._job.advance():
             for opened in due:
                 metrics = opened.compute()
-                self._evaluations.append(metrics)
                 self._callbacks.evaluation_is(Evaluation(opened.id.number, metrics))
-                self._tell(opened, 0, at_once=True)
                 self._job.evaluated(opened, metrics)
+                self._tell(opened, 0, at_once=True)
 
     def _do(self, given: Assignment) -> None:
         """Do a task. It stays undone if the run is to stop, or if its round ends before it."""
         job, opened, lease = self._job, given.round, given.lease
         kind, count = opened.id.kind, opened.table[lease.task].count
-        outputs = None
+        outputs, damaged, is_whole = None, 0, True
         if kind is RoundKind.TRAIN_END:
-            self._others.end_training(self._program, self._callbacks)
+            with self._saved_somewhere():
+                self._others.end_training(self._program, self._callbacks)
         else:
             with self._feed(opened, lease.task) as feed:
                 if kind is RoundKind.TRAINING:
                     lease, is_whole = self._train(opened, lease, feed)
-                    if not is_whole:
-                        return
                 elif kind is RoundKind.EVALUATION:
                     outputs = self._others.evaluate(feed, self._program, lambda: None)
                 else:
                     self._predictions += self._others.predict(
                         feed, lease.task, self._program, lambda: None
                     )
+            damaged = feed.bad.count
             if kind is not RoundKind.TRAINING:
                 self._tell(opened, count)
-        job.complete(WORKER, opened.id, lease, count)
-        if outputs is not None:
-            seen = outputs.message(self._definition.metrics)
-            brought = TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values)
-            job.add_outputs(opened.id, lease.task, brought, seen.metrics)
+        if not is_whole:
+            why = "the run is to stop" if self._stop.is_set() else "the training is over"
+            job.give_back(WORKER, opened.id, lease, why, damaged=damaged)
+            return
+        brought, metrics = self._brought(outputs)
+        job.complete(
+            WORKER,
+            opened.id,
+            lease,
+            batches=lease.acknowledged,
+            examples=count,
+            damaged=damaged,
+            outputs=brought,
+            metrics=metrics,
+        )
         if kind is RoundKind.TRAINING:
             # No server has a stream of it.
             job.closed([(opened.id.number, lease.task)])
+
+    def _brought(self, outputs: Outputs | None) -> tuple[TaskOutputs | None, Mapping[str, str]]:
+        """Return what a task of an evaluation brought, and what to compute from it."""
+        if outputs is None:
+            return None, {}
+        seen = outputs.message(self._definition.metrics)
+        return TaskOutputs(seen.records, seen.labels, seen.predictions, seen.values), seen.metrics
 
     def _train(
         self, opened: OpenRound, lease: LeasedTask, feed: TaskFeed
@@ -303,15 +360,14 @@ class LocalRun:
             BackstayError: The data cannot be read.
         """
         kind, records, seed = opened.id.kind, opened.table[task], opened.seed_of(self._spec, task)
-        data, known = data_of(kind), self._job.damaged
-        others = known.of_data(data) - known.of_task(data, task)
+        data = data_of(kind)
         feed = TaskFeed(
             lambda: self._reader(data),
             self._definition,
             MODES[kind],
             TaskRange(records.shard, records.start, records.count, seed),
             batch_size=self._spec.batch_size,
-            bad_records_max=max(0, self._spec.max_bad_records - others),
+            bad_records_max=self._job.damaged_left(opened.id, task),
         )
         try:
             with feed:
@@ -332,10 +388,6 @@ class LocalRun:
         except Exception as error:
             text = user_traceback(error, self._definition.path)
             raise ConfigError(f"the model failed on {records.shard}:\n{text}") from error
-        finally:
-            # A task of which only a part is read meets less than is known of it.
-            if feed.bad.count > known.of_task(data, task):
-                self._job.note_damaged(opened.id, task, feed.bad.count)
 
     def _tell(self, opened: OpenRound, records: int, *, at_once: bool = False) -> None:
         self._records_done[opened.id] += records
@@ -347,13 +399,11 @@ class LocalRun:
         self._report(
             LocalProgress(
                 opened.id,
-                self._spec.epochs,
                 self._records_done[opened.id],
                 opened.table.records,
                 self._examples,
-                self._job.schedule.steps,
                 float(np.mean(losses)) if losses else None,
                 now_s - self._begin_s,
-                dict(self._evaluations[-1]) if self._evaluations else {},
+                self._job.record(),
             )
         )

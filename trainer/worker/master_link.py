@@ -1,9 +1,9 @@
-"""A worker's link to its job's master: tasks in, progress out, through changes of the master.
+"""A worker's link to its job master: tasks in, progress out, through changes of the job master.
 
-Blocking calls, each with retries and backoff while no master answers, up to a deadline; every
-call may be repeated, so a retry does no harm. A thread renews the leases. The master's address is
-read from the job's record through any pserver, and read anew when a call does not get through.
-Imports :mod:`backstay.job.calls` and the generated messages; never moves rows.
+Its calls block. Each is retried with backoff while no job master answers, up to a deadline; every
+call may be repeated, so a retry does no harm. A thread renews the leases. The link reads the job
+master's address from the job's record at any pserver, and reads it anew when a call fails. This
+module imports :mod:`backstay.job.calls` and the generated messages. It never moves rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backstay._proto.v1 import job_pb2
-from backstay._proto.v1.job_pb2_grpc import JobServiceStub as JobStub
 from backstay.config import ClientConfig
 from backstay.consensus.clock import clock_s
 from backstay.errors import (
@@ -29,9 +28,8 @@ from backstay.errors import (
     UnknownJob,
     WorkerReplaced,
 )
-from backstay.job.calls import ATTEMPT_S, JobCalls, JobIsOver
+from backstay.job.calls import ATTEMPT_S, CallStream, JobCalls, JobIsOver
 from backstay.job.messages import (
-    SIGNS_PER_TTL,
     TASK_KINDS,
     BadRecordsMet,
     Ended,
@@ -47,6 +45,7 @@ from backstay.job.messages import (
     lease_message,
     outputs_message,
 )
+from backstay.job_engine.leases import RENEWALS_PER_TTL
 from backstay.trainer.worker.peers import Peers
 
 __all__ = ["MasterLink"]
@@ -54,6 +53,8 @@ __all__ = ["MasterLink"]
 # Taken off the time of a lease, for clocks that run at slightly different speeds.
 MARGIN_PART = 0.05
 ERROR_CHARACTERS_MAX = 4096
+# A longer request goes beside the stream: signs of life must not wait behind it.
+STREAM_REQUEST_BYTES_MAX = 64 * 1024
 LEAVE_DEADLINE_S = 3.0
 NO_BAD_RECORDS = BadRecordsMet()
 
@@ -78,27 +79,25 @@ class MasterLink:
         worker_id: str,
         *,
         config: ClientConfig | None = None,
-        instance: int | None = None,
     ) -> None:
         """Prepare; nothing is asked yet.
 
         Args:
-            endpoints: Control addresses of pservers, where the master's address is read.
+            endpoints: Control addresses of pservers, where the job master's address is read.
             job: Name of the job.
             worker_id: Name of this worker, unique in the job.
-            config: Security, and ``deadline_ms``: how long a call is tried while no master
+            config: Security, and ``deadline_ms``: how long a call is tried while no job master
                 answers.
-            instance: Of this process; default: drawn at random.
         """
         self._calls = JobCalls(endpoints, job, config)
         self._who = job_pb2.Worker(
             id=worker_id,
-            instance=instance or secrets.randbelow(2**63 - 1) + 1,
+            instance=secrets.randbelow(2**63 - 1) + 1,
             host=socket.gethostname(),
             pid=os.getpid(),
         )
         self._lock = threading.Lock()
-        # One request for a task at a time: the master knows the last one only.
+        # One request for a task at a time: the job master knows the last one only.
         self._asking = threading.Lock()
         self._requests = 0
         self._leases: dict[tuple[str, int, int], _Leased] = {}
@@ -125,7 +124,7 @@ class MasterLink:
         Raises:
             JobRefused: The job is over.
             UnknownJob: There is no such job.
-            ServerUnavailable: No master answered within the deadline.
+            ServerUnavailable: No job master answered within the deadline.
         """
         request = job_pb2.JoinRequest(worker=self._who)
         answer = self._calls.call(lambda stub, timeout: stub.Join(request, timeout=timeout))
@@ -186,15 +185,17 @@ class MasterLink:
             )
             if incarnation is not None:
                 request.incarnation.restore_version, request.incarnation.generation = incarnation
-            sent_s = 0.0
+            leased_until = 0.0
 
-            def ask(stub: JobStub, timeout: float) -> job_pb2.GetTaskResponse:
-                nonlocal sent_s
-                sent_s = clock_s()
-                return stub.GetTask(request, timeout=timeout)
+            def ask(stream: CallStream, timeout: float) -> job_pb2.GetTaskResponse:
+                # The answer may come after a sign of life that brings a longer time to live. The
+                # task may have been given before that.
+                nonlocal leased_until
+                leased_until = self._until(clock_s())
+                return stream.GetTask(request, timeout=timeout)
 
             try:
-                answer = self._calls.call(ask)
+                answer = self._calls.call_on_stream(ask)
             except JobIsOver as error:
                 return Ended(error.record.state, error.record.reason)
             with self._lock:
@@ -217,7 +218,7 @@ class MasterLink:
             count=answer.task.count,
             first_batch=answer.task.first_batch,
             shuffle_seed=answer.task.shuffle_seed,
-            leased_until=self._until(sent_s),
+            leased_until=leased_until,
             leader=answer.task.leader,
             evaluation=evaluation_of_message(answer.task),
             training=frozenset(answer.task.training),
@@ -284,7 +285,14 @@ class MasterLink:
             if kept is not None:
                 kept.ending = True
         try:
-            answer = self._calls.call(lambda stub, timeout: stub.Complete(request, timeout=timeout))
+            if request.ByteSize() > STREAM_REQUEST_BYTES_MAX:
+                answer = self._calls.call(
+                    lambda stub, timeout: stub.Complete(request, timeout=timeout)
+                )
+            else:
+                answer = self._calls.call_on_stream(
+                    lambda stream, timeout: stream.Complete(request, timeout=timeout)
+                )
         finally:
             self._let_go(task)
         return answer.first
@@ -355,7 +363,7 @@ class MasterLink:
     def leave(self, reason: str = "") -> None:
         """Say that this worker ends in good order; its tasks go back.
 
-        A master that does not answer finds out by itself.
+        A job master that does not answer finds out by itself.
         """
         request = job_pb2.LeaveRequest(worker=self._who, reason=reason)
         try:
@@ -367,7 +375,7 @@ class MasterLink:
             log.info("left without a word: %s", error)
 
     def close(self) -> None:
-        """End the thread and close the connections; the master is told nothing."""
+        """End the thread and close the connections; the job master is told nothing."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -377,7 +385,7 @@ class MasterLink:
             thread.join()
 
     def _learn_nodes(self) -> None:
-        """Know the other pservers, too, for when those that were given are gone."""
+        """Know the other pservers, too, for when the given ones are gone."""
         try:
             self._calls.directory.cluster()
         except BackstayError as error:
@@ -405,7 +413,7 @@ class MasterLink:
                 return
             except BackstayError as error:
                 log.error("the leases cannot be renewed: %s", error)
-            period_s = self._ttl_s / SIGNS_PER_TTL
+            period_s = self._ttl_s / RENEWALS_PER_TTL
             self._wake.wait(max(0.0, period_s - (time.monotonic() - began_s)))
 
     def _keep_once(self) -> None:
@@ -419,16 +427,16 @@ class MasterLink:
         self.peers.tell(request)
         sent_s = asked_s = 0.0
 
-        def ask(stub: JobStub, timeout: float) -> job_pb2.RenewLeasesResponse:
+        def ask(stream: CallStream, timeout: float) -> job_pb2.RenewLeasesResponse:
             nonlocal sent_s, asked_s
             sent_s, asked_s = clock_s(), time.monotonic()
-            return stub.RenewLeases(request, timeout=timeout)
+            return stream.RenewLeases(request, timeout=timeout)
 
         # An answer that comes after the lease's end is of no use, so the call waits no longer. A
         # worker that gives up much sooner calls again, and adds to the load of a job master that
         # has fallen behind.
         attempt_s = max(min(self._ttl_s, ATTEMPT_S), self._ttl_s / 2)
-        answer = self._calls.call(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
+        answer = self._calls.call_on_stream(ask, deadline_s=2 * self._ttl_s, attempt_s=attempt_s)
         self._ttl_s = answer.task_lease_ttl_ms / 1000
         self._job_steps = answer.job_steps
         self.peers.learn(answer, asked_s)

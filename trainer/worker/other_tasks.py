@@ -25,7 +25,7 @@ from backstay.trainer.worker.evaluation import Outputs
 from backstay.trainer.worker.outputs import PredictionFiles
 from backstay.trainer.worker.task_feed import TaskFeed
 
-__all__ = ["OtherTasks"]
+__all__ = ["OtherTasks", "save"]
 
 Check = Callable[[], None]
 

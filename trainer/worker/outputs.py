@@ -1,7 +1,7 @@
 """Predictions to files: one for each task, whole or not there at all.
 
-May import numpy and fsspec. A task that is done twice leaves one file, for the name is the
-task's and the second one replaces the first.
+A task that is done twice leaves one file: the task names the file, and the second one replaces the
+first. This module may import numpy and fsspec.
 """
 
 from __future__ import annotations

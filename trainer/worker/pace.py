@@ -1,7 +1,7 @@
 """What the mode of a job changes in a worker: when steps are sent, and who waits for whom.
 
 ``async`` changes nothing: the optimizer keeps its steps in flight. ``bounded`` waits before a batch
-for those that are behind; ``geo`` steps on copies and sends what changed every so many batches;
+for workers that are behind; ``geo`` steps on copies and sends what changed every so many batches;
 ``sync`` is in ``sync_pace``. May import the modes and the feed; knows no framework.
 """
 
@@ -91,7 +91,7 @@ class Pace:
 
 
 class BoundedPace(Pace):
-    """Nobody is more than ``staleness`` batches ahead of the slowest one.
+    """No worker is more than ``staleness`` batches ahead of the slowest one.
 
     Args:
         job: Name of the job.

@@ -1,7 +1,8 @@
-"""What a worker and its master tell each other of the other workers, with each sign of life.
+"""What a worker and its job master tell each other of the other workers, with each sign of life.
 
-Whom this one waits for; in bounded mode, whose clocks count; in sync mode, who leads. Written by
-the threads of the training and of the link. Imports the messages' values; does no I/O.
+These are the workers that this one waits for; in bounded mode the clocks that count; in sync mode
+the leader. The threads of the training and of the link write them. This module imports the
+messages' values and does no I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class _Led:
-    # When the call left that the master answered so.
+    # When the call left that the job master answered so.
     asked_s: float
     key: tuple[str, int, int] | None
 
@@ -62,7 +63,7 @@ class Peers:
         """Return False if another lease than a task's is the one that leads, or none does.
 
         Args:
-            task: As the master gave it, with its leader.
+            task: As the job master gave it, with its leader.
             since_s: ``time.monotonic()`` then: what was asked before is old news.
         """
         led = self._led

@@ -92,7 +92,7 @@ class SyncPace(Pace):
         self._leader.begin_task(LedTask(task.round, task.number, task.attempt))
 
     def end_task(self) -> None:
-        """Lead no more."""
+        """Stop leading."""
         self._leader.end_task()
 
     def step(self, program: Program, fed: ReadyBatch) -> float:
@@ -211,7 +211,7 @@ def pace_of(
     if not is_loopback(host) and security.token is None:
         raise ConfigError(
             f"token: must be set: sync mode listens on {host} for the other workers, and takes "
-            "gradients from whoever shows it"
+            "gradients from any caller that shows it"
         )
     pace = SyncPace(host, link, security, Patience(spec.step_limit_s, spec.straggler_factor))
     link.lead_at(pace.address)
@@ -230,7 +230,10 @@ def own_host(address: str) -> str:
 
 
 def _asked_of_leader(task: Task, call: Callable[[], T]) -> T | None:
-    """Make a call to the leader; None if it is gone or leads no more: the master knows who does."""
+    """Make a call to the leader; None if it is gone or no longer leads.
+
+    The job master knows which worker leads.
+    """
     try:
         return call()
     except (NotLeading, ServerUnavailable, DeadlineExceeded, ClosedError) as error:

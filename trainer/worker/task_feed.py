@@ -1,8 +1,8 @@
 """The batches of a task: read, put in order, cut and fed, in a thread ahead of the training.
 
-The same records in the same order for (task, seed), in every worker: exactly-once counts on
-it. Runs the user's ``feed``. May import readers, batches and the model definition; no framework
-and nothing of the network but what readers do.
+Every worker reads the same records in the same order for (task, seed), because exactly-once relies
+on that. The feed runs the user's ``feed``. This module may import readers, batches and the model
+definition. It knows no framework, and only the readers use the network.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class TaskFeed:
                 if isinstance(item, ReadyBatch):
                     self._first_ready = item
                 else:
-                    # The end, or an error: for its turn. Nobody else puts any more.
+                    # The end, or an error: for its turn. No other thread puts any more.
                     self._ready.put(item)
         return self._first_ready
 

@@ -1,4 +1,4 @@
-"""Where a worker's tasks come from: asked of the master, the next ones while this one is trained.
+"""Where a worker's tasks come from: the job master gives the next ones while this one is trained.
 
 May import the link, the pace and the feeds. A task's records are read from the moment it is leased.
 Decides nothing about a task.
@@ -67,7 +67,7 @@ class TaskSource:
     def ask_ahead(self, incarnation: tuple[int, int]) -> None:
         """Have another task asked for, where the mode allows it.
 
-        Only once all batches are made of those that were asked for before: with large tasks one
+        Only once all batches of the earlier ones are made: with large tasks one
         is enough.
         """
         if not self._pace.overlaps_tasks or len(self._asked) >= AHEAD_MAX:

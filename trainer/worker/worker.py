@@ -1,9 +1,9 @@
-"""A worker of a job: takes tasks from the master until there are no more, whatever happens.
+"""A worker of a job: takes tasks from the job master until none is left, whatever happens.
 
 One thread trains; others read ahead, renew the leases (``master_link``) and close the streams of
-tasks that are done. May import the link, the readers and the adapters by name. Never decides which
-task comes next, and never counts a batch as done that is not acknowledged everywhere. The order
-of events is told in docs/internals/worker.md.
+done tasks. The worker never decides which task comes next, and never counts a batch as done that is
+not acknowledged everywhere. docs/internals/worker.md has the order of events. This module may
+import the link, the readers and the adapters by name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -22,8 +23,11 @@ from backstay.config import ClientConfig
 from backstay.errors import (
     BackstayError,
     JobRefused,
+    NotMaster,
     StateLost,
+    Stopping,
     TaskLeaseLost,
+    TransportError,
     Unauthenticated,
     WorkerReplaced,
 )
@@ -33,22 +37,23 @@ from backstay.job.model_definition import ModelDefinition, load
 from backstay.job_spec import JobSpec
 from backstay.trainer.task_stream import TaskStream
 from backstay.trainer.worker.engine import Engine, open_engine
-from backstay.trainer.worker.failure_report import bad_records_of, failure_report
 from backstay.trainer.worker.figures import Figures
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
 from backstay.trainer.worker.other_tasks import OtherTasks
 from backstay.trainer.worker.pace import Follower, Pace
-from backstay.trainer.worker.patience import PASSING, until_answered
-from backstay.trainer.worker.stream_closing import StreamCloser
 from backstay.trainer.worker.sync_pace import pace_of
-from backstay.trainer.worker.task_ends import ENDING_MAX, TaskEnds
+from backstay.trainer.worker.task_ends import (
+    ENDING_MAX,
+    StreamCloser,
+    TaskEnds,
+    bad_records_of,
+    failure_report,
+)
 from backstay.trainer.worker.task_feed import ReadyBatch, TaskFeed, TaskFeeds, with_following
 from backstay.trainer.worker.task_source import TaskSource
 
 __all__ = ["Worker"]
-
-_LOG = logging.getLogger(__name__)
 
 # Nothing this process does will change that.
 FATAL = (WorkerReplaced, JobRefused, Unauthenticated)
@@ -57,6 +62,35 @@ FIRST_PAUSE_S = 0.1
 LAST_PAUSE_S = 5.0
 
 T = TypeVar("T")
+
+# Neither the task nor the user's code is at fault: another attempt will do.
+PASSING = (TransportError, Stopping, NotMaster)
+# A job master may be moved to another machine meanwhile.
+PATIENCE_S = 600.0
+
+_LOG = logging.getLogger(__name__)
+
+
+def until_answered(call: Callable[[], T], stop: threading.Event, pause_s: float) -> T:
+    """Make a call to the job master or the servers, again and again while there is none.
+
+    Args:
+        call: May be repeated.
+        stop: Set: the next failure is the last.
+        pause_s: Between two tries.
+
+    Raises:
+        ServerUnavailable: There was none for ten minutes, or ``stop`` was set.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except PASSING as error:
+            if time.monotonic() > until_s or stop.is_set():
+                raise
+            _LOG.warning("no answer: %s", error)
+            stop.wait(pause_s)
 
 
 class Stopped(Exception):
@@ -115,7 +149,7 @@ class Worker:
 
         Raises:
             ConfigError: The model file is wrong.
-            BackstayError: The master refuses this worker, or cannot be reached.
+            BackstayError: The job master refuses this worker, or cannot be reached.
         """
         reason = "failed"
         try:
@@ -198,7 +232,7 @@ class Worker:
     # -- one task -------------------------------------------------------------------------
 
     def _attempt(self, work: LeasedWork) -> None:
-        """Do a task and tell the master how it went.
+        """Do a task and tell the job master how it went.
 
         Raises:
             Stopped: This worker is to end; the task was given back.
@@ -306,7 +340,7 @@ class Worker:
             if self._pace.follow(task, engine.program, ways):
                 self._pause_s = FIRST_PAUSE_S
             else:
-                # The leader is gone, and the master does not know it yet.
+                # The leader is gone, and the job master does not know it yet.
                 self._back_off()
         except FATAL:
             raise
@@ -349,8 +383,8 @@ class Worker:
     ) -> bool:
         """Tell that a task is done; return whether this attempt was the first."""
         feed = work.feed
-        # Of training all records of the task, whoever trained on them: attempts that were cut short
-        # have told of their batches, and nobody else tells of their records.
+        # Of training all records of the task, in whichever attempt: attempts that were cut short
+        # have told of their batches, and no other call tells of their records.
         is_training = work.task.kind == "training" and feed is not None
         return self._told(
             lambda: self._link.complete(

@@ -1,13 +1,12 @@
 //! The streams that were closed in each of a range of slots, in the order of closing.
 //!
 //! A pass of a job closes a stream for each of its tasks, and nearly always in the same slots.
-//! So 64 neighbouring tasks share an entry, in which those that were closed in the same slots are
-//! one bit each; and a stream has one turn in the order, with a bit for each slot that was told
-//! of it then: some thirty bytes a task, not some hundreds.
+//! So 64 neighbouring tasks share an entry. Tasks that were closed in the same slots are one bit
+//! each in it. A stream has one turn in the order, with a bit for each slot that closed it
+//! then. So a task takes some thirty bytes, not some hundreds.
 //!
-//! A slot forgets its oldest when it is told of one too many. That depends on nothing but what
-//! the slot was told, in which order: so replicas forget the same, and the order is part of what
-//! is copied.
+//! A slot that has too many forgets its oldest. That depends only on which streams the slot closed,
+//! and in which order. So replicas forget the same, and a copy of the slot has the order too.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,7 +28,8 @@ pub(crate) struct ClosedStreams {
     /// By job, pass, and task divided by [`TASKS`]; a task is in one group at most, and no group
     /// is without tasks or slots.
     chunks: BTreeMap<(u64, u32, u32), Vec<Group>>,
-    /// Streams of tasks, then clients' own: how many of these end does not matter to those.
+    /// Streams of tasks, then clients' own. Each kind has its limit, so many ends of clients push
+    /// no task out.
     turns: [ClosingOrder; 2],
 }
 
@@ -37,12 +37,12 @@ pub(crate) struct ClosedStreams {
 #[derive(Debug, Clone)]
 struct ClosingOrder {
     words: usize,
-    /// As many of each slot are remembered.
+    /// How many are remembered of each slot.
     limit: usize,
     streams: VecDeque<StreamId>,
     /// The slots of each turn, `words` of them, a bit each.
     slots: VecDeque<u64>,
-    /// Turns that were at the front and are no more: the first one has this number.
+    /// How many turns have left the front: the first one now has this number.
     gone: u64,
     of_slot: Vec<OfSlot>,
 }
@@ -124,8 +124,8 @@ impl ClosingOrder {
 
     /// Replace the order of one slot, of which each stream is named once.
     ///
-    /// A turn of other slots is shared where that keeps both orders: those of neighbours are
-    /// nearly always the same.
+    /// It shares the turns of other slots where that keeps both orders, because neighbouring slots
+    /// nearly always have the same order.
     fn replace(&mut self, slot: usize, streams: &[StreamId]) {
         let (words, old) = (self.words, std::mem::take(&mut self.streams));
         let mut bits = std::mem::take(&mut self.slots);
@@ -274,8 +274,8 @@ impl ClosedStreams {
         }
     }
 
-    /// The streams that were closed in one slot: those of tasks, then clients' own, each in the
-    /// order of closing.
+    /// The streams that were closed in one slot: streams of tasks, then clients' own, each kind in
+    /// the order of closing.
     pub(crate) fn of_slot(&self, slot: usize) -> impl Iterator<Item = StreamId> + '_ {
         self.turns.iter().flat_map(move |turns| turns.of_slot(slot))
     }

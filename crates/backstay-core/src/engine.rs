@@ -2,7 +2,7 @@
 //!
 //! A server runs several engines, one lock each; a test or a simulator runs one. The engine
 //! keeps each slot's order: which position a transaction takes, what has been applied already,
-//! what a rollback takes along. Who may give positions is decided by [`crate::replication`].
+//! what a rollback takes along. [`crate::replication`] decides which node may give positions.
 
 mod slot_copy;
 mod snapshot;
@@ -13,15 +13,14 @@ use std::sync::Arc;
 
 use crate::error::Refusal;
 use crate::hash::{table_id, SlotSpace};
+use crate::marks::Spans;
 use crate::spec::TableSpec;
 use crate::stream::StreamId;
 use crate::stream_memory::StreamMemory;
 use crate::table::Table;
 use crate::transaction::{Change, Run, StagedRun, Transaction};
 
-use snapshot::Spans;
-
-pub use slot_copy::{CopyPiece, CopyReader, SlotMemory};
+pub use slot_copy::{CopyPiece, CopyReader, SlotCopy, SlotMemory};
 pub use snapshot::{SlotSnapshot, TableSnapshot};
 
 /// Whether this node answers requests for a slot.
@@ -39,7 +38,7 @@ pub enum ServingState {
 /// A transaction that was given its place in a slot's order and waits there.
 #[derive(Debug, Clone)]
 pub struct Staged {
-    /// The number under which whoever gave the place knows it.
+    /// The number that the giver of the place knows it by.
     pub tag: u64,
     /// Which keys.
     pub run: Run,
@@ -159,7 +158,7 @@ impl Engine {
     }
 
     /// Give a table other settings, for the transactions that are stamped from now on. Refuses
-    /// those that rows made before could not go on under.
+    /// settings that the existing rows do not fit.
     pub fn change_settings(&mut self, spec: &Arc<TableSpec>) -> Result<(), Refusal> {
         let table = self.table_mut(table_id(&spec.name))?;
         if let Some(difference) = table.spec().fixed_difference(spec) {
@@ -256,7 +255,7 @@ impl Engine {
     }
 
     /// Give the runs of a transaction that lie here their places, without taking them: `places`
-    /// gains those that still need it. An error if any slot refuses.
+    /// gains the runs that still need one. An error if any slot refuses.
     pub fn admit(
         &self,
         transaction: &Transaction,
@@ -354,9 +353,8 @@ impl Engine {
         None
     }
 
-    /// Apply a transaction in the places it holds, and whatever stands before it there. Places
-    /// that have been applied before, were discarded or staged anew, or are another's now, are
-    /// passed over.
+    /// Apply a transaction in its places, after everything that stands before it there. It passes
+    /// over places that were applied, discarded or staged anew, or belong to another one now.
     pub fn commit(
         &mut self,
         transaction: &Arc<Transaction>,
@@ -481,7 +479,7 @@ impl Engine {
         self.slots[self.index(slot)].position
     }
 
-    /// How many transactions a slot has applied; how many there are with those staged.
+    /// How many transactions a slot has applied, and how many it has applied or staged.
     pub fn place(&self, slot: u32) -> (u64, u64) {
         let slot = &self.slots[self.index(slot)];
         (slot.position, slot.end())

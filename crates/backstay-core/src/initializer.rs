@@ -2,7 +2,7 @@
 //!
 //! A weight is a function of (seed, table, key, element) alone, and the bytes are the same on
 //! every machine: random bits come from a counter-based generator, and logarithm, sine and
-//! cosine from `libm`, because those of the standard library differ between platforms. Any
+//! cosine from `libm`, because the standard library's differ between platforms. Any
 //! replica can thus create any row at any time. Golden values in tests/vectors/ hold the bytes.
 //!
 //! The generator is SplitMix64 (G. Steele, D. Lea and C. Flood, "Fast splittable pseudorandom

@@ -6,7 +6,8 @@
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
-//! of one slot, with [`marks`] on those that changed, and [`table`] those of many; [`stream_memory`] remembers what was applied of each [`stream`];
+//! of one slot, with [`marks`] on rows that changed, and [`table`] the rows of many slots;
+//! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
 //! [`wire`] lays requests out as bytes.
 

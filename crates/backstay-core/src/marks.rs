@@ -20,6 +20,35 @@ pub enum Since {
     Earlier,
 }
 
+/// From which position on the marks of a slot's rows say what has changed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Spans {
+    pub(crate) recent: u64,
+    pub(crate) earlier: Option<u64>,
+    /// Snapshots so far, and times that the content was replaced.
+    pub(crate) number: u64,
+}
+
+impl Spans {
+    /// Marks that begin at a position, for a content that replaces the one before.
+    pub(crate) fn replaced(self, position: u64) -> Self {
+        Self {
+            recent: position,
+            earlier: None,
+            number: self.number + 1,
+        }
+    }
+
+    /// The fewest generations that say what has changed since a position; None if none do.
+    pub(crate) fn since(&self, position: u64) -> Option<Since> {
+        if self.recent <= position {
+            return Some(Since::Recent);
+        }
+        let reaches = self.earlier.is_some_and(|earlier| earlier <= position);
+        reaches.then_some(Since::Earlier)
+    }
+}
+
 impl Marks {
     /// Make room for the mark of one more row, the `rows`-th.
     #[inline]

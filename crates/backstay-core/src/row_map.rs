@@ -34,7 +34,7 @@ pub struct RowMap {
     chunks: Vec<Vec<u32>>,
     /// Which rows have changed.
     marks: Marks,
-    /// Who reads the rows of an earlier instant.
+    /// Copies under way that read the rows of an earlier instant.
     readings: Vec<Reading>,
     rows: usize,
     stride: usize,
@@ -44,7 +44,7 @@ pub struct RowMap {
 /// The rows of one instant, read piece by piece while rows change.
 #[derive(Debug, Clone)]
 struct Reading {
-    /// It is over when nobody holds its token any more.
+    /// It is over when its token has been dropped.
     token: Weak<()>,
     /// The next row to be read. Rows from `end` on were added since the instant.
     next: usize,

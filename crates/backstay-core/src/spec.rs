@@ -2,8 +2,8 @@
 //!
 //! [`TableSpec::from_json`] is the judge. It refuses unknown fields and values out of range,
 //! fills in every default, and what it returns can be used without further checks: sizes do
-//! not overflow and every number is finite in float32. Imports its own `check` and
-//! [`crate::optimizer`], whose structs are the settings.
+//! not overflow and every number is finite in float32. `check` holds it. This module imports
+//! [`crate::optimizer`] only, whose structs are the settings.
 
 mod check;
 
@@ -140,17 +140,6 @@ pub enum NonFinitePolicy {
 }
 
 impl TableSpec {
-    /// Read and check a description.
-    pub fn from_json(text: &str) -> Result<Self, SpecError> {
-        if text.len() > MAX_JSON_BYTES {
-            return Err(SpecError::TooLong { bytes: text.len() });
-        }
-        let spec: Self =
-            serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
-        spec.check()?;
-        Ok(spec)
-    }
-
     /// The description with every default filled in, fields in a fixed order.
     pub fn canonical_json(&self) -> String {
         // Strings, finite numbers and lists only: there is nothing that could fail to serialise.
@@ -184,23 +173,8 @@ impl TableSpec {
         }
     }
 
-    /// The fields in which another description differs, as
-    /// `optimizer.adam.beta1: 0.9 here, 0.8 there; ...`; `None` if they are equal.
-    pub fn difference(&self, other: &Self) -> Option<String> {
-        let (here, there) = (self.as_value(), other.as_value());
-        let mut found = Vec::new();
-        check::collect_differences("", &here, &there, &mut found);
-        (!found.is_empty()).then(|| found.join("; "))
-    }
-
-    /// The fields of another description that a table of this one cannot take over, as
-    /// [`Self::difference`] writes them; `None` if rows made here can go on under the other.
-    pub fn fixed_difference(&self, other: &Self) -> Option<String> {
-        self.with_settings_of(other).difference(other)
-    }
-
     /// This description with the settings of another one, as far as a table can take them over:
-    /// the optimizer's, but for those that decide the layout of a row, and the policy for
+    /// the optimizer's, except the ones that decide the layout of a row, and the policy for
     /// gradients.
     #[must_use]
     pub fn with_settings_of(&self, other: &Self) -> Self {
@@ -209,10 +183,6 @@ impl TableSpec {
             non_finite: other.non_finite.clone(),
             ..self.clone()
         }
-    }
-
-    fn as_value(&self) -> serde_json::Value {
-        serde_json::to_value(self).unwrap_or_default()
     }
 }
 

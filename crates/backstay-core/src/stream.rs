@@ -7,7 +7,7 @@
 /// How far a sequence number may be ahead of its stream's floor.
 pub const WINDOW: u64 = 128;
 
-/// Who numbers a series of pushes: a task of a pass of a job, or one client on its own.
+/// A series of numbered pushes: of a task of a pass of a job, or of one client on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId {
     /// The job, or a random number drawn by a client.

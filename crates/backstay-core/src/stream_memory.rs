@@ -23,7 +23,7 @@ impl StreamMemory {
     /// The most streams that are remembered.
     pub const MAX_STREAMS: usize = 65_536;
     /// The most closed streams of tasks that a slot remembers. Each slot of a checkpoint lists
-    /// them (24 bytes each), hence no more. See docs/internals/exactly-once.md for what is done
+    /// them (24 bytes each), hence no more. docs/internals/exactly-once.md says what happens
     /// when more are closed than a checkpoint can bear.
     pub const MAX_CLOSED: usize = 8_192;
     /// The same of clients' own streams: late copies of their pushes come within seconds.
@@ -72,9 +72,9 @@ impl StreamMemory {
         self.windows.entry(stream).or_insert_with(fresh)
     }
 
-    /// Close a stream in one slot: its client will push no more, so only late copies can come,
-    /// which are skipped. Forgetting it at once would apply them again; the oldest closed
-    /// streams of the slot are forgotten when there are too many.
+    /// Close a stream in one slot. From now on only late copies of its pushes can come, and the
+    /// slot skips them. If the slot forgot the stream at once, it would apply them again, so it
+    /// forgets its oldest closed streams when it has too many.
     pub fn close(&mut self, stream: StreamId, slot: usize) {
         self.closed.close(stream, slot);
         if let Some(windows) = self.windows.get_mut(&stream) {
@@ -125,8 +125,8 @@ impl StreamMemory {
         pairs.filter(|(_, window)| window.is_known())
     }
 
-    /// The streams that were closed in one slot: those of tasks, then clients' own, each in the
-    /// order of closing.
+    /// The streams that were closed in one slot: streams of tasks, then clients' own, each kind in
+    /// the order of closing.
     pub fn closed_in(&self, slot: usize) -> impl Iterator<Item = StreamId> + '_ {
         self.closed.of_slot(slot)
     }

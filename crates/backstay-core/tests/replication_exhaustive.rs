@@ -231,7 +231,8 @@ fn two_slots_with_rows(budget: Budget) -> World {
     world
 }
 
-/// What is pushed while a copy is under way is applied behind it, once, whoever is master then.
+/// What is pushed while a copy is under way is applied behind it, once, whichever node is master
+/// then.
 #[test]
 fn copies_in_pieces_and_what_is_pushed_between_them() {
     let budget = Budget {

@@ -59,7 +59,7 @@ fn a_backup_applies_under_the_settings_of_its_master() {
     assert_eq!(read(&backup, 7), 1.375);
 }
 
-/// What is staged keeps the settings it was taken on under, whoever commits it.
+/// What is staged keeps the settings it was taken on under, whichever master commits it.
 #[test]
 fn a_new_master_keeps_the_settings_of_what_is_staged() {
     let (mut master, mut backup) = (engine(&momentum(1.0, 0.5)), engine(&momentum(1.0, 0.5)));

@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 /// Bytes asked from the socket at once while headers are awaited.
 const READ_AHEAD_BYTES: usize = 64 * 1024;
-/// Bytes of a body allocated before any of it has come: an announcement alone costs no more.
+/// Bytes of a body allocated before any of it has come, whatever length it announces.
 const FIRST_ALLOCATION_BYTES: usize = 1024 * 1024;
 
-/// A peer that has sent nothing for so long after the last words has nothing more on its way.
+/// A peer that has sent nothing for so long after the last frame has nothing more on its way.
 const DRAIN_SILENCE: Duration = Duration::from_millis(250);
-/// The longest time that a closing connection is kept for its peer's sake.
+/// The longest time that a closing connection stays open for its peer.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// Why no frame came.
@@ -180,8 +180,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
 /// Read and drop what a peer still sends, until it closes or falls silent; limited in time.
 ///
-/// To be done before a connection is closed on purpose: if it is closed over unread bytes, TCP
-/// takes back whatever is still on its way to the peer, the last words included.
+/// The server does this before it closes a connection: if it closed over unread bytes, TCP would
+/// drop what is still on its way to the peer, the last frame included.
 pub(crate) async fn drain<R: AsyncRead + Unpin>(reader: &mut R) {
     let mut scratch = vec![0; READ_AHEAD_BYTES];
     let draining = async {
@@ -190,7 +190,7 @@ pub(crate) async fn drain<R: AsyncRead + Unpin>(reader: &mut R) {
             Ok(Ok(1..))
         ) {}
     };
-    // Whoever is not done by then loses what he has not read.
+    // A peer that is not done by then loses what it has not read.
     let _ = timeout(DRAIN_TIME, draining).await;
 }
 

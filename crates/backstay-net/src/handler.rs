@@ -66,7 +66,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         !self.later.is_empty()
     }
 
-    /// One huge request must not hold its memory for as long as the connection lives.
+    /// Release the memory of a huge request, which the connection need not keep.
     pub(crate) fn let_go_of_large_buffers(&mut self) {
         for buffer in [&mut self.request, &mut self.reply] {
             if buffer.len() > KEPT_WORDS {
@@ -106,7 +106,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         self.flush_reply().await
     }
 
-    /// Wait for the backups' word on everything that came before.
+    /// Wait until the backups have answered everything that came before.
     pub(crate) async fn answer_all(&mut self) -> std::io::Result<()> {
         while !self.later.is_empty() {
             let outcome = self.next_later().await;

@@ -1,6 +1,6 @@
-//! Connections to backups: two for each node that replicates a slot of this one, opened by the
-//! master, kept open, opened anew, both together. One carries orders and their answers, the other
-//! heartbeats and read leases, which must not wait behind orders.
+//! Connections to backups. A master opens two to each node that replicates one of its slots, and
+//! opens both again when one breaks. One carries orders and their answers, the other heartbeats and
+//! read leases, which must not wait behind orders.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,7 +35,7 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// Why there is no connection.
 enum Broken {
-    /// The port refuses connections, or another process listens there: that one is gone.
+    /// The port refuses connections, or another process listens there: the process is gone.
     Gone(String),
     /// Anything else.
     Trouble(String),
@@ -107,7 +107,7 @@ pub(crate) async fn keep_links(
     }
 }
 
-/// Tells the state machine that a connection is over, also when its task is aborted.
+/// Tells the state machine that a connection is over, even if its task is aborted.
 struct Open<'a> {
     shared: &'a Shared,
     node: NodeId,

@@ -1,5 +1,5 @@
 //! Drives the replication state machine of one node: gives it the time and the rows, does its
-//! work, carries its answers.
+//! work, and delivers its answers.
 //!
 //! The state is one value behind one lock, held for the short steps that put transactions in
 //! order; rows are changed outside of it, queue by queue. A node none of whose slots has a backup
@@ -29,10 +29,10 @@ use crate::store::Store;
 /// How a push went.
 pub type Outcome = Result<StageReport, Refusal>;
 
-/// The answer to a push: here, or on its way.
+/// The answer to a push: known now, or later.
 #[derive(Debug)]
 pub enum Answer {
-    /// Every slot had it before, or there is nobody to wait for.
+    /// Every slot had it before, or there is no backup to wait for.
     Now(StageReport),
     /// When the backups have confirmed it.
     Later(oneshot::Receiver<Outcome>),
@@ -50,10 +50,10 @@ struct State {
     replica: Replica,
     waiters: BTreeMap<Token, Waiter>,
     next_token: Token,
-    /// Apply queues that somebody works on.
+    /// Apply queues that a thread works on.
     busy: BTreeSet<NodeId>,
-    /// The newest connection to each backup, and from each master, by the master's count: an
-    /// older one may still have something to say, which must not be heard any more.
+    /// The newest connection to each backup, and from each master, by the master's count. Messages
+    /// that still come on an older one must be ignored.
     current: BTreeMap<(NodeId, Way), u64>,
 }
 
@@ -76,12 +76,12 @@ pub struct Replicator {
     store: Arc<Store>,
     clock: Clock,
     state: Mutex<State>,
-    /// Whether any slot of this node has, or gets, a replica elsewhere. Held for reading while a
-    /// push goes the short way, so that no such push is under way when that changes.
+    /// Whether any slot of this node has, or gets, a replica elsewhere. A push that takes the short
+    /// way holds it for reading, so no such push is under way when it changes.
     has_backups: RwLock<bool>,
     /// Until when reads may be answered; see [`Replica::serving_until`].
     serving_until: AtomicU64,
-    /// Rung when there are messages for a node on a connection to it.
+    /// Notified when there are messages for a node on a connection to it.
     outgoing: Mutex<BTreeMap<(NodeId, Way), Arc<Notify>>>,
     /// The nodes to be connected to, with their addresses.
     links: watch::Sender<BTreeMap<NodeId, String>>,
@@ -123,7 +123,7 @@ impl Replicator {
                 current: BTreeMap::new(),
             }),
             has_backups: RwLock::new(false),
-            // Until there is a routing record, nothing but the routing is asked.
+            // Before the first routing record only the routing says what is served.
             serving_until: AtomicU64::new(Micros::MAX),
             outgoing: Mutex::default(),
             links: watch::channel(BTreeMap::new()).0,
@@ -173,8 +173,8 @@ impl Replicator {
     }
 
     /// The node's lease in the coordination store is alive until this moment of the
-    /// [clock](crate::clock); 0: it is lost. Not for so long from now: whoever is stopped on the
-    /// way here would lengthen the lease.
+    /// [clock](crate::clock); 0: it is lost. A moment, not a duration: a thread that is
+    /// paused on the way here would lengthen the lease.
     pub fn hold_lease_until(&self, until: Micros) {
         self.with(|replica, _, _| replica.set_lease(until));
     }
@@ -189,7 +189,7 @@ impl Replicator {
             self.check_alive()?;
             let report = self.store.apply(&transaction)?;
             self.hear(transaction.id.stream);
-            // Once more: if it took long, these slots may be another's, which lacks this push.
+            // Look again: after a pause another node may be master here, without this push.
             if let Err(refusal) = self.check_alive() {
                 return Err(Refusal::Incomplete(refusal.to_string()));
             }
@@ -217,7 +217,7 @@ impl Replicator {
         Ok((outcome.map_or(Answer::Later(receiver), Answer::Now), None))
     }
 
-    /// Refuse if somebody else may be master by now.
+    /// Refuse if another node may be master by now.
     pub fn check_alive(&self) -> Result<(), Refusal> {
         if self.now() < self.serving_until.load(Ordering::Acquire) {
             return Ok(());
@@ -227,7 +227,7 @@ impl Replicator {
         ))
     }
 
-    /// Read rows: committed state, of a moment at which this node surely was the master.
+    /// Read rows: committed state, of a moment at which this node was certainly the master.
     pub fn pull(&self, table: u64, keys: &[u64], out: &mut [f32]) -> Result<(), Refusal> {
         self.store.pull(table, keys, out)?;
         self.check_alive()
@@ -271,8 +271,8 @@ impl Replicator {
         });
     }
 
-    /// A master has connected. False if it has connected anew since: two connections may be
-    /// read in another order than they were opened in.
+    /// A master has connected. False if it has connected again since: the sessions of two
+    /// connections may run in another order than the master opened them.
     pub fn master_connected(&self, node: NodeId, connection: u64) -> bool {
         self.with_state(|state, _, _| {
             let is_newer = state.begin(node, Way::ToMaster, connection);
@@ -283,10 +283,10 @@ impl Replicator {
         })
     }
 
-    /// Promise room for the rows that a master's push may create here, if there is any.
+    /// Reserve room for the rows that a master's push may create here, if there is any.
     ///
-    /// Not in slots whose copy is under way: most of those rows come with it. Which of them are
-    /// new is checked when it ends ([`Rows::check_behind`]).
+    /// Not in slots whose copy is under way, because most of these rows come with it. When the copy
+    /// ends, [`Rows::check_behind`] finds out which rows are new.
     pub(crate) fn make_room(&self, transaction: &mut Transaction) {
         if !self.store.has_memory_limit() {
             return;
@@ -299,9 +299,9 @@ impl Replicator {
         self.store.make_room(transaction, &runs);
     }
 
-    /// A message from a master; what is to be answered goes to `answers` before anything slow.
-    /// False if that master has connected anew since: what still comes here is of the past. A
-    /// heartbeat is answered always: it brings no order, and its answer tells when it was sent.
+    /// A message from a master. Its answer goes to `answers` before any slow work. False if that
+    /// master has connected again since, so that this connection is an old one. A heartbeat is
+    /// always answered: it carries no order, and its answer says when it was sent.
     pub fn obey(
         &self,
         from: NodeId,
@@ -350,7 +350,7 @@ impl Replicator {
         true
     }
 
-    /// Do what is to be done in every apply queue that nobody works on.
+    /// Do what is to be done in every apply queue that no thread works on.
     pub fn work(&self) {
         let mut state = self.state.lock();
         for queue in state.replica.apply_queues() {
@@ -407,7 +407,7 @@ impl Replicator {
                         }
                     };
                     times.record(waiter.begun.elapsed());
-                    // Whoever asked may be gone.
+                    // The caller may be gone.
                     let _ = waiter.answer.send(outcome);
                 }
             }
@@ -470,7 +470,7 @@ impl Replicator {
         current.then(|| state.replica.take_messages(node, way).into())
     }
 
-    /// What rings when there are messages for a backup.
+    /// Notified when there are messages for a backup.
     pub(crate) fn bell(&self, node: NodeId, way: Way) -> Arc<Notify> {
         Arc::clone(self.outgoing.lock().entry((node, way)).or_default())
     }
@@ -480,7 +480,8 @@ impl Replicator {
         self.links.subscribe()
     }
 
-    /// Time passes; whether there is work now. Applying pushes must not hold up the next tick.
+    /// Tell the state machine the time. Returns whether there is work now, which the caller does
+    /// elsewhere, because applying pushes must not delay the next tick.
     pub(crate) fn tick(&self) -> bool {
         let mut state = self.state.lock();
         let now = self.now();
@@ -505,7 +506,7 @@ impl Replicator {
         (number, report.clone())
     }
 
-    /// Nobody is to wait any more.
+    /// End all waits.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         let _number = self.report.lock();

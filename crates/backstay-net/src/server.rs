@@ -76,7 +76,7 @@ impl Server {
         let accepting = Arc::clone(&shared);
         runtime.spawn(async move {
             accept(accepting, listener, stop_signal).await;
-            // Nobody may be waiting.
+            // Perhaps no caller waits.
             let _ = drained_sender.send(true);
         });
         Ok(Self {

@@ -24,7 +24,7 @@ use crate::handler::{check_no_body, RequestHandler};
 use crate::shared::{stop_signal, Shared};
 use crate::stats::add;
 
-/// What a frame may be before its sender is known: nothing bulky.
+/// Limits of a frame before the handshake: small frames only.
 const HANDSHAKE_LIMITS: Limits = Limits {
     max_frame_bytes: 4096,
     max_keys: 0,
@@ -50,7 +50,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         let allowed = self.handler.shared.options.handshake_timeout;
         let greeted = tokio::select! {
             biased;
-            // Without a word: a client that has not been greeted tries again elsewhere.
+            // Close without an answer: a client without a handshake tries again elsewhere.
             () = stop_signal(&mut stopping) => return,
             greeted = timeout(allowed, self.handshake()) => greeted,
         };
@@ -105,7 +105,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         }
     }
 
-    /// What was not answered was not taken: the client may repeat it elsewhere.
+    /// Say `GoAway`: a request without an answer was not taken, and the client may repeat it.
     async fn say_goodbye(&mut self) {
         let stall = self.handler.shared.options.stall_timeout;
         let farewell = async {
@@ -141,7 +141,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
         }
     }
 
-    /// A master of slots that are replicated here: do what it says, until it goes.
+    /// Serve a master of slots that are replicated here, until it disconnects.
     async fn serve_peer(&mut self, peer: &str, first: Frame, mut stopping: watch::Receiver<bool>) {
         let shared = Arc::clone(&self.handler.shared);
         let mut limits = shared.options.limits;
@@ -205,7 +205,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Session<R, W> {
                     Ok(Err(_)) | Err(_) => return,
                 }
             }
-            // After the answer: its master waits for that, and not for this.
+            // After the answer, because the master waits for the answer only.
             shared.replicator.work();
         }
     }

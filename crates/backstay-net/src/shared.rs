@@ -12,7 +12,7 @@ use crate::replicator::Replicator;
 use crate::stats::Counters;
 use crate::store::Store;
 
-/// What a server needs to know. Checked by whoever makes it.
+/// What a server needs to know. The maker checks it.
 #[derive(Clone)]
 pub struct ServerOptions {
     /// The cluster's name; a client must give the same.

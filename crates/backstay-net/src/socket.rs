@@ -6,14 +6,14 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// A connection that carried nothing for so long is asked whether the other side is there.
+/// After so long without data the kernel asks whether the other side is there.
 const IDLE: Duration = Duration::from_secs(30);
 /// How often it is asked again, and how often in all: a machine that vanished without a word is
 /// noticed after a minute, and its connection closed.
 const INTERVAL: Duration = Duration::from_secs(10);
 const RETRIES: u32 = 3;
-/// A connection on which nothing that was sent is confirmed for so long is given up; the kernel
-/// alone would try for a quarter of an hour, ever more seldom.
+/// A connection is given up when sent data is not confirmed for so long. By default the kernel
+/// would try for a quarter of an hour.
 #[cfg(target_os = "linux")]
 const UNCONFIRMED: Duration = Duration::from_secs(20);
 

@@ -1,9 +1,9 @@
 //! The engines of one node behind locks: what sessions call.
 //!
 //! Slots are cut into stripes, one engine and one lock each. A request takes the locks one
-//! after the other, in ascending order, and never holds two; a slot so has one writer at a
-//! time, and two requests work side by side on different stripes. Who may change a slot, and
-//! when, is decided before: by [`crate::replicator`].
+//! after the other, in ascending order, and never holds two. So a slot has one writer at a
+//! time, and two requests work side by side on different stripes. [`crate::replicator`] decides
+//! before which changes a slot takes, and when.
 
 mod checkpoint;
 mod room;
@@ -56,11 +56,11 @@ pub struct Store {
     /// 0 = no limit.
     memory_limit_bytes: u64,
     allocated_bytes: AtomicU64,
-    /// Promised to pushes under way.
+    /// Reserved for pushes under way.
     reserved_bytes: Arc<AtomicU64>,
 }
 
-/// A table's description, and which of its settings these are.
+/// A table's description, and the revision of its settings.
 #[derive(Debug, Clone)]
 struct Described {
     spec: Arc<TableSpec>,
@@ -205,8 +205,8 @@ impl Store {
         self.memory_limit_bytes > 0
     }
 
-    /// Promise room for these runs of another node's push, if there is any: [`Rows::check`]
-    /// refuses it if not.
+    /// Reserve room for these runs of another node's push, if there is any. Otherwise
+    /// [`Rows::check`] refuses the push.
     pub(crate) fn make_room(&self, transaction: &mut Transaction, runs: &[Run]) {
         if let Ok(room) = self.reserve(transaction, runs) {
             transaction.attach(room);
@@ -214,11 +214,11 @@ impl Store {
     }
 
     /// Apply a prepared push at once: stage and commit it in every slot it touches, skipping
-    /// those that have it already. For slots without backups.
+    /// slots that have it already. For slots without backups.
     ///
     /// Everything that a malformed push could be refused for is checked before the first slot
-    /// changes. What is left (a slot that moves away, a limit of one slot) may come when other
-    /// slots have it: that is [`Refusal::Incomplete`], and safe to retry, for they skip it.
+    /// changes. A slot that moves away, or that is full, may still refuse when other slots have the
+    /// push. That is [`Refusal::Incomplete`], and safe to retry, because these slots skip it.
     pub fn apply(&self, transaction: &Transaction) -> Result<StageReport, Refusal> {
         let mut report = StageReport::default();
         for (stripe, runs) in self.stripes_of(transaction.runs()) {
@@ -227,7 +227,7 @@ impl Store {
             });
             match outcome {
                 Ok(applied) => report += applied,
-                // The sender must not take it for a push of which nothing was applied.
+                // The sender must not think that nothing of the push was applied.
                 Err(refusal) if report != StageReport::default() => {
                     return Err(Refusal::Incomplete(refusal.to_string()));
                 }
@@ -238,7 +238,7 @@ impl Store {
     }
 
     /// The end of a stream, as a transaction of every slot that is served here. Refused while
-    /// this node is to serve slots and does not yet: they would miss it.
+    /// this node is master of slots that it does not serve yet, because they would miss it.
     pub fn close_of(&self, stream: StreamId) -> Result<Transaction, Refusal> {
         let mut slots = Vec::with_capacity(self.space.count() as usize);
         for slot in 0..self.space.count() {

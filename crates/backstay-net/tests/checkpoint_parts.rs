@@ -193,7 +193,7 @@ fn what_is_written_is_loaded_bit_for_bit_and_then_served() {
     );
     target.set_routing(routing(2, 1, false));
     target.pull(table, &[1], &mut out).unwrap();
-    // It remembers which pushes it has: this one counts no more.
+    // It remembers which pushes it has: this one does not count again.
     let before = digests(&target);
     push(&target, 4, "ads.v1", &keys);
     assert_eq!(digests(&target), before);
@@ -372,7 +372,7 @@ fn a_slot_that_began_anew_meanwhile_takes_nothing_of_the_old_load() {
         Err(CheckpointError::Refused(_))
     ));
     assert!(digests(&target).iter().all(|&(position, _)| position == 0));
-    // Nor one that nobody asked to be loaded.
+    // Nor a slot that the routing does not ask to load.
     let served = node(1, false);
     assert!(matches!(
         load(&served, &path, &written, true),

@@ -1,4 +1,4 @@
-//! A node that joins remembers closed streams as those that were there do, and goes on to forget
+//! A node that joins remembers the closed streams that the other nodes remember, and forgets
 //! them in the same order.
 
 #![allow(clippy::unwrap_used)] // What fails in a helper is a failed test.

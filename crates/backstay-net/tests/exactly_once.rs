@@ -212,7 +212,7 @@ fn many_pushes_in_flight_keep_their_number() {
         let plan = client.plan(&keys).unwrap();
         let values = vec![-1.0; keys.len() * DIM];
         for _ in 0..300 {
-            // Nobody waits for these: the client waits for the oldest when too many are open.
+            // Not waited for: the client waits for the oldest when too many are open.
             client
                 .push(&request(&values), &plan, Deadline::after(PATIENT))
                 .await

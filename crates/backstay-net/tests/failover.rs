@@ -381,7 +381,7 @@ fn lost_slots_fail_what_waits_and_what_comes_after() {
     let mut lost = Routing::of(2, 1, servers.to_vec(), &[0; SLOTS as usize]).unwrap();
     lost.loss = "slots go back to a checkpoint".into();
     client.set_routing(lost);
-    // What became of them is told also when a newer routing says it no more.
+    // The client tells what became of them also when a newer routing does not say it.
     client.set_routing(Routing::of(3, 1, servers.to_vec(), &[0; SLOTS as usize]).unwrap());
     let begun = Instant::now();
     for outcome in [

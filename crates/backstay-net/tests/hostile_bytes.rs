@@ -256,7 +256,7 @@ fn too_many_connections() {
     let meta = third.expect_error(0, LIMIT_EXCEEDED, "2 connections are open, the limit");
     assert!(meta.retry_safe);
     third.expect_closed();
-    // Those that are in are not disturbed.
+    // Open connections are not disturbed.
     second.send(&frame(Opcode::Ping, 1, &[], &[]));
     second.expect(Opcode::Pong, 1);
     drop((first, third));
@@ -320,7 +320,7 @@ fn a_text_longer_than_its_limit() {
     meta.extend([b'x'; 1025]);
     meta.extend([0; 4]);
     raw.send(&frame(Opcode::Hello, 0, &meta, &[]));
-    raw.expect_error(0, PROTOCOL, "a text field of 1025 bytes");
+    raw.expect_error(0, PROTOCOL, "a string field of 1025 bytes");
     raw.expect_closed();
     assert_still_serves(&server);
 }

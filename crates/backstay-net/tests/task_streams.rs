@@ -1,5 +1,5 @@
-//! Pushes into the streams of tasks: whoever sends them and however often, a slot takes each
-//! once; none leaves while the lease is over; after one that failed no other leaves.
+//! Pushes into the streams of tasks: whichever client sends them and however often, a slot takes
+//! each once. None leaves after the lease has expired. After a failed push no other leaves.
 
 // What fails in a helper is a failed test; exact numbers are the point.
 #![allow(clippy::unwrap_used, clippy::float_cmp)]
@@ -107,7 +107,7 @@ fn a_push_with_a_lower_floor_than_the_slot_knows_is_harmless() {
         // (who, sequence, floor, whether it is applied)
         (0, 40, 40, true),
         (1, 40, 0, false),
-        (1, 39, 0, false), // Below a floor that somebody vouched for.
+        (1, 39, 0, false), // Below a floor that a client has sent.
         (1, 41, 0, true),
         (0, 41, 41, false),
         (1, 100, 10, true), // The floor in the slot stays where it was.

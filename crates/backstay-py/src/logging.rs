@@ -130,7 +130,7 @@ struct Members(Map<String, Value>);
 
 impl Members {
     fn add(&mut self, field: &Field, value: Value) {
-        // Who writes the line is said above; a field of that name is about another node.
+        // The line names its writer above, so a field `node` is about another node.
         let name = match field.name() {
             "node" => "peer",
             name => name,

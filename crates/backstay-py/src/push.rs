@@ -39,7 +39,7 @@ impl PushStream {
 
 #[pymethods]
 impl PushStream {
-    /// End the batch before and number pushes as those of this one.
+    /// End the batch before, and number pushes as pushes of this one.
     fn begin_batch(&self, py: Python<'_>, batch: u64) -> PyResult<()> {
         let begun = self.stream.begin_batch(batch);
         begun.map_err(|error| from_client(py, &error))

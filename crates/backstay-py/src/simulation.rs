@@ -1,7 +1,7 @@
 //! `SimNode`: one node's replication and rows without sockets, threads or clock, for simulators.
 //!
-//! It is the state machine that the server runs; whoever drives it delivers the messages, does
-//! the work and tells the time.
+//! It is the state machine that the server runs. Its driver delivers the messages, does the work
+//! and tells the time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -356,7 +356,7 @@ impl SimNode {
         }
     }
 
-    /// The rows as they are, whoever is their master.
+    /// The rows as they are, whichever node is their master.
     fn peek(&self, py: Python<'_>, table: u64, keys: Vec<u64>) -> PyResult<Vec<f32>> {
         let node = self.node();
         let engine = node.rows.0.borrow();

@@ -1,7 +1,8 @@
 """The ``backstay`` command: the tools that need more than one part of the package.
 
-A command is a module of this package with a ``click`` command in it, and a line below. May import
-every package; nothing imports it.
+A command is a module of this package with a ``click`` command in it, and a line below. The Pods of
+a job on Kubernetes run ``kubernetes_master`` and ``scheduled_run``. May import every package; only
+``backstay.jobs_api`` imports it, for the same calls from Python.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from backstay._version import __version__
 from backstay.cli.export import export
 from backstay.cli.jobs import jobs
 from backstay.cli.run import evaluate, predict, train
+from backstay.cli.zoo import zoo
 from backstay.command_line import complete, share
 from backstay.master.serve_cli import main as master
 from backstay.pserver.ctl.asking import shared_options
@@ -30,7 +32,7 @@ def main() -> None:
 # Started by `train` and its like; by hand only where those cannot run.
 master.hidden = True
 completion = completion_command("backstay", {0: "the script is printed", 2: "wrong arguments"})
-for command in (train, evaluate, predict, jobs, export, local, master, completion):
+for command in (train, evaluate, predict, jobs, export, zoo, local, master, completion):
     main.add_command(command)
 share(jobs, shared_options(), adds=True)
 share(main, shared_options(), adds=False)

@@ -1,24 +1,24 @@
 """Whether each record of a job counts as often as its tasks are done: reads counters and records.
 
-Needs a cluster that still has the tables and the records of the job.
+The cluster must still have the tables and the records of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from backstay.cli.recorded_counts import recorded_counts
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.keys import JobKeys
 from backstay.job.calls import read_keys
-from backstay.master.rows_change import change_of, why_inexact
+from backstay.job_engine.rows_change import change_of, why_inexact
 from backstay.trainer.client import Client
 from backstay.trainer.worker.audit import RecordsAudit, audit_records
 
-__all__ = ["audit_job", "audit_lines", "audit_mapping"]
+__all__ = ["audit_job", "audit_lines", "audit_mapping", "audit_of_mapping"]
 
 
 def audit_job(job: str, endpoints: Sequence[str], config: ClientConfig) -> RecordsAudit:
@@ -55,6 +55,13 @@ def audit_job(job: str, endpoints: Sequence[str], config: ClientConfig) -> Recor
 def audit_mapping(audit: RecordsAudit) -> dict[str, Any]:
     """Return it as plain values."""
     return {"records_counted_once": audit.records_counted_once, **asdict(audit)}
+
+
+def audit_of_mapping(document: Mapping[str, Any]) -> RecordsAudit:
+    """Return what ``audit_mapping`` made a mapping of, also after a way through JSON."""
+    values = {item.name: document[item.name] for item in fields(RecordsAudit)}
+    values["first_wrong"] = tuple(tuple(one) for one in values["first_wrong"])
+    return RecordsAudit(**values)
 
 
 def audit_lines(audit: RecordsAudit) -> list[str]:

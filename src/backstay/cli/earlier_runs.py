@@ -1,8 +1,8 @@
-"""What earlier runs of a job have left: one that still runs it, records, progress.
+"""What earlier runs of a job have left: a command that still runs it, records, progress.
 
 Two commands that run one job would share its logs and checkpoints, and each would start the workers
-that the other one's master wants. The lock in the log folder keeps out one on the same machine, the
-master's record one elsewhere.
+that the other one's job master wants. The lock in the log folder refuses a second command on the
+same machine. The job master's record refuses one on another machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from backstay.master.job_client import find_job, forget_job
 __all__ = ["forget", "goes_on", "sole_run"]
 
 LOCK_NAME = "lock"
-# A master that was killed is gone when its lease is over.
+# A job master that was killed is gone when its lease is over.
 LEADERSHIP_LIMIT_S = 8.0
 LOOK_PAUSE_S = 0.25
 
@@ -76,7 +76,7 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
         stopped: Waits for so many seconds; returns whether this command is to stop.
 
     Raises:
-        JobRefused: Another process is its master.
+        JobRefused: Another process is its job master.
         BackstayError: The servers do not answer, and this command is to stop.
     """
     if servers.are_own:
@@ -86,7 +86,7 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
         entry = find_job(servers.endpoints, job, config=servers.config)
         if entry is not None and entry.master_address:
             raise JobRefused(
-                f"job {job!r} is run already: its master is at {entry.master_address}. End that "
+                f"job {job!r} is run already: its job master is at {entry.master_address}. End "
                 f"one (`backstay jobs stop {job}`), or give this one another --name"
             )
         return entry is not None
@@ -98,14 +98,14 @@ def forget(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> N
     """Remove the records of a job, once no command runs it.
 
     Raises:
-        JobRefused: Another process is its master.
+        JobRefused: Another process is its job master.
         BackstayError: The servers do not answer, and this command is to stop.
     """
     _once_free(lambda: forget_job(servers.endpoints, job, config=servers.config), stopped)
 
 
 def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bool:
-    """Make a call until the servers answer it and no master is in the way any more."""
+    """Make a call until the servers answer it and no job master is in the way any more."""
     deadline_s, said = time.monotonic() + LEADERSHIP_LIMIT_S, ""
     while True:
         try:
@@ -117,11 +117,11 @@ def _once_free(call: Callable[[], bool], stopped: Callable[[float], bool]) -> bo
             # Servers of another release do not change by waiting.
             raise
         except (TransportError, StoreUnavailable, Stopping) as error:
-            # They were reached: they are waited for, as the master would wait for them.
+            # They were reached: they are waited for, as the job master would wait for them.
             if str(error) != said:
                 said = str(error)
                 log.warning("waiting: %s", said)
             if stopped(LOOK_PAUSE_S):
                 raise
-            # The lease of a master that died runs on only while the store is there.
+            # The lease of a job master that died runs on only while the store is there.
             deadline_s = time.monotonic() + LEADERSHIP_LIMIT_S

@@ -1,6 +1,6 @@
 """How the commands of a job end: their exit codes.
 
-The one place where the codes are told; docs/reference/cli.md has the same, and a test compares.
+Only this module has the codes; docs/reference/cli.md lists them, and a test compares both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ __all__ = [
     "EXIT_UNSAVED",
     "EXIT_WRONG_ARGUMENTS",
     "JOBS_EXIT_CODES",
+    "ZOO_EXIT_CODES",
 ]
 
 EXIT_FAILED = 1
@@ -42,5 +43,10 @@ JOBS_EXIT_CODES = {
     0: "it was done, or shown",
     EXIT_FAILED: "it could not be done; the message says why",
     EXIT_WRONG_ARGUMENTS: "an argument or a setting is wrong",
-    EXIT_NO_ANSWER: "no server or no master answers, or there is no such job",
+    EXIT_NO_ANSWER: "no server or no job master answers, or there is no such job",
+}
+ZOO_EXIT_CODES = {
+    0: "it was done",
+    EXIT_FAILED: "the builder failed, or a file cannot be written; the message says why",
+    EXIT_WRONG_ARGUMENTS: "an argument is wrong, a file is there already, or there is no builder",
 }

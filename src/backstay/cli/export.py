@@ -1,6 +1,6 @@
 """``backstay export``: a trained model as a folder of files, for programs without a cluster.
 
-Reads a checkpoint, and runs the model file to know which tensors of the model the tables hold.
+The command reads a checkpoint. It runs the model file to know which tensors the tables hold.
 """
 
 from __future__ import annotations
@@ -163,13 +163,15 @@ def _found(
     return _Found(*find_checkpoint(url, checkpoint), model, None if model else spec)
 
 
-def _of_cluster(job: str, endpoint: str, config_file: Path | None) -> tuple[JobSpec, str]:
+def _of_cluster(
+    job: str, endpoints: tuple[str, ...], config_file: Path | None
+) -> tuple[JobSpec, str]:
     """Return a job of a cluster and where the cluster's checkpoints are."""
     config = ClientConfig.load(file=config_file)
-    entry = find_job(endpoint, job, config=config)
+    entry = find_job(endpoints, job, config=config)
     if entry is None:
         raise UnknownJob(f"the cluster has no job {job!r}")
-    directory = Directory(endpoint, config)
+    directory = Directory(endpoints, config)
     try:
         listed = directory.call(
             lambda channel, timeout_s: remote.list_checkpoints(channel, timeout_s=timeout_s)

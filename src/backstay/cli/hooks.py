@@ -1,7 +1,7 @@
 """Commands that are run around a job, on this machine, one after the other.
 
-Each is a line for ``/bin/sh``. What it prints goes to standard error: standard output belongs to
-the command's own result.
+Each command is a line for ``/bin/sh``. Its output goes to a file or to standard error, because
+standard output belongs to the result of the job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from backstay.errors import JobError
 
@@ -30,6 +32,7 @@ def run_hooks(
     *,
     timeout_s: float,
     stopped: Callable[[], bool],
+    output: Path | None = None,
 ) -> None:
     """Run the commands in turn; end at the first that fails.
 
@@ -37,24 +40,36 @@ def run_hooks(
         commands: Lines for the shell.
         env: Variables on top of this process's.
         timeout_s: Most that one of them may take.
-        stopped: Whether somebody wants the job to stop: the command is ended then.
+        stopped: Whether the user wants the job to stop: the command is ended then.
+        output: The file that takes what the commands print; None: standard error.
 
     Raises:
         JobError: A command failed, took too long or was stopped; the message names it.
     """
     for command in commands:
         log.info("hook: %s", command)
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
-            # A group of its own, so that it can be ended with all that it starts.
-            start_new_session=True,
-        )
+        with _opened(output) as descriptor:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                # A group of its own, so that it can be ended with all that it starts.
+                start_new_session=True,
+            )
         why = _wait(process, timeout_s, stopped)
         if why:
             raise JobError(f"the hook {command!r} {why}")
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[int]:
+    if output is None:
+        yield sys.stderr.fileno()
+        return
+    with output.open("ab") as file:
+        yield file.fileno()
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float, stopped: Callable[[], bool]) -> str:

@@ -1,7 +1,7 @@
 """``backstay jobs``: the jobs of a cluster, from any machine that reaches one of its servers.
 
 What a job is and how it ended is in its records; figures, orders and failing tasks are asked of
-its master, whose address is in the records as well.
+its job master, whose address is in the records as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 from google.protobuf.json_format import MessageToDict
@@ -19,24 +19,25 @@ from rich.console import Console
 from rich.markup import escape
 
 from backstay.cli.audit import audit_job, audit_lines, audit_mapping
+from backstay.cli.cluster_jobs import Cluster, without_master
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES
+from backstay.cli.kubernetes_jobs import jobs_on_kubernetes
 from backstay.cli.last_status import FILE_NAME, LastStatus, default_folder
 from backstay.cli.progress import round_text
 from backstay.cli.status_text import print_dead_letter, print_status
 from backstay.command_line import given_before
 from backstay.config import ENDPOINT_VARIABLES, ClientConfig
-from backstay.consensus.job_records import OVER_STATES
+from backstay.consensus.records.jobs import OVER_STATES
 from backstay.errors import (
     BackstayError,
     ConfigError,
     JobRefused,
     RequestRefused,
     ServerUnavailable,
-    UnknownJob,
 )
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_spec import JobSpec
-from backstay.master.job_client import JobClient, JobEntry, find_job, list_jobs
+from backstay.master.job_client import JobClient, JobEntry, list_jobs
 from backstay.master.status import complete_with_spec
 from backstay.pserver.ctl.asking import (
     ClusterOptions,
@@ -52,63 +53,11 @@ __all__ = ["jobs"]
 LOG_LINES = 50
 LOG_LINES_MAX = 100_000
 FOLLOW_PAUSE_S = 0.25
-# People wait for the answer.
-CALL_LIMIT_MS = 10_000
 COMPLETION_LIMIT_MS = 1000
 MASTER = "master"
+REST = f"{__name__}.rest"
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-
-class Cluster(NamedTuple):
-    """Where to ask."""
-
-    endpoints: tuple[str, ...]
-    config: ClientConfig
-
-    def entries(self) -> tuple[JobEntry, ...]:
-        """Return the jobs of the cluster."""
-        return list_jobs(self.endpoints, config=self.config)
-
-    def entry(self, job: str) -> JobEntry:
-        """Return one job.
-
-        Raises:
-            UnknownJob: There is no such job.
-        """
-        found = find_job(self.endpoints, job, config=self.config)
-        if found is not None:
-            return found
-        there = ", ".join(entry.job for entry in self.entries()) or "none"
-        raise UnknownJob(f"the cluster has no job {job!r}; there are: {there}")
-
-    @contextmanager
-    def master(self, job: str) -> Iterator[JobClient]:
-        """Have the master of a job.
-
-        Raises:
-            UnknownJob: There is no such job.
-            JobRefused: It has no master now.
-        """
-        entry = self.entry(job)
-        if not entry.master_address:
-            raise JobRefused(_without_master(entry))
-        client = JobClient(self.endpoints, job, config=self.config)
-        try:
-            yield client
-        finally:
-            client.close()
-
-
-def _without_master(entry: JobEntry) -> str:
-    """Return why there is no job master to command."""
-    reason = f" ({entry.reason})" if entry.reason else ""
-    if entry.state in OVER_STATES:
-        return f"job {entry.job!r} is {entry.state}{reason}: it has no master any more"
-    return (
-        f"job {entry.job!r} has no master now: the `backstay train` that ran it has ended, or its "
-        "master is being started again. The same command goes on with the job"
-    )
 
 
 def _complete_job(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
@@ -146,7 +95,7 @@ def _folder_without_cluster(options: ClusterOptions, job: str) -> Path | None:
     return folder if found else None
 
 
-def _endpoint_of_running(job: str) -> str | None:
+def _endpoints_of_running(job: str) -> tuple[str, ...] | None:
     """Return the servers of a job that was run by a job file of this folder, if there may be any.
 
     Raises:
@@ -161,19 +110,19 @@ def _endpoint_of_running(job: str) -> str | None:
             f"job {job!r} is {last.status.state}, and its servers have ended with its command; the "
             "same `backstay train` goes on with it"
         )
-    return ",".join(last.endpoints)
+    return last.endpoints
 
 
 def _cluster(options: ClusterOptions, job: str) -> Cluster:
-    chosen = named_endpoints(options) or _endpoint_of_running(job)
+    chosen = named_endpoints(options)
+    if chosen is None:
+        chosen = _endpoints_of_running(job)
     if chosen is None:
         raise ConfigError(
             f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; what a "
             "job left in its log_dir, `show` and `logs` read with --log-dir FOLDER"
         )
-    config = ClientConfig.load(file=options.config_file)
-    shorter_ms = min(config.deadline_ms, CALL_LIMIT_MS)
-    return Cluster(tuple(chosen.split(",")), replace(config, deadline_ms=shorter_ms))
+    return Cluster.at(chosen, ClientConfig.load(file=options.config_file))
 
 
 @contextmanager
@@ -208,19 +157,60 @@ def _fail(text: str, *, as_json: bool = False) -> NoReturn:
     raise click.exceptions.Exit(EXIT_FAILED)
 
 
+class _JobsGroup(click.Group):
+    """Keeps the words after the group's own options, for a command that runs elsewhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the group's options."""
+        rest = [*super().parse_args(ctx, args)]
+        # Without the subcommand's name, as click gives them to the subcommand.
+        ctx.meta[REST] = rest
+        return rest
+
+
 @click.group(
+    cls=_JobsGroup,
     epilog=examples(
         JOBS_EXIT_CODES,
         "backstay jobs --endpoint 127.0.0.1:7000 list",
         "BACKSTAY_ENDPOINT=ps-0:7000,ps-1:7000 backstay jobs show census",
-    )
+        "backstay jobs --on kubernetes show census",
+    ),
 )
 @endpoint_option()
 @config_option()
+@click.option(
+    "--on",
+    "where",
+    type=click.Choice(["kubernetes"]),
+    help="The jobs on Kubernetes: reach the cluster that KUBECONFIG names, and no server.",
+)
+@click.option("--namespace", metavar="NAME", default="", help="With --on: their namespace.")
 @click.pass_context
-def jobs(context: click.Context, endpoint: str | None, config_file: Path | None) -> None:
+def jobs(
+    context: click.Context,
+    endpoint: str | None,
+    config_file: Path | None,
+    where: str | None,
+    namespace: str,
+) -> None:
     """Look after the jobs of a cluster, from any machine that reaches its servers."""
     context.obj = ClusterOptions(endpoint, config_file)
+    if where is None or context.invoked_subcommand is None:
+        return
+    words = context.meta[REST]
+    # As the command itself would take them: --help, a missing argument and a wrong option, too.
+    command = jobs.commands[context.invoked_subcommand]
+    given = command.make_context(context.invoked_subcommand, list(words), parent=context).params
+    others: dict[type[BackstayError], int] = {JobRefused: EXIT_FAILED}
+    with exit_on_error(EXIT_NO_ANSWER, as_json=bool(given.get("as_json")), others=others):
+        if endpoint is not None or given.get("folder") is not None or given.get("follow"):
+            raise ConfigError(
+                "--on kubernetes: not with --endpoint, --log-dir or --follow; the API of "
+                "Kubernetes is asked"
+            )
+        code = jobs_on_kubernetes(namespace, context.invoked_subcommand, given, words)
+    context.exit(code)
 
 
 @jobs.command("list", epilog=examples(JOBS_EXIT_CODES, "backstay jobs list"))
@@ -292,7 +282,7 @@ def show(options: ClusterOptions, job: str, folder: Path | None, as_json: bool) 
         print_json({**document, "status": plain, "dead_letters": tasks})
         return
     if status is None:
-        click.echo(f"{job}: {entry.progress}; {_without_master(entry)}")
+        click.echo(f"{job}: {entry.progress}; {without_master(entry)}")
     else:
         print_status(status)
     for one in dead_letters:
@@ -340,7 +330,7 @@ def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> Non
 )
 @json_option()
 @click.option("--reason", default="jobs stop", metavar="TEXT", help="Shown wherever the job is.")
-@click.option("--discard", is_flag=True, help="Nobody will go on with it: count it as ended.")
+@click.option("--discard", is_flag=True, help="Count the job as ended: no command goes on with it.")
 @job_argument
 @click.pass_obj
 def stop(options: ClusterOptions, job: str, reason: str, discard: bool, as_json: bool) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from backstay._proto.v1 import job_pb2
-from backstay.checkpoint.catalogue import catalogue
+from backstay.checkpoint.catalogue import Entry, catalogue
+from backstay.checkpoint.manifest import number_of
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import JobError
 
@@ -58,27 +59,39 @@ def checkpoint_folder(log_dir: Path, url: str) -> str:
         url: The folder that the job names.
 
     Raises:
-        JobError: The newest one was in another folder, and is in neither.
+        JobError: The newest one is gone, and so are all others.
     """
     try:
         last = LastStatus.read(log_dir).status
     except JobError:
         return url
-    if last.checkpoint_url in ("", url) or last.checkpoint in _whole(url):
+    if not last.checkpoint_url:
         return url
-    if not _whole(last.checkpoint_url):
+    here = _catalogue(url)
+    if any(one.id == last.checkpoint for one in here):
+        return url
+    is_elsewhere = last.checkpoint_url != url
+    if not (_catalogue(last.checkpoint_url) if is_elsewhere else here):
+        nowhere = f"neither there nor in {url}" if is_elsewhere else "not there any more"
         raise JobError(
             f"the newest checkpoint of the job, {last.checkpoint}, was written to "
-            f"{last.checkpoint_url}, and is neither there nor in {url}: bring it back, or name its "
+            f"{last.checkpoint_url}, and is {nowhere}: bring it back, or name its "
             "folder as checkpoint.url; `backstay train --fresh` begins without it"
+        )
+    if not is_elsewhere and number_of(here[-1].id) < number_of(last.checkpoint):
+        log.warning(
+            "the newest checkpoint of the job, %s, is gone from %s: %s is the newest there",
+            last.checkpoint,
+            url,
+            here[-1].id,
         )
     return last.checkpoint_url
 
 
-def _whole(url: str) -> set[str]:
+def _catalogue(url: str) -> list[Entry]:
     if "://" not in url and not Path(url).is_dir():
-        return set()
-    return {one.id for one in catalogue(CheckpointStorage(url)) if not one.problem}
+        return []
+    return catalogue(CheckpointStorage(url))
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class LastStatus:
         endpoints: Its servers then.
         are_own: Whether these have ended with the command.
         is_over: Whether the command has ended in good order; else it was killed, or runs.
-        status: As the master told it.
+        status: As the job master told it.
         dead_letters: Its tasks that failed for good.
     """
 
@@ -150,6 +163,14 @@ class LastStatus:
         return f"{text}{end}; its servers: --endpoint {','.join(self.endpoints)}"
 
 
+def status_before(folder: Path) -> job_pb2.JobStatus:
+    """Return the last status that a job has left in its log folder; empty if there is none."""
+    try:
+        return LastStatus.read(folder).status
+    except JobError:
+        return job_pb2.JobStatus()
+
+
 class StatusFile:
     """Writes the status of a job, now and then and at its end.
 
@@ -180,7 +201,7 @@ class StatusFile:
         state: str,
         reason: str,
     ) -> None:
-        """Write the last one: how the command ended, whatever the master told."""
+        """Write the last one: how the command ended, whatever the job master told."""
         last = job_pb2.JobStatus()
         if status is None:
             return

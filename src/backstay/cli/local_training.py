@@ -23,10 +23,11 @@ from backstay.cli.progress import Servers, Show
 from backstay.cli.stop_signals import StopSignals
 from backstay.cli.supervisor import Outcome
 from backstay.cli.threads import chosen_threads, usable_cores
+from backstay.consensus.records.jobs import JobStateRecord
 from backstay.errors import BackstayError
 from backstay.job_check.check import check_data, check_folders, load_definition
 from backstay.job_spec import JobSpec
-from backstay.master.status import MESSAGE_OF_KIND
+from backstay.master.status import MESSAGE_OF_KIND, recorded_status
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.trainer.adapter.session import Session, init
 from backstay.trainer.worker.local_run import LocalProgress, LocalResult, LocalRun
@@ -121,7 +122,6 @@ class _LocalStatus:
         self._spec = spec
         self._show = show
         self._metrics = metrics
-        self._evaluations: list[dict[str, float]] = []
         self.server: LocalCluster | None = None
         self.status = job_pb2.JobStatus(job=spec.name, state="running", passes=spec.epochs)
 
@@ -133,33 +133,23 @@ class _LocalStatus:
         status.tasks.done = progress.records_done // size
         status.tasks.total = -(-progress.records_total // size)
         status.records_done, status.records_total = progress.records_done, progress.records_total
-        self._count(progress.examples, progress.steps, progress.seconds)
+        self._take(progress.record, progress.examples, progress.seconds)
         if progress.loss is not None:
             status.loss = progress.loss
-        if progress.metrics and [progress.metrics] != self._evaluations[-1:]:
-            self._add(progress.metrics)
         self._metrics.write(status)
         running = None if self.server is None else 1
         self._show.update(status, Servers(running, running))
 
     def outcome(self, result: LocalResult) -> Outcome:
         """Return how it ended."""
-        self.status.state = "stopped" if result.stopped else "done"
-        self.status.reason = result.reason
-        self.status.bad_records = result.bad_records
-        self._count(result.examples, result.steps, result.seconds)
-        for metrics in result.evaluations[len(self._evaluations) :]:
-            self._add(metrics)
+        self._take(result.record, result.examples, result.seconds)
         self._metrics.write(self.status)
         return Outcome(self.status, self.status.state, result.reason, result.seconds)
 
-    def _count(self, examples: int, steps: int, seconds: float) -> None:
-        self.status.examples, self.status.steps = examples, steps
+    def _take(self, record: JobStateRecord, examples: int, seconds: float) -> None:
+        """Take over where the job stands; what is known within a task is added."""
+        del self.status.evaluations[:]
+        self.status.MergeFrom(recorded_status(self._spec.name, record))
+        self.status.examples = examples
         self.status.examples_per_s = examples / seconds if seconds else 0.0
         self.status.now_ms = int(time.time() * 1000)
-
-    def _add(self, metrics: dict[str, float]) -> None:
-        self._evaluations.append(metrics)
-        self.status.evaluations.add(
-            round=len(self._evaluations), steps=self.status.steps, metrics=metrics
-        )

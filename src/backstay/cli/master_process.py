@@ -1,7 +1,7 @@
 """The job master as a process of its own, started again when it dies.
 
-A thread waits for the process. A master that was killed is followed by another one, which names it
-and so need not wait for its lease; one that ends by itself has said why by its exit code.
+A thread waits for the process. A job master that was killed is followed by another one, which names
+it and so need not wait for its lease; one that ends by itself has said why by its exit code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ProcessT = TypeVar("ProcessT", bound="MasterProcess")
 
 
 class MasterProcess:
-    """Keeps a master running, from ``with`` to its end."""
+    """Keeps a job master running, from ``with`` to its end."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class MasterProcess:
             try:
                 process, line = lifeline.start(command, env=self._env, log=output)
             except OSError as error:
-                raise JobError(f"the job's master cannot be started: {error}") from error
+                raise JobError(f"the job master cannot be started: {error}") from error
         self._process, self._line = process, line
 
     def _keep(self) -> None:

@@ -1,6 +1,6 @@
 """The figures of a job over time: a file with a JSON object a line, and TensorBoard event files.
 
-``metrics.jsonl`` in the job's log folder is appended to, so a job that goes on goes on there.
+The log appends to ``metrics.jsonl`` in the job's log folder. A job that goes on appends there, too.
 """
 
 from __future__ import annotations

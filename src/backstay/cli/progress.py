@@ -1,11 +1,13 @@
 """How a running job is shown: a live table on a terminal, else plain lines now and then.
 
-Everything goes to standard error: standard output belongs to the command's result.
+The display goes to standard error, because standard output belongs to the command's result.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -39,6 +41,8 @@ def round_text(status: job_pb2.JobStatus) -> str:
     """Return what the job does now, such as ``pass 2 of 10``."""
     kind = kind_name(status.kind)
     if kind == "training":
+        if not status.round:
+            return "no task now"  # Between two passes, or after the last one.
         return f"pass {status.round} of {status.passes}"
     if kind == "unspecified":
         return status.state
@@ -64,6 +68,9 @@ def summary_lines(status: job_pb2.JobStatus) -> list[str]:
     metrics = metrics_text(status)
     if metrics:
         lines.append(metrics)
+    if status.went_back:
+        times = "once" if status.went_back == 1 else f"{status.went_back:,} times"
+        lines.append(f"the job went back {times} to a checkpoint, and trained again from there")
     if status.inexact:
         lines.append(_inexact_text(status))
     if status.checkpoints_failed:
@@ -88,17 +95,15 @@ def _work_text(status: job_pb2.JobStatus) -> str:
 class Show:
     """Shows a job from ``with`` to its end; all calls come from one thread."""
 
-    def __init__(self, job: str, *, console: Console | None = None, quiet: bool = False) -> None:
+    def __init__(self, job: str, *, console: Console | None = None) -> None:
         """Prepare.
 
         Args:
             job: Its name.
             console: Default: standard error.
-            quiet: Show no figures, only what is said.
         """
         self._job = job
         self._console = console or Console(stderr=True)
-        self._quiet = quiet
         self._live: Live | None = None
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -110,7 +115,7 @@ class Show:
         self._last_round = ""
 
     def __enter__(self) -> Show:
-        if self._console.is_terminal and not self._quiet:
+        if self._console.is_terminal:
             self._live = Live(Text(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         return self
@@ -124,6 +129,17 @@ class Show:
         if self._live is not None:
             self._live.stop()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the terminal to a question, inside ``with``."""
+        is_live = self._live is not None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        yield
+        if is_live:
+            self.__enter__()
+
     def say(self, text: str) -> None:
         """Show a sentence, above what is live."""
         self._console.print(Text(text), soft_wrap=True)
@@ -132,12 +148,10 @@ class Show:
         """Show the figures.
 
         Args:
-            status: As the master told it last.
-            servers: Those that serve.
+            status: As the job master told it last.
+            servers: How many serve.
             trouble: Why there are no newer figures; empty: these are new.
         """
-        if self._quiet:
-            return
         if self._live is not None:
             self._live.update(self._picture(status, servers, _notes(status, trouble)))
             return
@@ -194,6 +208,7 @@ def _notes(status: job_pb2.JobStatus, trouble: str) -> str:
 
 def _line(status: job_pb2.JobStatus, servers: Servers, trouble: str) -> str:
     tasks = status.tasks
-    parts = [f"{round_text(status)}: tasks {tasks.done}/{tasks.total}"]
+    done = f": tasks {tasks.done}/{tasks.total}" if tasks.total else ""
+    parts = [round_text(status) + done]
     parts += [f"{name} {value}" for name, value in _figures(status, servers)]
     return ", ".join(parts) + (f" ({trouble})" if trouble else "")

@@ -1,8 +1,8 @@
 """How often each record of a job should have been counted, from the records of the job.
 
-A pass that is over counts each task once. Of one that was cut short, that is under way, or that
-has dead-lettered tasks, those that are done count once, and of the others some batches may. Reads
-what it is given; does no I/O.
+A pass that is over counts each task once. In a pass that was cut short, is under way or has
+dead-lettered tasks, each done task counts once, and some batches of the others may count. This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord, stream_job_of
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord, stream_job_of
+from backstay.consensus.records.keys import JobKeys
 from backstay.errors import JobRefused
-from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.task_store import TaskBits
 from backstay.job_spec import JobSpec
-from backstay.master.rows_change import StateIncarnation
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.schedule import Schedule

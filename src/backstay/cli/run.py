@@ -7,29 +7,37 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.logging import RichHandler
 
 from backstay.cli.exit_codes import EXIT_CODES, EXIT_FAILED, EXIT_NEVER_REACHED
-from backstay.cli.local_training import keeping_model, train_here
+from backstay.cli.job_run import RunOptions, job_of, servers_text, supervisor_of
+from backstay.cli.kubernetes_manifest import (
+    objects_of,
+    paths_outside,
+    schedule_of,
+    to_manifest,
+)
+from backstay.cli.kubernetes_schedule import begin_schedule
+from backstay.cli.kubernetes_submit import begin_on_kubernetes
+from backstay.cli.local_training import train_here
 from backstay.cli.progress import Show, summary_lines
 from backstay.cli.servers import chosen_servers
-from backstay.cli.supervisor import Outcome, Supervisor
+from backstay.cli.stop_signals import StopSignals
+from backstay.cli.supervisor import Outcome
 from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import BackstayError, ConfigError, NeverReached
 from backstay.exits import examples, exit_on_error, print_json
 from backstay.job_check.dry_run import DryRun
 from backstay.job_check.process import dry_run_apart
 from backstay.job_spec import MODES, JobSpec
-from backstay.master.job_file import load_job, parse_value, to_yaml
+from backstay.master.job_file import parse_value, to_yaml
+from backstay.master.kubernetes.objects import section
 
 __all__ = ["evaluate", "predict", "train"]
-
-# The data that a command cannot do without.
-DATA_OF_USE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -47,6 +55,8 @@ FIELDS = {
     "workers": "workers.initial",
     "output": "output",
     "log_dir": "log_dir",
+    "namespace": "kubernetes.namespace",
+    "image": "kubernetes.image",
 }
 
 
@@ -68,17 +78,6 @@ class ServerCount(click.ParamType[int]):
             )
 
 
-class RunOptions(NamedTuple):
-    """What the flags say about how to run, not what the job is."""
-
-    config_file: Path | None
-    first_contact_timeout_ms: int | None
-    run_local: bool
-    dry_run: bool
-    fresh: bool
-    as_json: bool
-
-
 def _data_option(name: str) -> Callable[[CommandT], CommandT]:
     return click.option(
         f"--{name}",
@@ -86,6 +85,21 @@ def _data_option(name: str) -> Callable[[CommandT], CommandT]:
         metavar="PATH",
         help=f"Records of the {name}: a file, folder, pattern or URL; more than once for several.",
     )
+
+
+def _place_options() -> list[Callable[[CommandT], CommandT]]:
+    """Return the options that say where a job runs, if not on this machine."""
+    return [
+        click.option(
+            "--on",
+            "where",
+            type=click.Choice(["kubernetes"]),
+            help="Run job master and workers as Pods of the cluster that KUBECONFIG names.",
+        ),
+        click.option("--namespace", metavar="NAME", help="Namespace of these Pods."),
+        click.option("--image", metavar="NAME", help="Image of these Pods."),
+        click.option("--detach", is_flag=True, help="With --on: do not wait for the end."),
+    ]
 
 
 def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
@@ -138,6 +152,7 @@ def _job_options(*data: str) -> Callable[[CommandT], CommandT]:
             metavar="N",
             help="How long servers may take to answer a first time (30000). 0: no limit.",
         ),
+        *_place_options(),
         click.option("--fresh", is_flag=True, help="Forget what the job has done before."),
         click.option(
             "--dry-run",
@@ -217,30 +232,30 @@ def predict(**given: Any) -> None:
 def _command(use: str, given: dict[str, Any]) -> None:
     """Do what any of the three commands does."""
     job_file: Path | None = given.pop("job_file")
-    flags = RunOptions(
+    dry_run, as_json = given.pop("dry_run"), given.pop("as_json")
+    options = RunOptions(
         config_file=given.pop("config_file"),
         first_contact_timeout_ms=given.pop("first_contact_timeout_ms"),
         run_local=given.pop("run_local", False),
-        dry_run=given.pop("dry_run"),
+        on_kubernetes=given.pop("where") == "kubernetes",
+        detach=given.pop("detach"),
         fresh=given.pop("fresh"),
-        as_json=given.pop("as_json"),
     )
     others: dict[type[BackstayError], int] = {NeverReached: EXIT_NEVER_REACHED}
-    with exit_on_error(EXIT_FAILED, as_json=flags.as_json, others=others):
-        fields = _fields(given)
-        if job_file is None and "model" not in fields:
-            raise ConfigError(
-                "no job is given: name a job file, such as job.yaml, or give at least --name, "
-                f"--model and --{DATA_OF_USE[use]}"
-            )
-        spec = load_job(job_file, fields, folder=Path.cwd(), use=use)
-        if flags.run_local:
-            spec = keeping_model(spec)
-        if flags.dry_run:
-            found = dry_run_apart(spec, local=flags.run_local)
-            _show_dry_run(spec, found, as_json=flags.as_json)
+    with exit_on_error(EXIT_FAILED, as_json=as_json, others=others):
+        spec = job_of(job_file, _fields(given), options, use=use)
+        if options.on_kubernetes and dry_run:
+            objects = objects_of(spec) if spec.schedule is None else schedule_of(spec)
+            manifest = to_manifest(objects, section(spec).namespace)
+            for warning in paths_outside(spec):
+                click.echo(warning, err=True)
+            click.echo(manifest, nl=False)
             return
-        exit_code = _run(spec, flags)
+        if dry_run:
+            found = dry_run_apart(spec, local=options.run_local)
+            _show_dry_run(spec, found, as_json=as_json)
+            return
+        exit_code = _run(spec, options, as_json=as_json)
     sys.exit(exit_code)
 
 
@@ -277,32 +292,58 @@ def _pairs(flag: str, texts: Sequence[str]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _run(spec: JobSpec, flags: RunOptions) -> int:
+def _run(spec: JobSpec, options: RunOptions, *, as_json: bool) -> int:
     """Run the job and print what it came to; return the exit code."""
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_path=False, show_time=True)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     show = Show(spec.name, console=console)
-    if flags.run_local:
+    if spec.schedule is not None:
+        begin_schedule(spec, show.say)
+        return 0
+    if options.on_kubernetes:
+        ended = _run_on_kubernetes(spec, show, detach=options.detach)
+        if ended is None:
+            return 0
+        outcome = ended
+    elif options.run_local:
         outcome = train_here(spec, show)
     else:
-        show.say(
-            f"{spec.name}: {spec.workers.initial} workers, {_servers_text(spec)}; "
-            f"logs in {spec.log_dir}"
-        )
-        supervisor = Supervisor(
-            spec,
-            show,
-            config_file=flags.config_file,
-            first_contact_timeout_ms=flags.first_contact_timeout_ms,
-            fresh=flags.fresh,
-        )
-        outcome = supervisor.run()
-    if flags.as_json:
+        outcome = supervisor_of(spec, options, show).run()
+    if as_json:
         print_json(outcome.to_mapping(spec))
     else:
-        _print_summary(spec, outcome, has_output=outcome.state == "done" or flags.run_local)
+        _print_summary(spec, outcome, has_output=outcome.state == "done" or options.run_local)
     return outcome.exit_code
+
+
+def _run_on_kubernetes(spec: JobSpec, show: Show, *, detach: bool) -> Outcome | None:
+    """Make the objects of a job and follow it to its end; None: it goes on without this command."""
+    with StopSignals() as stops, begin_on_kubernetes(spec, show.say, stops.wait) as begun:
+        if detach:
+            return None
+        with show:
+            ended = begun.follow(show, stops, lambda: _asks_to_stop(show))
+        if ended is None:
+            show.say(
+                f"{spec.name} goes on; the same command follows it again, and `kubectl delete "
+                f"deployment {begun.deployment} -n {begun.namespace}` ends it"
+            )
+        return ended
+
+
+def _asks_to_stop(show: Show) -> bool:
+    """Ask what a signal is to do; return whether it is to stop the job."""
+    if not sys.stdin.isatty():
+        return False
+    with show.paused():
+        answer: str = click.prompt(
+            "Stop the job, or detach from it?",
+            type=click.Choice(["stop", "detach"]),
+            default="detach",
+            err=True,
+        )
+    return answer == "stop"
 
 
 def _print_summary(spec: JobSpec, outcome: Outcome, *, has_output: bool) -> None:
@@ -311,12 +352,15 @@ def _print_summary(spec: JobSpec, outcome: Outcome, *, has_output: bool) -> None
         lines = summary_lines(outcome.status)
         if outcome.status.checkpoint_url:
             lines.append(f"{outcome.status.checkpoint} in {outcome.status.checkpoint_url}")
+    if outcome.did_nothing:
+        lines.append("nothing was left to train: --epochs adds passes, --fresh begins anew")
     if outcome.audit is not None:
         once = str(outcome.audit.records_counted_once).lower()
         lines.append(f"records_counted_once {once}")
     if spec.output and has_output:
         lines.append(f"output in {spec.output}")
-    lines.append(f"{outcome.duration_s:.1f} s; logs and metrics in {spec.log_dir}")
+    logs = "" if spec.launcher == "kubernetes" else f"; logs and metrics in {spec.log_dir}"
+    lines.append(f"{outcome.duration_s:.1f} s{logs}")
     for line in lines:
         click.echo(line)
 
@@ -340,12 +384,4 @@ def _show_dry_run(spec: JobSpec, found: DryRun, *, as_json: bool) -> None:
         click.echo(f"# warning: {warning}")
     rounds = ", ".join(f"{count} x {kind}" for kind, count in found.rounds.items())
     click.echo(f"# rounds: {rounds}, by {spec.workers.initial} workers")
-    click.echo(f"# {_servers_text(spec)}")
-
-
-def _servers_text(spec: JobSpec) -> str:
-    """Return which servers the job gets, and what says so."""
-    chosen = chosen_servers(spec, os.environ)
-    if not chosen.local:
-        return f"servers {','.join(chosen.endpoints)} ({chosen.source})"
-    return f"{chosen.local} servers of its own ({chosen.source})"
+    click.echo(f"# {servers_text(spec)}")

@@ -1,7 +1,8 @@
 """The parameter servers of a job: some of its own on this machine, or those of a cluster that runs.
 
-Its own servers are started again when they die, empty: the other copies fill them. They begin with
-the newest checkpoint of the job, so that the same command goes on where an earlier one was.
+The command starts its own servers again when they die. They come back empty, and the other copies
+fill them. At first they load the job's newest checkpoint, so that the same command goes on where an
+earlier one was.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from backstay.checkpoint.catalogue import catalogue
+from backstay.checkpoint.catalogue import Entry, catalogue
 from backstay.checkpoint.storage import CheckpointStorage
+from backstay.cli.last_status import FILE_NAME as STATUS_FILE_NAME
 from backstay.cli.last_status import Newest, checkpoint_folder
 from backstay.cli.progress import Servers
 from backstay.cluster.directory import reach
-from backstay.config import ENDPOINT_VARIABLE, ClientConfig
+from backstay.config import ENDPOINT_VARIABLE, ClientConfig, find_endpoints
+from backstay.consensus.records.jobs import JOBS_PROGRESS
 from backstay.errors import BackstayError, ConfigError, InvalidRequest, JobError
 from backstay.job_spec import LOCAL_SERVERS, JobSpec
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster, LocalServer
-from backstay.pserver.provisioning import PlanFollower
 
 __all__ = ["JobServers", "chosen_servers", "job_servers"]
 
@@ -34,8 +36,9 @@ RESTARTS_MAX = 20
 LOOK_PAUSE_S = 0.25
 # A whole cluster is asked, so not often.
 COUNT_PAUSE_S = 5.0
-COUNT_LIMIT_MS = 2000
 REACH_PAUSE_S = 0.05
+# In the log folder: the checkpoints that were there when the job was begun anew.
+FRESH_MARK = "fresh-after"
 JOIN_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -86,12 +89,13 @@ def chosen_servers(spec: JobSpec, environment: Mapping[str, str]) -> ServerChoic
     """Return the servers that the spec names, else the environment, else some of its own."""
     if spec.servers.local:
         return ServerChoice(spec.servers.local, (), "the job")
-    if spec.servers.endpoints:
-        return ServerChoice(0, spec.servers.endpoints, "the job")
-    named = environment.get(ENDPOINT_VARIABLE, "")
-    if named:
-        return ServerChoice(0, tuple(named.split(",")), ENDPOINT_VARIABLE)
-    return ServerChoice(LOCAL_SERVERS, (), "default")
+    # The spec has the endpoints of the command line by now, or else those of the job file. Paddle's
+    # variable does not count: other programs set it too, and a job that can start its own servers
+    # must not use a cluster by accident.
+    found = find_endpoints(environment, file=spec.servers.endpoints, variables=(ENDPOINT_VARIABLE,))
+    if found is None:
+        return ServerChoice(LOCAL_SERVERS, (), "default")
+    return ServerChoice(0, found.endpoints, found.variable or "the job")
 
 
 @contextmanager
@@ -119,6 +123,8 @@ def job_servers(
             yield others
         return
     log_dir = Path(spec.log_dir)
+    # Without a checkpoint there would be no model to evaluate or predict with.
+    fresh = fresh and spec.kind == "training"
     url = _folder(spec, fresh=fresh)
     settings: dict[str, Any] = {"replicas": min(spec.servers.replicas, chosen.local)}
     restore = _restore(spec, url, fresh=fresh)
@@ -130,7 +136,7 @@ def job_servers(
     cluster = LocalCluster(chosen.local, directory=directory, settings=settings)
     with (
         cluster,
-        PlanFollower(cluster, cluster.client_config()),
+        cluster.following_plans(),
         _OwnServers(cluster, Newest(restore, url) if restore != "no" else None) as own,
     ):
         yield own
@@ -178,7 +184,7 @@ def _folder(spec: JobSpec, *, fresh: bool) -> str:
         last = JobSpec.from_json((trained / "job.json").read_text(encoding="utf-8"))
     except (OSError, InvalidRequest, ConfigError):
         return url
-    # Whoever names another folder than the last time means it.
+    # A user who names another folder than the last time means it.
     if fresh or url != (last.checkpoint.url or str(trained / "checkpoints")):
         return url
     place = checkpoint_folder(trained, url)
@@ -189,20 +195,101 @@ def _folder(spec: JobSpec, *, fresh: bool) -> str:
 
 
 def _restore(spec: JobSpec, url: str, *, fresh: bool) -> str:
-    """Return what the servers begin with: ``no``, or the id of a checkpoint."""
+    """Return what the servers begin with: ``no``, or the id of a checkpoint.
+
+    Raises:
+        ConfigError: The folder cannot be made, or belongs to another job.
+        JobError: The newest checkpoint is damaged, or there is none of a model to work with.
+    """
     if "://" not in url:
         try:
             Path(url).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             name = "checkpoint.url" if spec.checkpoint.url else "log_dir"
             raise ConfigError(f"{name}: {url} cannot be made: {error.strerror}") from error
-    newest = [one.id for one in catalogue(CheckpointStorage(url)) if not one.problem][-1:]
+    newest = catalogue(CheckpointStorage(url))[-1:]
+    if newest and spec.kind == "training":
+        _check_owner(spec, url, newest[0])
+    if fresh:
+        return "no"
+    mark = Path(spec.log_dir) / FRESH_MARK
+    if newest and spec.kind == "training" and newest[0].id in _forgotten(mark):
+        log.warning(
+            "the job was begun anew after %s and has written no checkpoint since", newest[0].id
+        )
+        log.warning("it begins anew; remove %s to go on from %s", mark, newest[0].id)
+        return "no"
+    if newest and newest[0].problem:
+        # What was trained since an older one would be lost without a word.
+        raise JobError(
+            f"the newest checkpoint in {url}, {newest[0].id}, is damaged: {newest[0].problem}. "
+            "Bring it back, or remove its folder to go on from the one before it; `backstay train "
+            "--fresh` begins without any"
+        )
     if spec.kind != "training" and not newest:
         raise JobError(
             f"there is no checkpoint of a trained model in {url}; train it first, or set "
             "checkpoint.url to the folder of its checkpoints"
         )
-    return newest[0] if newest and not fresh else "no"
+    return newest[0].id if newest else "no"
+
+
+def _forgotten(mark: Path) -> list[str]:
+    """Return the checkpoints that were there when the job was begun anew.
+
+    Raises:
+        ConfigError: The mark is there and cannot be read.
+    """
+    try:
+        return mark.read_text(encoding="utf-8").split()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"log_dir: cannot read {mark}: {error.strerror}") from error
+
+
+def forget_checkpoints(spec: JobSpec) -> None:
+    """Note which checkpoints a job leaves behind as it begins anew.
+
+    A later run continues only from a checkpoint that is not among them. None is deleted: they
+    belong to the user.
+
+    Raises:
+        ConfigError: The log folder cannot be written.
+        CheckpointUnavailable: The checkpoints cannot be listed.
+    """
+    log_dir = Path(spec.log_dir)
+    url = _folder(spec, fresh=True)
+    mark = log_dir / FRESH_MARK
+    part = mark.with_suffix(".part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(f"{one}\n" for one in CheckpointStorage(url).ids())
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(mark)
+        # The last status may name a checkpoint in another folder.
+        (log_dir / STATUS_FILE_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"log_dir: cannot write {mark}: {error.strerror}") from error
+
+
+def _check_owner(spec: JobSpec, url: str, newest: Entry) -> None:
+    """Refuse a folder in which another job keeps its checkpoints.
+
+    Two jobs in one folder would train each other's rows, and delete each other's progress with
+    the checkpoints that are too old.
+
+    Raises:
+        ConfigError: The newest checkpoint there holds the progress of other jobs only.
+    """
+    progress = {} if newest.manifest is None else newest.manifest.progress
+    owners = sorted(progress.get(JOBS_PROGRESS, {}).get("jobs", {}))
+    if owners and spec.name not in owners:
+        raise ConfigError(
+            f"checkpoint.url: the newest checkpoint in {url}, {newest.id}, is of job "
+            f"{', '.join(owners)}, not of {spec.name}: name a folder that no other job has"
+        )
 
 
 def accept_loss(endpoints: Sequence[str], config: ClientConfig) -> str:

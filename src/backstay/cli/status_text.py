@@ -20,12 +20,14 @@ def print_status(status: job_pb2.JobStatus) -> None:
         click.echo(line)
     where = f" in {status.checkpoint_url}" if status.checkpoint_url else ""
     click.echo(f"checkpoint {status.checkpoint or 'none'}{where}")
+    for change in status.scalings:
+        click.echo(f"scaled {change}")
     if status.master_instance:
         _print_work(status)
 
 
 def _print_work(status: job_pb2.JobStatus) -> None:
-    """Print what only a master knows: tasks, rates, workers."""
+    """Print what only a job master knows: tasks, rates, workers."""
     tasks = status.tasks
     click.echo(
         f"{round_text(status)}: {tasks.done:,} of {tasks.total:,} tasks done, "

@@ -1,8 +1,8 @@
 """How many threads each process of a job computes with.
 
-Frameworks take all cores each. Processes that share the cores then wait for each other's threads
-in every operation: on two cores that others use as well, a job of one process takes several times
-as long. One share of the cores is left for what stands beside the computing: reading, servers.
+A framework uses all cores. Processes that share the cores then wait for each other's threads in
+every operation: on two busy cores a job of one process takes several times as long. One share of
+the cores stays free for reading and for the servers.
 """
 
 from __future__ import annotations
@@ -81,6 +81,6 @@ def _is_paddle(spec: JobSpec) -> bool:
     try:
         text = Path(spec.model).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        # Whoever loads the file says so.
+        # Loading the file raises the error.
         return False
     return _PADDLE.search(text) is not None

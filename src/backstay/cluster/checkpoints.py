@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from backstay.checkpoint import remote
-from backstay.checkpoint.remote import CheckpointInfo, RestoreState, SaveKind
+from backstay.checkpoint.remote import CheckpointInfo, SaveKind
+from backstay.checkpoint.restore_state import RestoreState
 from backstay.cluster.directory import Directory
 from backstay.errors import CheckpointNotFound
 

@@ -26,8 +26,8 @@ from backstay._proto.v1 import (
 from backstay.addresses import parse_endpoints
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
-from backstay.consensus.checkpoint_records import loss_in_words
-from backstay.consensus.messages import routing_from_message
+from backstay.consensus.records.checkpoints import loss_in_words
+from backstay.consensus.records.messages import routing_from_message
 from backstay.errors import (
     BackstayError,
     ClosedError,
@@ -174,8 +174,8 @@ class Directory:
             return self.cluster(deadline_ms=limit_ms)
         except ServerUnavailable as error:
             raise NeverReached(
-                f"{error} (nobody has ever answered here; to try for longer than {limit_ms / 1000} "
-                "s, raise first_contact_timeout_ms)"
+                f"{error} (no server has ever answered here; to try for longer than "
+                f"{limit_ms / 1000} s, raise first_contact_timeout_ms)"
             ) from error
 
     def cluster(self, *, deadline_ms: int | None = None) -> ClusterInfo:
@@ -302,7 +302,7 @@ class Directory:
     def call_to_its_end(self, call: Callable[[grpc.Channel], T]) -> T:
         """Make a call that may take as long as it takes, and tells how it goes.
 
-        The deadline is for finding somebody who takes it on.
+        The deadline is for finding a node that takes it on.
         """
         return self._call(lambda channel, _: call(channel))
 

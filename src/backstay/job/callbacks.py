@@ -116,7 +116,7 @@ class LearningRateScheduler(Callback):
     Args:
         schedule: Called with the number of batches of the job so far, all workers together (about:
             see ``Callback.on_batch_begin``); returns the rate, or with several optimizers in a dict
-            the rates of those that it names. A list's optimizers are "0", "1" and so on.
+            the rates of the optimizers that it names. A list's optimizers are "0", "1" and so on.
 
     Example:
         >>> def callbacks():

@@ -1,4 +1,4 @@
-"""What a job's master and a worker tell each other, as values, and as messages.
+"""What a job master and a worker tell each other, as values, and as messages.
 
 Imports the generated messages and numpy; does no I/O.
 """
@@ -16,7 +16,6 @@ from backstay._proto.v1 import job_pb2
 from backstay.job.callbacks import Evaluation
 
 __all__ = [
-    "SIGNS_PER_TTL",
     "TASK_KINDS",
     "BadRecordsMet",
     "Ended",
@@ -38,8 +37,6 @@ TaskKind: TypeAlias = Literal["training", "evaluation", "prediction", "train_end
 TASK_KINDS: tuple[TaskKind, ...] = get_args(TaskKind)
 
 BAD_RECORDS_MAX = 100
-# Signs of life that a worker sends in the time that a lease lasts.
-SIGNS_PER_TTL = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class JobTerms:
     Attributes:
         spec_json: The spec, for ``JobSpec.from_json``.
         stream_job: First part of the ids of the job's streams (u64).
-        start: Which start of the job it is: how often a master took it over.
+        start: Which start of the job it is: how often a job master took it over.
     """
 
     spec_json: str

@@ -61,7 +61,7 @@ KERAS_HINT = (
     "(workers.env of the job, and the shell for --local), loss and optimizer of PyTorch; or write "
     "the model in Paddle or PyTorch"
 )
-TRACE_LINES = 6
+TRACE_LINES_MAX = 40
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def load(
     )
 
 
-def user_traceback(error: BaseException, path: Path, *, lines_max: int = 40) -> str:
+def user_traceback(error: BaseException, path: Path) -> str:
     """Return the end of an error's traceback from the first frame of the user's file on.
 
     All of it where no frame is the user's.
@@ -176,7 +176,7 @@ def user_traceback(error: BaseException, path: Path, *, lines_max: int = 40) -> 
     own = [number for number, frame in enumerate(frames) if Path(frame.filename) == path.resolve()]
     text = traceback.format_list(frames[own[0] :] if own else frames)
     text += traceback.format_exception_only(error)
-    return "".join("".join(text).splitlines(keepends=True)[-lines_max:])
+    return "".join("".join(text).splitlines(keepends=True)[-TRACE_LINES_MAX:])
 
 
 def is_users(error: BaseException, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """What a job would do, without doing it: its tasks counted, its model tried on a few records.
 
-Loads the model file, so it runs the file's code, and scans the data's index as the master would.
-Starts nothing and leaves no file; for a process of its own (``backstay.job_check.process``).
+Loads the model file, so it runs the file's code, and scans the data's index as the job master
+would. Starts nothing and leaves no file; for a process of its own (``backstay.job_check.process``).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def check_job_apart(spec: JobSpec, stopped: Callable[[], bool]) -> Checked:
 
     Args:
         spec: The job.
-        stopped: Whether somebody wants the job to stop: the check is broken off then.
+        stopped: Whether the user wants the job to stop: the check is broken off then.
 
     Raises:
         ConfigError: The model file, an option or the data is wrong.

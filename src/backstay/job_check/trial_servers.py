@@ -24,7 +24,7 @@ from backstay.cluster.directory import (
 )
 from backstay.config import ClientConfig
 from backstay.consensus import NodeRecord, RoutingTable
-from backstay.consensus.routing import SlotReplicas
+from backstay.consensus.records.routing import SlotReplicas
 from backstay.errors import BackstayError, TableConflict, UnknownTable
 from backstay.tables import TableSpec
 from backstay.trainer.adapter.session import Session, TrainerEnvironment, open_session

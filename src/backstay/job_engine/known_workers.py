@@ -1,4 +1,4 @@
-"""The workers that a job's master has heard of: who they are, how fast, since when silent.
+"""The workers that a job master has heard of: who they are, how fast, since when silent.
 
 Values in memory only; what a worker leases is in the ledgers. Time is an argument. Does no I/O.
 """
@@ -7,17 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from backstay.errors import InvalidRequest, LimitExceeded, WorkerReplaced
 
-__all__ = ["KnownWorker", "KnownWorkers"]
+__all__ = ["KnownWorker", "KnownWorkers", "WorkerSigns"]
 
 WORKERS_MAX = 20_000
 # A worker that was silent for so long and has no lease is forgotten.
 FORGET_S = 60.0
 # Examples a second are a mean over about this long.
 RATE_S = 10.0
+
+
+class WorkerSigns(NamedTuple):
+    """What a worker tells of itself each time that it renews its leases.
+
+    Attributes:
+        examples: That it has trained since its process began.
+        steps: That it has ended, likewise.
+        loss: Running mean; None: none yet.
+        waiting_s: How long it has been waiting for other workers; 0: it does not.
+        waits_for: For whom, as far as it knows.
+    """
+
+    examples: int
+    steps: int
+    loss: float | None = None
+    waiting_s: float = 0.0
+    waits_for: tuple[str, ...] = ()
 
 
 @dataclass
@@ -63,24 +81,24 @@ class KnownWorker:
     has_program: bool = False
     measured_s: float = 0.0
 
-    def measure(self, examples: int, steps: int, loss: float | None, now_s: float) -> None:
+    def measure(self, signs: WorkerSigns, now_s: float) -> None:
         """Take in what a sign of life tells."""
         if self.measured_s and now_s > self.measured_s:
             passed_s = now_s - self.measured_s
-            rate = max(0, examples - self.examples) / passed_s
+            rate = max(0, signs.examples - self.examples) / passed_s
             weight = min(1.0, passed_s / RATE_S)
             self.examples_per_s += weight * (rate - self.examples_per_s)
         self.measured_s = now_s
-        self.examples, self.steps = examples, steps
-        if loss is not None:
-            self.loss = loss
+        self.examples, self.steps = signs.examples, signs.steps
+        if signs.loss is not None:
+            self.loss = signs.loss
 
 
 class KnownWorkers:
     """All workers of a job, by name."""
 
     def __init__(self) -> None:
-        """Begin with none: after a restart of the master each makes itself known by its calls."""
+        """Begin with none: after a restart of the job master each worker calls by itself."""
         self._workers: dict[str, KnownWorker] = {}
 
     def __len__(self) -> int:
@@ -115,7 +133,7 @@ class KnownWorkers:
         return known, before is not None
 
     def hear(self, worker: str, instance: int, host: str, pid: int, now_s: float) -> KnownWorker:
-        """Take note of a call; one that joined at an earlier master is as good as one here.
+        """Take note of a call; one that joined at an earlier job master is as good as one here.
 
         Raises:
             WorkerReplaced: Another process has joined under its name.

@@ -79,13 +79,15 @@ class LauncherReport(NamedTuple):
     """What a launcher tells.
 
     Attributes:
-        running: Workers that run, also those that were told to end and have not yet, and those
+        running: Workers that run, also when they were told to end and have not yet, and workers
             that an earlier launcher of the job started.
         exits: Exits that were not acknowledged; each is told until it is.
+        waiting: Of those that run: workers for which there is no room now.
     """
 
     running: tuple[str, ...] = ()
     exits: tuple[WorkerExit, ...] = ()
+    waiting: tuple[str, ...] = ()
 
 
 class WorkerWish(NamedTuple):

@@ -1,14 +1,14 @@
 """The engine of tasks: who works on which task of a round, what is done, what is dead-lettered.
 
 Events come in as calls, with the time. Out come the answer to the caller, and, from
-``take_changes``, the records that the journal must write before anybody is answered. A task's
+``take_changed``, the records that the journal must write before a call is answered. A task's
 states and transitions are in ``task.py``. The ledger hands tasks out, takes them back when leases
 end, and keeps what is needed to find tasks and leases quickly. Its invariants:
 
 - a task is done once: by the first ``complete`` of a lease that has not ended;
 - a task is given out only if it has no live lease, or one, and that one's worker is slow;
 - a lease that was revoked never completes, fails or returns a task;
-- a master that dies and reads its journal gives out nothing that is done or leased.
+- a job master that dies and reads its journal gives out nothing that is done or leased.
 
 Time is seconds on one monotonic clock of the caller's and never goes back. A call costs O(log n)
 or less, averaged over all calls, whatever the number of tasks and workers. Imports ``job_engine``,
@@ -23,12 +23,11 @@ from types import MappingProxyType
 from typing import Literal
 
 from backstay.errors import InvalidRequest
-from backstay.job_engine.lease_queue import LeaseQueue, Median
+from backstay.job_engine.leases import LeaseQueue, Median
 from backstay.job_engine.task import Event, Lease, State, Task
-from backstay.job_engine.task_bits import TaskBits, chunk_of
-from backstay.job_engine.task_store import Sizes, TaskStore
+from backstay.job_engine.task_store import Sizes, TaskBits, TaskStore, chunk_of
 from backstay.job_engine.values import (
-    Changes,
+    Changed,
     Counts,
     DeadLetter,
     Failure,
@@ -42,8 +41,8 @@ from backstay.schedule.rounds import RoundId
 
 __all__ = ["NOBODY", "TaskLedger"]
 
-# The journal has a record under this name, too: streams that nobody was told to close yet, and
-# acknowledged batches of tasks that nobody has a live lease of.
+# The journal has a record under this name, too: streams that no worker was told to close yet, and
+# acknowledged batches of tasks without a live lease.
 NOBODY = ""
 
 
@@ -90,8 +89,8 @@ class TaskLedger:
             order_seed: Seed of the order in which tasks are given out; None takes them as they
                 are numbered.
             limits: See there.
-            first_attempt: Number of the first lease; a job master passes its number of starts
-                times ``ATTEMPTS_PER_MASTER``.
+            first_attempt: Number of the first lease; a job master passes
+                ``values.first_attempt`` of its number of starts.
             done: The tasks that are done already; it is copied.
             dead_letters: The tasks that are dead-lettered.
             sizes: Batches of each task, shape (size,); None: they are not counted.
@@ -213,7 +212,6 @@ class TaskLedger:
         task: int,
         attempt: int,
         failure: Failure,
-        now_s: float,
         acknowledged: int = 0,
     ) -> Literal["retry", "dead_lettered", "revoked"]:
         """End a lease because the task failed; too often, and the task is dead-lettered.
@@ -241,7 +239,6 @@ class TaskLedger:
         task: int,
         attempt: int,
         acknowledged: int,
-        now_s: float,
         reason: str = "",
     ) -> bool:
         """End a lease for no fault of the task; return False if it was over before.
@@ -261,7 +258,7 @@ class TaskLedger:
         self._came_back(record, to_front=True)
         return True
 
-    def drop_worker(self, worker: str, now_s: float) -> list[int]:
+    def drop_worker(self, worker: str) -> list[int]:
         """End all leases of a worker that is surely gone, and return their tasks.
 
         Its streams to close go to the next workers that ask.
@@ -400,17 +397,20 @@ class TaskLedger:
         for leased in record.leased:
             self.adopt(worker, leased, now_s)
 
-    def take_changes(self) -> Changes:
-        """Return what differs from the journal, and take it for written."""
-        changes = Changes(
-            {number: self.done.chunk(number) for number in sorted(self._dirty_chunks)},
-            {worker: self.record_of(worker) for worker in sorted(self._dirty_workers)},
-            {task: self._dead_letters.get(task) for task in sorted(self._dirty_dead_letters)},
+    def take_changed(self) -> Changed:
+        """Return what differs from the journal, and take it for written.
+
+        The values are made when they are written: many calls share the chunk of one record.
+        """
+        changed = Changed(
+            sorted(self._dirty_chunks),
+            sorted(self._dirty_workers),
+            sorted(self._dirty_dead_letters),
         )
         self._dirty_chunks.clear()
         self._dirty_workers.clear()
         self._dirty_dead_letters.clear()
-        return changes
+        return changed
 
     @property
     def batches(self) -> int:
@@ -459,6 +459,11 @@ class TaskLedger:
         """All leases, live and expired; one that the caller has ``withdrawn`` is not renewed."""
         return iter(self._leases)
 
+    def has_lease(self, worker: str) -> bool:
+        """Return whether a worker has a lease, live or expired."""
+        has = self._workers.get(worker)
+        return has is not None and bool(has.leases)
+
     def record_of(self, worker: str) -> WorkerRecord:
         """Return a worker's leases and streams to close, as the journal keeps them."""
         has = self._workers.get(worker)
@@ -497,13 +502,13 @@ class TaskLedger:
         return has
 
     def _step(self, task: Task, event: Event) -> None:
-        """Apply an event to a task; the journal gets acknowledged batches that nobody leases."""
+        """Apply an event to a task; the journal gets acknowledged batches without a lease."""
         self._tasks.step(task, event)
         if task.acknowledged and not self._cut and self._tasks.note_unleased(task):
             self._dirty_workers.add(NOBODY)
 
     def _make_done(self, task: Task, event: Event, batches: int | None) -> None:
-        """Take a task for done, whoever has leases of it; None: of as many batches as recorded."""
+        """Take a task for done, whatever its leases; None: of as many batches as recorded."""
         self._step(task, event)
         for lease in list(task.leases):
             self._end(task, lease)
@@ -514,7 +519,7 @@ class TaskLedger:
         task.forget_trouble()
 
     def _was_done_by(self, worker: str, task: int, attempt: int) -> bool:
-        """Return whether an attempt that is over did a task, as far as anybody still knows."""
+        """Return whether an attempt that is over did a task, as far as is still known."""
         has, record = self._workers.get(worker), self._tasks.find(task)
         if has is not None and has.last_done == (task, attempt):
             return True

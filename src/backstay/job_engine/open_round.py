@@ -1,21 +1,23 @@
-"""A round under way: its tasks, its ledger, and what an evaluation brought so far.
+"""The rounds of a job that are under way: the tasks, ledger and outputs of each.
 
-Puts the values of ``backstay.schedule``, of ``job_engine`` and the job's settings together. Does
-no I/O.
+They are brought in line with the schedule: opened, cut short, and forgotten when nothing of them is
+left to do. This module says what the journal has of them, and decides nothing about the schedule.
+Imports ``backstay.schedule`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.keys import JobKeys
 from backstay.job.metrics import METRICS
 from backstay.job_engine.ledger import NOBODY, TaskLedger
 from backstay.job_engine.records import Records
-from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, LeasedTask, LedgerLimits
 from backstay.job_engine.worker_set import WorkerPolicy
 from backstay.job_spec import JobSpec
@@ -24,15 +26,11 @@ from backstay.schedule.orders import record_order_seed, task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
-__all__ = [
-    "Assignment",
-    "OpenRound",
-    "ledger_limits",
-    "open_round",
-    "worker_policy",
-]
+__all__ = ["Assignment", "JobRounds", "OpenRound", "ledger_limits", "open_round", "worker_policy"]
 
 NEVER_S = 1e9
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -60,22 +58,26 @@ class OpenRound:
         """Whether it is one, so that its outputs must be put together when it is over."""
         return self.id.kind is RoundKind.EVALUATION
 
-    def stage(self, records: Records, keys: JobKeys) -> None:
+    def stage(self, records: Records, keys: JobKeys) -> Sequence[str]:
         """Have the journal write what has changed in the ledger.
 
-        An evaluation's outputs are in memory only, so nothing of it is written: the next master
+        An evaluation's outputs are in memory only, so nothing of it is written: the next job master
         begins it anew.
+
+        Returns:
+            The workers whose leases or streams have changed.
         """
-        changes = self.ledger.take_changes()
+        changed = self.ledger.take_changed()
         if self.is_evaluation:
-            return
+            return changed.workers
         name, ledger = str(self.id), self.ledger
-        for number in changes.done:
+        for number in changed.chunks:
             records.stage(keys.done(name, number), partial(_done, ledger, number))
-        for task in changes.dead_letters:
+        for task in changed.dead_letters:
             records.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
-        for worker in changes.workers:
+        for worker in changed.workers:
             records.stage(keys.leased(name, worker), partial(_worker_record, ledger, worker))
+        return changed.workers
 
     def stage_all(self, records: Records, keys: JobKeys) -> None:
         """Have the journal write everything that it is to have of this round."""
@@ -93,15 +95,15 @@ class OpenRound:
             keys: The job's keys.
             keeps_done: All but which tasks are done.
         """
-        # Records that were read and are of nothing any more are among the changes only.
-        changes = self.ledger.take_changes()
+        # Records that were read and are of nothing any more are among what has changed only.
+        changed = self.ledger.take_changed()
         name = str(self.id)
         for number in range(-(-len(self.table) // CHUNK_TASKS)):
             if self.ledger.done.chunk(number) and not keeps_done:
                 records.stage_removal(keys.done(name, number))
-        for task in sorted({*self.ledger.dead_letters, *changes.dead_letters}):
+        for task in sorted({*self.ledger.dead_letters, *changed.dead_letters}):
             records.stage_removal(keys.dead_letters(name, task))
-        for worker in sorted({NOBODY, *self.ledger.workers, *changes.workers}):
+        for worker in sorted({NOBODY, *self.ledger.workers, *changed.workers}):
             records.stage_removal(keys.leased(name, worker))
 
     def compute(self) -> dict[str, float]:
@@ -203,3 +205,150 @@ def worker_policy(spec: JobSpec) -> WorkerPolicy:
         most=workers.max,
         max_relaunches=workers.max_relaunches,
     )
+
+
+class JobRounds(Mapping[RoundId, OpenRound]):
+    """Rounds by their ids; belongs to one event loop."""
+
+    def __init__(
+        self,
+        rounds: Mapping[RoundId, OpenRound],
+        tables: Mapping[str, TaskTable],
+        spec: JobSpec,
+        keys: JobKeys,
+        records: Records,
+    ) -> None:
+        """Begin with the rounds that the records know.
+
+        Args:
+            rounds: By id.
+            tables: The tasks of the job's data.
+            spec: Of the job.
+            keys: The job's keys.
+            records: Where changes go.
+        """
+        self._rounds = dict(rounds)
+        self._tables = tables
+        self._spec = spec
+        self._keys = keys
+        self._records = records
+        # Hears of the workers whose leases have changed; None: of any.
+        self.on_leases: Callable[[Iterable[str] | None], None] = lambda _: None
+
+    def __getitem__(self, round_id: RoundId) -> OpenRound:
+        return self._rounds[round_id]
+
+    def __iter__(self) -> Iterator[RoundId]:
+        return iter(list(self._rounds))
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def open(
+        self,
+        round_id: RoundId,
+        *,
+        first_attempt: int,
+        task_lease_ttl_ms: int,
+        steps: int,
+        done: TaskBits | None = None,
+        dead_letters: Iterable[DeadLetter] = (),
+    ) -> OpenRound:
+        """Return a round of the job, and keep it; see ``open_round``."""
+        opened = self._rounds[round_id] = open_round(
+            round_id,
+            self._tables,
+            self._spec,
+            first_attempt=first_attempt,
+            task_lease_ttl_ms=task_lease_ttl_ms,
+            steps=steps,
+            done=done,
+            dead_letters=dead_letters,
+        )
+        return opened
+
+    def forget(self, round_id: RoundId) -> None:
+        """Forget a round of which nothing is recorded."""
+        self._rounds.pop(round_id, None)
+
+    def erase_all(self, passes: Iterable[int]) -> None:
+        """Forget all rounds, and have the journal remove what it has of them.
+
+        Args:
+            passes: Training passes of which it may have what was done, though they are closed.
+        """
+        for number in passes:
+            closed = RoundId(RoundKind.TRAINING, number)
+            for chunk in range(-(-len(round_table(self._tables, closed)) // CHUNK_TASKS)):
+                self._records.stage_removal(self._keys.done(str(closed), chunk))
+        for opened in self._rounds.values():
+            opened.erase(self._records, self._keys)
+        self._rounds.clear()
+        self.on_leases(None)
+
+    def stage(self, opened: OpenRound) -> None:
+        """Have the journal write what has changed in a round."""
+        self.on_leases(opened.stage(self._records, self._keys))
+
+    def stage_all(self) -> None:
+        """Have the journal write all rounds as they are."""
+        for opened in self._rounds.values():
+            opened.stage_all(self._records, self._keys)
+
+    def set_lease_ttl(self, ttl_ms: int) -> None:
+        """Have leases last so long from now on."""
+        for opened in self._rounds.values():
+            opened.ledger.lease_ttl_s = ttl_ms / 1000
+
+    def next_expiry(self) -> float | None:
+        """Return a time before which no lease runs out."""
+        ends = [opened.ledger.next_expiry() for opened in self._rounds.values()]
+        return min((end for end in ends if end is not None), default=None)
+
+    # Streams.
+
+    def closed(self, streams: Iterable[tuple[int, int]]) -> bool:
+        """Take note of streams (pass, task) that are closed on all servers.
+
+        Returns:
+            Whether those were the last of a pass that is over.
+        """
+        is_last = False
+        for pass_number, task in streams:
+            opened = self._rounds.get(RoundId(RoundKind.TRAINING, pass_number))
+            if opened is not None:
+                opened.ledger.closed([task])
+                self.stage(opened)
+                is_last = is_last or (opened.ledger.is_over and not opened.ledger.open_streams)
+        return is_last
+
+    def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
+        """Return streams (pass, task) that a worker is to close for others."""
+        streams: list[tuple[int, int]] = []
+        for opened in self._rounds.values():
+            tasks = opened.ledger.streams_to_close(worker)
+            streams += [(opened.id.number, task) for task in tasks]
+            self.stage(opened)
+        return streams
+
+    # The schedule.
+
+    def cut_others(self, wanted: Sequence[RoundId], reason: str) -> None:
+        """End all rounds that are not wanted, whatever is left of them to do."""
+        for opened in self._rounds.values():
+            if opened.id not in wanted and not opened.ledger.is_over:
+                opened.ledger.cut_short()
+                self.stage(opened)
+                log.info("%s is cut short: %s", opened.id, reason)
+
+    def drop_finished(self, wanted: Sequence[RoundId]) -> None:
+        """Forget rounds that are over, have no dead-lettered tasks and no open streams.
+
+        Which tasks were done of a pass that was cut short stays recorded: an audit asks for it.
+        """
+        for opened in list(self._rounds.values()):
+            ledger = opened.ledger
+            waits = ledger.open_streams or (ledger.dead_letters and not ledger.is_cut_short)
+            if opened.id not in wanted and ledger.is_over and not waits:
+                del self._rounds[opened.id]
+                opened.erase(self._records, self._keys, keeps_done=ledger.is_cut_short)

@@ -2,21 +2,24 @@
 
 It is taken before the checkpoint begins. What is done by then is in the model that is saved; what
 is done while it is written is in some slots, and is done again after a restore: slots skip what
-they have. Imports ``job_engine`` and ``json_fields``; does no I/O.
+they have. Imports ``job_engine``, ``schedule`` and ``json_record``; does no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from backstay.consensus.json_fields import dump, fields_of, parse_fields, strings_of
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
 from backstay.errors import InvalidRequest
-from backstay.job_engine.task_bits import TaskBits
+from backstay.job_engine.task_store import TaskBits
 from backstay.job_engine.values import DeadLetter
+from backstay.json_record import Count, JsonRecord, dump
 from backstay.schedule.rounds import RoundId
+from backstay.schedule.task_table import TaskTable, round_table
 
-__all__ = ["JobProgress", "RoundProgress"]
+__all__ = ["JobProgress", "KeptJob", "RoundProgress", "kept_job"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class JobProgress:
     Attributes:
         job_uid: Which job.
         schedule: ``Schedule.to_json()``.
-        rounds: Those that are open or have dead-lettered tasks. Evaluations are left out: they are
+        rounds: Rounds that are open or have dead-lettered tasks. Evaluations are left out: they are
             begun again.
         figures: Sums over the job's life, such as of examples.
         inexact: Since when and why records may count never or twice; empty: each counts once.
@@ -63,76 +66,117 @@ class JobProgress:
     damaged: Mapping[str, str] = field(default_factory=dict)
     passes_begun: int = 0
 
-    def to_json(self) -> str:
-        """Return the progress as JSON."""
-        return dump(
-            {
-                "job_uid": self.job_uid,
-                "schedule": self.schedule,
-                "figures": dict(self.figures),
-                "inexact": self.inexact,
-                "damaged": dict(self.damaged),
-                "passes_begun": self.passes_begun,
-                "rounds": {
-                    str(round_id): {
-                        "size": progress.size,
-                        "table_digest": progress.table_digest,
-                        "done": {str(number): text for number, text in progress.done.items()},
-                        "dead_letters": [task.to_json() for task in progress.dead_letters],
-                    }
-                    for round_id, progress in self.rounds.items()
-                },
-            }
-        )
 
-    @classmethod
-    def from_json(cls, text: str) -> JobProgress:
-        """Return the progress that ``to_json`` wrote.
+class KeptJob(NamedTuple):
+    """What a checkpoint keeps of a job.
+
+    Attributes:
+        identity: Which job, and its spec then.
+        state: Where it stood.
+        done: Its bitmaps, by round and chunk.
+        dead_letters: Its dead-lettered tasks, by round and task.
+        damaged: Damaged records of its data, by data and part.
+        is_current: Whether it had followed the cluster's last restore when they were read.
+    """
+
+    identity: JobSpecRecord
+    state: JobStateRecord
+    done: Mapping[str, str]
+    dead_letters: Mapping[str, str]
+    damaged: Mapping[str, str]
+    is_current: bool
+
+    def progress(self, tables: Mapping[str, TaskTable]) -> JobProgress:
+        """Return how far the job was.
 
         Raises:
-            InvalidRequest: It is no such text.
+            InvalidRequest: It is not the progress of the model, or not of this data.
         """
-        what = "job progress"
-        fields = parse_fields(
-            what,
-            text,
-            {
-                "job_uid": str,
-                "schedule": str,
-                "figures": dict,
-                "inexact": str,
-                "damaged": dict,
-                "passes_begun": int,
-                "rounds": dict,
-            },
-        )
-        rounds: dict[RoundId, RoundProgress] = {}
-        for name, value in fields["rounds"].items():
-            entry = fields_of(
-                f"{what}: {name}",
-                value,
-                {"size": int, "table_digest": str, "done": dict, "dead_letters": list},
+        if not self.is_current:
+            raise InvalidRequest(
+                "the checkpoint was written before the job had followed a restore or a loss of rows"
             )
-            done: dict[int, str] = {}
-            for number, chunk in entry["done"].items():
-                if not number.isdecimal() or type(chunk) is not str:
-                    raise InvalidRequest(f"{what}: {name}: a chunk of done is not number: hex")
-                done[int(number)] = chunk
-            dead_letters = tuple(DeadLetter.from_json(task) for task in entry["dead_letters"])
-            progress = RoundProgress(entry["size"], entry["table_digest"], done, dead_letters)
-            progress.done_bits()
-            rounds[RoundId.parse(name)] = progress
-        figures = fields["figures"]
-        if not set(map(type, figures.values())) <= {int}:
-            raise InvalidRequest(f"{what}: figures holds more than integers")
-        damaged = fields["damaged"]
-        strings_of(what, "damaged", list(damaged.values()))
-        return cls(
-            fields["job_uid"],
-            fields["schedule"],
+        for name, table in tables.items():
+            if self.state.data.get(name) != table.digest():
+                raise InvalidRequest(f"the {name} data are not the data of the progress")
+        names = {key.partition("/")[0] for key in (*self.done, *self.dead_letters)}
+        rounds = {RoundId.parse(name): self._round(name, tables) for name in names}
+        state = self.state
+        return JobProgress(
+            self.identity.uid,
+            state.schedule,
             rounds,
-            figures,
-            fields["inexact"],
-            damaged,
-            fields["passes_begun"],
+            state.figures,
+            state.inexact,
+            self.damaged,
+            state.passes_begun,
         )
+
+    def _round(self, name: str, tables: Mapping[str, TaskTable]) -> RoundProgress:
+        table = round_table(tables, RoundId.parse(name))
+        return RoundProgress(
+            size=len(table),
+            table_digest=table.digest(),
+            done={int(key): value for key, value in _below(self.done, name)},
+            dead_letters=tuple(
+                DeadLetter.from_json(value) for _, value in _below(self.dead_letters, name)
+            ),
+        )
+
+
+def _below(records: Mapping[str, str], name: str) -> list[tuple[str, str]]:
+    prefix = f"{name}/"
+    return [
+        (key.removeprefix(prefix), value)
+        for key, value in records.items()
+        if key.startswith(prefix)
+    ]
+
+
+def kept_job(progress: Any, job: str) -> KeptJob | None:
+    """Return what a checkpoint keeps of a job, None if there was none of that name.
+
+    Args:
+        progress: As ``pserver.checkpoints.jobs`` reads it; None: there was no job at all.
+        job: Its name.
+
+    Raises:
+        InvalidRequest: It is not of that form.
+    """
+    if progress is None:
+        return None
+    found = _JobsForm.from_json(dump(progress))
+    document = found.jobs.get(job)
+    if document is None:
+        return None
+    form = _JobForm.from_json(dump(document))
+    state = JobStateRecord.from_json(form.state)
+    return KeptJob(
+        identity=JobSpecRecord.from_json(form.spec),
+        state=state,
+        done=form.done,
+        dead_letters=form.dead_letters,
+        damaged=form.damaged,
+        is_current=(state.restore_version, state.generation)
+        == (found.restore_version, found.generation),
+    )
+
+
+@dataclass(frozen=True)
+class _JobsForm(JsonRecord, what="progress of jobs"):
+    """What a checkpoint keeps of all jobs; each is read by itself."""
+
+    restore_version: Count
+    generation: Count
+    jobs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _JobForm(JsonRecord, what="progress of a job"):
+    """The records of one job, as texts."""
+
+    spec: str
+    state: str
+    done: Mapping[str, str]
+    dead_letters: Mapping[str, str]
+    damaged: Mapping[str, str]

@@ -23,6 +23,9 @@ class Records(Protocol):
             render: Called when it is written, perhaps more than once; None: the key goes.
         """
 
+    def stage_first(self, key: str, render: Callable[[], str | None]) -> None:
+        """Have a record written before all that is not written by now, or with it."""
+
     def stage_text(self, key: str, text: str) -> None:
         """Have a record written soon, as it is."""
 
@@ -35,6 +38,9 @@ class MemoryRecords:
 
     def stage(self, key: str, render: Callable[[], str | None]) -> None:
         """Keep nothing: the engine's own state is the record."""
+
+    def stage_first(self, key: str, render: Callable[[], str | None]) -> None:
+        """Keep nothing."""
 
     def stage_text(self, key: str, text: str) -> None:
         """Keep nothing."""

@@ -8,7 +8,7 @@ Invariants of a task:
 
 - LEASED: at least one of its leases is live. EXPIRED: it has leases, and all of them have expired.
   In every other state it has none.
-- ``acknowledged`` only grows, whoever works on the task.
+- ``acknowledged`` only grows, in whichever attempt.
 
 Imports ``job_engine``; does no I/O.
 """
@@ -45,9 +45,9 @@ class Event(IntEnum):
         EXPIRE: A lease ends or expires: none is live any more, and an expired one is left.
         RELEASE: Its last lease ends.
         COMPLETE: A worker with a lease has done it.
-        RECOVER: A new master finds in the journal that a worker has done it.
+        RECOVER: A new job master finds in the journal that a worker has done it.
         DEAD_LETTER: It went wrong too often.
-        RETRY: Somebody puts it back.
+        RETRY: An operator puts it back.
     """
 
     LEASE = 0
@@ -158,7 +158,7 @@ class Task:
         number: Which task.
         state: See ``State``; only ``TaskStore`` changes it.
         leases: Live and expired ones; at most two are live.
-        acknowledged: How many of its batches every server has acknowledged, as far as anybody told.
+        acknowledged: How many of its batches every server has acknowledged, as far as workers told.
         failures: How often it failed, since it was last put back.
         without_progress: How many attempts in a row ended without a failure and without a newly
             acknowledged batch. Such an end is mostly not the task's fault, but it may be what kills
@@ -204,7 +204,7 @@ class Task:
         went_wrong = self.failures or self.without_progress or self.state is State.DEAD_LETTERED
         return self.state is not State.DONE and bool(self.leases or self.acknowledged or went_wrong)
 
-    # What went wrong. Only memory has it: a new master counts anew.
+    # What went wrong. Only memory has it: a new job master counts anew.
 
     def failed(self, failure: Failure) -> None:
         """Count a failure: the task's own fault, and few are too many."""
@@ -233,7 +233,7 @@ class Task:
         return self.without_progress <= _WITHOUT_PROGRESS_AT_FRONT
 
     def is_last_chance_over(self, limits: LedgerLimits) -> bool:
-        """Return whether it is tried no more if its expired leases end without progress, too."""
+        """Return whether it is dead-lettered if its expired leases end without progress, too."""
         expired = len(self.leases)
         return expired > 0 and self.without_progress + expired > limits.max_without_progress
 

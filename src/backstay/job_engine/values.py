@@ -1,20 +1,20 @@
 """The values that a ledger takes and gives: limits, grants, leases, failures, changes.
 
-Imports ``backstay.errors`` and ``json_fields``; does no I/O.
+Imports ``backstay.errors`` and ``json_record``; does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backstay.consensus.json_fields import dump, integers_of, parse_fields
-from backstay.errors import ConfigError, InvalidRequest
+from backstay.errors import ConfigError
+from backstay.json_record import Count, JsonRecord
 
 __all__ = [
     "ATTEMPTS_PER_MASTER",
-    "Changes",
+    "Changed",
     "Counts",
     "DeadLetter",
     "Failure",
@@ -22,6 +22,7 @@ __all__ = [
     "LeasedTask",
     "LedgerLimits",
     "WorkerRecord",
+    "first_attempt",
 ]
 
 # A new job master numbers attempts from its number of starts times this on. So it never repeats a
@@ -30,6 +31,11 @@ ATTEMPTS_PER_MASTER = 1_000_000_000
 # What is kept of a failure: an error text and the records it names.
 ERROR_CHARACTERS_MAX = 4096
 RECORDS_MAX = 100
+
+
+def first_attempt(starts: int) -> int:
+    """Return the first attempt of the job master that is the ``starts``-th of its job."""
+    return starts * ATTEMPTS_PER_MASTER
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class LedgerLimits:
         max_without_progress: How many attempts in a row may end without a failure and without one
             newly acknowledged batch (the worker died, or gave the task back) until the task is
             dead-lettered.
-        straggler_factor: A task that takes so many times the median of those that are done gets a
+        straggler_factor: A task that takes so many times the median of the done ones gets a
             second worker.
         straggler_min_s: Not before so long, while other tasks wait to be begun.
         leases_per_worker_max: A worker with so many leases gets no more tasks.
@@ -87,14 +93,18 @@ class Grant(NamedTuple):
 
 
 class LeasedTask(NamedTuple):
-    """A lease as a worker reports it and as the journal keeps it.
+    """A lease as a worker is told it, as it reports it, and as the journal keeps it.
 
-    ``acknowledged`` is the number of the task's batches that are acknowledged everywhere.
+    Attributes:
+        task: Its number.
+        attempt: Number of the lease; 0: no worker has one, it is only known what is acknowledged.
+        acknowledged: How many batches of the task are acknowledged by now, in whichever attempt: a
+            worker that is given the lease begins with the next one.
     """
 
-    task: int
-    attempt: int
-    acknowledged: int
+    task: Count
+    attempt: Count
+    acknowledged: Count
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A task that is tried no more until somebody puts it back.
+    """A task that is not tried again until an operator puts it back.
 
     Attributes:
         task: Its number.
@@ -134,16 +144,16 @@ class DeadLetter:
 
     def to_json(self) -> str:
         """Return the record as JSON."""
-        return dump(
-            {
-                "task": self.task,
-                "failures": self.failures,
-                "error": self.failure.error,
-                "worker": self.failure.worker,
-                "records": list(self.failure.records),
-                "acknowledged": self.acknowledged,
-            }
+        failure = self.failure
+        form = _DeadLetterForm(
+            self.task,
+            self.failures,
+            failure.error,
+            failure.worker,
+            failure.records,
+            self.acknowledged,
         )
+        return form.to_json()
 
     @classmethod
     def from_json(cls, text: str) -> DeadLetter:
@@ -152,30 +162,25 @@ class DeadLetter:
         Raises:
             InvalidRequest: It is no such text.
         """
-        fields = parse_fields(
-            "dead-lettered task",
-            text,
-            {
-                "task": int,
-                "failures": int,
-                "error": str,
-                "worker": str,
-                "records": list,
-                "acknowledged": int,
-            },
-        )
-        integers_of(
-            "dead-lettered task",
-            "task",
-            [fields["task"], fields["failures"], fields["acknowledged"]],
-        )
-        records = integers_of("dead-lettered task", "records", fields["records"])
-        failure = Failure(fields["error"], fields["worker"], tuple(records))
-        return cls(fields["task"], fields["failures"], failure, fields["acknowledged"])
+        form = _DeadLetterForm.from_json(text)
+        failure = Failure(form.error, form.worker, form.records)
+        return cls(form.task, form.failures, failure, form.acknowledged)
 
 
 @dataclass(frozen=True)
-class WorkerRecord:
+class _DeadLetterForm(JsonRecord, what="dead-lettered task"):
+    """The JSON form of a ``DeadLetter``: its last failure is no object of its own."""
+
+    task: Count
+    failures: Count
+    error: str
+    worker: str
+    records: tuple[Count, ...]
+    acknowledged: Count
+
+
+@dataclass(frozen=True)
+class WorkerRecord(JsonRecord, what="worker's leases"):
     """What the journal keeps of a worker in one round; an empty one need not be kept.
 
     Attributes:
@@ -185,32 +190,10 @@ class WorkerRecord:
     """
 
     leased: tuple[LeasedTask, ...] = ()
-    to_close: tuple[tuple[int, int], ...] = ()
+    to_close: tuple[tuple[Count, Count], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.leased or self.to_close)
-
-    def to_json(self) -> str:
-        """Return the record as JSON."""
-        return dump({"leased": self.leased, "to_close": self.to_close})
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkerRecord:
-        """Return the record that ``to_json`` wrote.
-
-        Raises:
-            InvalidRequest: It is no such text.
-        """
-        what = "worker's leases"
-        fields = parse_fields(what, text, {"leased": list, "to_close": list})
-        for name, width in (("leased", 3), ("to_close", 2)):
-            for entry in fields[name]:
-                if len(integers_of(what, name, entry)) != width:
-                    raise InvalidRequest(f"{what}: an entry of {name} has not {width} numbers")
-        return cls(
-            tuple(LeasedTask(*entry) for entry in fields["leased"]),
-            tuple((task, attempt) for task, attempt in fields["to_close"]),
-        )
 
 
 class Counts(NamedTuple):
@@ -227,23 +210,15 @@ class Counts(NamedTuple):
         return self.todo + self.doing + self.done + self.dead_letters
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What differs from the journal: whole values, so that writing them twice does no harm.
-
-    A caller answers nobody before they are written. They may be written in several transactions:
-    first ``done`` and ``dead_letters``, then ``workers``.
+class Changed(NamedTuple):
+    """What differs from the journal, in order, without the values.
 
     Attributes:
-        done: Chunk number -> all tasks done of that chunk, as ``TaskBits.chunk`` writes them.
-        workers: Worker -> its record; an empty one stands for "delete the record". The worker ""
-            has the streams that nobody has been given to close.
-        dead_letters: Task -> its record; None stands for "delete the record".
+        chunks: Numbers of the chunks of done tasks.
+        workers: Whose record; the worker "" has the streams that nobody has been given to close.
+        dead_letters: Tasks that are dead-lettered now, or no longer.
     """
 
-    done: Mapping[int, str]
-    workers: Mapping[str, WorkerRecord]
-    dead_letters: Mapping[int, DeadLetter | None]
-
-    def __bool__(self) -> bool:
-        return bool(self.done or self.workers or self.dead_letters)
+    chunks: Sequence[int]
+    workers: Sequence[str]
+    dead_letters: Sequence[int]

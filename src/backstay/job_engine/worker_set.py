@@ -3,21 +3,28 @@
 Level-triggered: the launcher reports which workers run and which ended, and why; ``wanted`` says
 which ids should run. An id stands for one process and is never used again. A *place* is what a
 worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
-often.
-Imports ``backstay.errors``, ``json_fields`` and ``job_engine``; does no I/O.
+often. ``WorkerSet`` decides; ``JobWorkers`` has what it decided recorded, and gives back the tasks
+of a process that is gone.
+Imports ``backstay.errors``, ``json_record`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
-from backstay.consensus.json_fields import dump, integers_of, parse_fields
+from annotated_types import Interval
+
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.job_engine.launch import ExitReason, WorkerExit
+from backstay.job_engine.known_workers import KnownWorkers
+from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
+from backstay.json_record import NUMBER_MAX, Count, JsonRecord
 
-__all__ = ["WorkerPolicy", "WorkerSet"]
+__all__ = ["JobWorkers", "WorkerPolicy", "WorkerSet"]
 
+# Workers that hung, of which no end was told yet.
+HUNG_MAX = 1000
 # In a record that is read.
 PLACES_MAX = 1_000_000
 
@@ -105,8 +112,12 @@ class WorkerSet:
         self._policy = policy
         self._places: list[_Place] = []
         self._by_worker: dict[str, _Place] = {}
+        # Those that were replaced because they hung, and counted as a failure. Not recorded: a job
+        # master that does not know them lets the failure stand.
+        self._hung: dict[str, _Place] = {}
         self._next_id = 0
         self._desired = 0
+        self._lent = 0
         self._finished = False
         # As ``to_json`` gave it, until something changes: it is asked for with every few tasks.
         self._text: str | None = None
@@ -115,7 +126,7 @@ class WorkerSet:
     def wanted(self, now_s: float) -> tuple[str, ...]:
         """Return the ids that should run, oldest first; makes the ids that are due.
 
-        Record ``to_json`` before anybody acts on it: an id must not be made twice.
+        Record ``to_json`` before a launcher acts on it: an id must not be made twice.
         """
         if self._finished:
             return ()
@@ -149,11 +160,19 @@ class WorkerSet:
                 lost.append(WorkerExit(worker, ExitReason.NODE_LOST))
         return lost
 
+    def has_place(self, worker: str) -> bool:
+        """Whether this worker is one of those that are wanted now."""
+        return worker in self._by_worker
+
     def exited(self, end: WorkerExit, now_s: float) -> None:
         """Take note that a process ended.
 
-        One that is not wanted (any more) is ignored, so exits may be told again.
+        One that is not wanted (any more) is ignored, so exits may be told again. If one hung
+        because its machine is lost, that was no failure.
         """
+        hung = self._hung.pop(end.worker_id, None)
+        if hung is not None and end.reason is ExitReason.NODE_LOST:
+            self._forgive(hung)
         place = self._by_worker.get(end.worker_id)
         if place is not None:
             how = f"{end.worker_id} {end.how}"
@@ -165,10 +184,17 @@ class WorkerSet:
         if place is None:
             return False
         self._ended(place, f"{worker} hung", failed=True, now_s=now_s)
+        self._hung[worker] = place
+        if len(self._hung) > HUNG_MAX:
+            del self._hung[next(iter(self._hung))]
         return True
 
-    def scale(self, workers: int) -> None:
+    def scale(self, workers: int, *, lent: int = 0) -> None:
         """Want so many workers; the newest are stopped first. Places given up get a new chance.
+
+        Args:
+            workers: How many.
+            lent: How many more are wanted once servers need their room no more.
 
         Raises:
             InvalidRequest: That is outside ``least`` to ``most``.
@@ -178,6 +204,7 @@ class WorkerSet:
                 f"{workers} workers: the job has {self._policy.least} to {self._policy.most}"
             )
         self._places = [place for place in self._places if not place.given_up]
+        self._lent = lent
         self._set_places(workers)
 
     def finish(self) -> None:
@@ -189,6 +216,11 @@ class WorkerSet:
     def desired(self) -> int:
         """How many workers are wanted in all."""
         return 0 if self._finished else self._desired
+
+    @property
+    def lent(self) -> int:
+        """How many more will be wanted once servers need their room no more."""
+        return self._lent
 
     @property
     def failed(self) -> str:
@@ -214,21 +246,20 @@ class WorkerSet:
         return self._text
 
     def _to_json(self) -> str:
-        return dump(
-            {
-                "next_id": self._next_id,
-                "desired": self._desired,
-                "finished": self._finished,
-                # It is written with every few tasks: of ten thousand places most have nothing to
-                # tell, and numbers that follow each other.
-                "untroubled": _runs([p.number for p in self._places if not p.relaunches]),
-                "troubled": [
-                    [p.number, p.failures, p.relaunches, int(p.given_up), p.last]
-                    for p in self._places
-                    if p.relaunches
-                ],
-            }
-        )
+        troubled = [place for place in self._places if place.relaunches]
+        return _Form(
+            self._next_id,
+            self._desired,
+            self._finished,
+            # It is written with every few tasks: of ten thousand places most have nothing to tell,
+            # and numbers that follow each other.
+            tuple(_runs([place.number for place in self._places if not place.relaunches])),
+            tuple(
+                _TroubledPlace(p.number, p.failures, p.relaunches, int(p.given_up), p.last)
+                for p in troubled
+            ),
+            self._lent,
+        ).to_json()
 
     @classmethod
     def from_json(cls, policy: WorkerPolicy, text: str) -> WorkerSet:
@@ -237,21 +268,20 @@ class WorkerSet:
         Raises:
             InvalidRequest: It is no such text.
         """
-        what = "worker set"
-        fields = parse_fields(what, text, _FIELDS)
-        integers_of(what, "next_id, desired", [fields["next_id"], fields["desired"]])
+        form = _Form.from_json(text)
         places = []
-        for number in _numbers(what, fields["untroubled"]):
+        for number in _numbers(form.untroubled):
             places.append(_Place())
             places[-1].number = number
-        places += [_troubled_place(what, entry) for entry in fields["troubled"]]
+        places += [one.place() for one in form.troubled]
         numbers = [place.worker for place in places if place.worker is not None]
-        if len(set(numbers)) != len(numbers) or any(n >= fields["next_id"] for n in numbers):
-            raise InvalidRequest(f"{what}: a worker's number is there twice or was never given")
+        if len(set(numbers)) != len(numbers) or any(n >= form.next_id for n in numbers):
+            raise InvalidRequest("worker set: a worker's number is there twice or was never given")
         workers = cls(policy)
-        workers._next_id, workers._finished = fields["next_id"], fields["finished"]
+        workers._next_id, workers._finished = form.next_id, form.finished
+        workers._lent = form.lent
         workers._places = places
-        workers._set_places(min(max(fields["desired"], policy.least), policy.most))
+        workers._set_places(min(max(form.desired, policy.least), policy.most))
         return workers
 
     def _ended(self, place: _Place, how: str, *, failed: bool, now_s: float) -> None:
@@ -272,6 +302,12 @@ class WorkerSet:
         pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
         place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
 
+    def _forgive(self, place: _Place) -> None:
+        """Take back the last failure of a place."""
+        self._text = None
+        place.failures = max(0, place.failures - 1)
+        place.given_up = place.failures > self._policy.max_relaunches
+
     def _set_places(self, count: int) -> None:
         """Have so many places: new ones at the end; the newest workers' go first."""
         self._text = None
@@ -285,49 +321,150 @@ class WorkerSet:
         self._by_worker = {f"w-{p.worker}": p for p in self._places if p.worker is not None}
 
 
-def _runs(numbers: list[int]) -> list[list[int]]:
-    """Return numbers as [first, how many] that follow each other; those of -1 are all -1."""
-    runs: list[list[int]] = []
+# -1 stands for a place that waits for its next worker.
+_Number = Annotated[int, Interval(ge=-1, le=NUMBER_MAX)]
+
+
+class _TroubledPlace(NamedTuple):
+    """The JSON form of a place whose workers have ended."""
+
+    number: _Number
+    failures: Count
+    relaunches: Count
+    given_up: Count
+    last: str
+
+    def place(self) -> _Place:
+        place = _Place()
+        place.number, place.failures, place.relaunches = self[:3]
+        place.given_up, place.last = bool(self.given_up), self.last
+        return place
+
+
+@dataclass(frozen=True)
+class _Form(JsonRecord, what="worker set"):
+    """The JSON form of a ``WorkerSet``; ``untroubled`` is what ``_runs`` returns."""
+
+    next_id: Count
+    desired: Count
+    finished: bool
+    untroubled: tuple[tuple[_Number, Count], ...]
+    troubled: tuple[_TroubledPlace, ...]
+    lent: Count = 0
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Return numbers as (first, how many) that follow each other; those of -1 are all -1."""
+    runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and number == (-1 if runs[-1][0] == -1 else sum(runs[-1])):
-            runs[-1][1] += 1
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
         else:
-            runs.append([number, 1])
+            runs.append((number, 1))
     return runs
 
 
-def _numbers(what: str, runs: list[object]) -> list[int]:
+def _numbers(runs: Iterable[tuple[int, int]]) -> list[int]:
     """Return the numbers that ``_runs`` was given.
 
     Raises:
-        InvalidRequest: These are no runs.
+        InvalidRequest: They are too many.
     """
     numbers: list[int] = []
-    for run in runs:
-        if not isinstance(run, list) or len(run) != 2:
-            raise InvalidRequest(f"{what}: an entry of untroubled is not two numbers")
-        first, count = integers_of(what, "untroubled", run, -1)
+    for first, count in runs:
         if len(numbers) + count > PLACES_MAX:
-            raise InvalidRequest(f"{what}: more than {PLACES_MAX} places")
+            raise InvalidRequest(f"worker set: more than {PLACES_MAX} places")
         numbers += [-1] * count if first == -1 else range(first, first + count)
     return numbers
 
 
-def _troubled_place(what: str, entry: object) -> _Place:
-    if not isinstance(entry, list) or len(entry) != 5 or type(entry[4]) is not str:
-        raise InvalidRequest(f"{what}: an entry of troubled is not four numbers and a string")
-    place = _Place()
-    place.number, place.failures, place.relaunches, given_up = integers_of(
-        what, "troubled", entry[:4], -1
-    )
-    place.given_up, place.last = bool(given_up), entry[4]
-    return place
+class JobWorkers:
+    """The worker processes of one job; belongs to one event loop.
 
+    Attributes:
+        set: Which should run.
+    """
 
-_FIELDS = {
-    "next_id": int,
-    "desired": int,
-    "finished": bool,
-    "untroubled": list,
-    "troubled": list,
-}
+    def __init__(
+        self,
+        workers: WorkerSet,
+        known: KnownWorkers,
+        clock: Callable[[], float],
+        *,
+        drop: Callable[[str, str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """Take over what the records say.
+
+        Args:
+            workers: Which are wanted.
+            known: Which were heard of.
+            clock: Monotonic seconds.
+            drop: Takes back all tasks of a worker that is gone; is told why.
+            changed: Has the journal write which are wanted.
+        """
+        self.set = workers
+        self._known = known
+        self._now = clock
+        self._drop = drop
+        self._changed = changed
+        self._wanted: tuple[str, ...] = ()
+
+    def join(self, worker: str, instance: int, host: str, pid: int) -> None:
+        """Take note of a process; the tasks of another one of its name go back.
+
+        Raises:
+            InvalidRequest: Name or instance is missing.
+            LimitExceeded: There are too many workers.
+        """
+        _, replaces = self._known.join(worker, instance, host, pid, self._now())
+        if replaces:
+            self._drop(worker, "another process has joined in its place")
+            self._known.join(worker, instance, host, pid, self._now())
+
+    def report(self, report: LauncherReport) -> None:
+        """Take in what a launcher reports. The tasks of each worker that has ended go back."""
+        for end in report.exits:
+            self._ended(end)
+        for end in self.set.running(report.running, self._now()):
+            self._ended(end)
+
+    def _ended(self, end: WorkerExit) -> None:
+        self.set.exited(end, self._now())
+        self._drop(end.worker_id, f"it {end.how}")
+        self._changed()
+
+    def replace(self, worker: str, why: str) -> bool:
+        """Want another process instead of one that hangs; False if it is not wanted."""
+        if not self.set.replace(worker, self._now()):
+            return False
+        self._drop(worker, why)
+        self._changed()
+        return True
+
+    def wanted(self) -> tuple[str, ...]:
+        """Return the workers that should run; wait for the journal before they are started."""
+        wanted = self.set.wanted(self._now())
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._changed()
+        return wanted
+
+    def scale(self, workers: int, *, lent: int = 0) -> int:
+        """Want so many; returns how many were wanted before.
+
+        Args:
+            workers: How many.
+            lent: How many more are wanted once servers need their room no more.
+
+        Raises:
+            InvalidRequest: That is outside of the job's min and max.
+        """
+        before = self.set.desired
+        self.set.scale(workers, lent=lent)
+        self._changed()
+        return before
+
+    def begin_anew(self, policy: WorkerPolicy) -> None:
+        """Want as many as at the beginning of the job."""
+        self.set = WorkerSet(policy)

@@ -3,15 +3,16 @@
 A damaged record belongs to the data, not to a pass: every worker meets the same ones each time it
 reads the task. So each counts once, over passes, speculative attempts, tries and restores. One pass
 over the data finds all of them. Imports
-``backstay.errors`` and ``json_fields``; does no I/O.
+``backstay.errors`` and ``json_record``; does no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from backstay.consensus.json_fields import dump, integers_of, parse_fields
 from backstay.errors import InvalidRequest
+from backstay.json_record import JsonRecord, Positive
 
 __all__ = ["DamagedRecords"]
 
@@ -66,7 +67,7 @@ class DamagedRecords:
             for task, count in sorted(self._counts.get(data, {}).items())
             if first <= task < first + PART_TASKS
         }
-        return dump({"tasks": tasks}) if tasks else ""
+        return _Part(tasks).to_json() if tasks else ""
 
     def parts(self) -> dict[tuple[str, int], str]:
         """Return all parts that are not empty, by data and number."""
@@ -83,10 +84,16 @@ class DamagedRecords:
         """
         for name, text in parts.items():
             data = name.partition("/")[0]
-            tasks = parse_fields("damaged records", text, {"tasks": dict})["tasks"]
-            counts = integers_of("damaged records", "tasks", list(tasks.values()), 1)
+            tasks = _Part.from_json(text).tasks
             if not all(task.isdecimal() for task in tasks):
                 raise InvalidRequest(f"damaged records: {name} holds more than numbers of tasks")
             known = self._counts.setdefault(data, {})
-            for task, count in zip(tasks, counts, strict=True):
+            for task, count in tasks.items():
                 known.setdefault(int(task), count)
+
+
+@dataclass(frozen=True)
+class _Part(JsonRecord, what="damaged records"):
+    """The JSON form of a part: how many records of each task are damaged."""
+
+    tasks: Mapping[str, Positive]

@@ -1,6 +1,6 @@
 """The outputs of an evaluation round put together, each task's once.
 
-Kept in memory only: a new master begins the evaluation again. Imports numpy and
+Kept in memory only: a new job master begins the evaluation again. Imports numpy and
 ``backstay.errors``; does no I/O.
 """
 

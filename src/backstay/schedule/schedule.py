@@ -5,7 +5,7 @@ the caller makes it so. A round that is no longer open and not over is to be cut
 passes follow one another; an evaluation comes after each pass (the next pass waits for it, so that
 it sees one state of the model) or every so many steps, beside the training; at most one more waits.
 Imports ``backstay.schedule.rounds``, ``backstay.job_spec``, ``backstay.errors`` and
-``json_fields``; does no I/O.
+``json_record``; does no I/O.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from backstay.consensus.json_fields import dump, integers_of, parse_fields
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_spec import EarlyStop, JobSpec
+from backstay.json_record import Count, JsonRecord
 from backstay.schedule.rounds import RoundId, RoundKind
 
-__all__ = ["Outcome", "Schedule", "SchedulePlan", "is_cut_short"]
+__all__ = ["Outcome", "Schedule", "SchedulePlan", "is_cut_short", "recorded_dead_letters"]
 
-Outcome = Literal["finished", "finished_with_dead_letters", "stopped"]
-_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+Outcome = Literal["finished", "finished_with_dead_letters"]
 
 
 @dataclass(frozen=True)
@@ -190,8 +189,8 @@ class Schedule:
     def count_steps(self, round_id: RoundId, steps: int) -> None:
         """Take note how many steps a pass has had; may make an evaluation due, or end the training.
 
-        The number is the whole pass's, and may be told again: it is never added up. A new master
-        may know of fewer than the one before it until the workers have told it.
+        The number is the whole pass's, and may be told again: it is never added up. A new job
+        master may know of fewer than the one before it until the workers have told it.
 
         Args:
             round_id: Which pass; one that is not open is ignored.
@@ -257,11 +256,7 @@ class Schedule:
         end of training again, and ends anew. An evaluation is not opened again; its outputs are
         gone.
         """
-        if (
-            round_id not in self._dead_letters
-            or round_id.kind is RoundKind.EVALUATION
-            or self._ended == "stopped"
-        ):
+        if round_id not in self._dead_letters or round_id.kind is RoundKind.EVALUATION:
             return False
         self._ended = None
         self._reopened.add(round_id)
@@ -269,45 +264,35 @@ class Schedule:
             self._train_end_due = self._plan.train_end
         return True
 
-    def stop(self, reason: str) -> None:
-        """End the job now, as "stopped"; one that has ended stays as it is."""
-        if self._ended is None:
-            self._ended = "stopped"
-            self._reason = reason
-
     def to_json(self) -> str:
         """Return where the job is, as JSON."""
-        return dump(
-            {
-                "passes_over": self._passes_over,
-                "training_over": self._training_over,
-                "steps_over": self._steps_over,
-                # Those of open passes follow from their tasks.
-                "steps_of": {
-                    str(round_id): steps
-                    for round_id, steps in self._steps_of.items()
-                    if round_id not in self.open_rounds
-                },
-                "evaluation": self._evaluation,
-                "evaluation_waits": self._evaluation_waits,
-                "evaluations": self._evaluations,
-                "evaluated_steps": self._evaluated_steps,
-                "evaluations_due": self._evaluations_due,
-                # NaN and infinity are no JSON: every number goes as a string.
-                "metrics": {name: repr(value) for name, value in self._metrics.items()},
-                "best": "" if self._best is None else repr(self._best),
-                "not_better": self._not_better,
-                "train_ends": self._train_ends,
-                "train_end_due": self._train_end_due,
-                "predicted": self._predicted,
-                "dead_letters": {
-                    str(round_id): count for round_id, count in self._dead_letters.items()
-                },
-                "reopened": sorted(map(str, self._reopened)),
-                "ended": self._ended or "",
-                "reason": self._reason,
-            }
-        )
+        return _Form(
+            passes_over=self._passes_over,
+            training_over=self._training_over,
+            steps_over=self._steps_over,
+            # Those of open passes follow from their tasks.
+            steps_of={
+                str(round_id): steps
+                for round_id, steps in self._steps_of.items()
+                if round_id not in self.open_rounds
+            },
+            evaluation=self._evaluation,
+            evaluation_waits=self._evaluation_waits,
+            evaluations=self._evaluations,
+            evaluated_steps=self._evaluated_steps,
+            evaluations_due=self._evaluations_due,
+            # NaN and infinity are no JSON: every number goes as a string.
+            metrics={name: repr(value) for name, value in self._metrics.items()},
+            best="" if self._best is None else repr(self._best),
+            not_better=self._not_better,
+            train_ends=self._train_ends,
+            train_end_due=self._train_end_due,
+            predicted=self._predicted,
+            dead_letters={str(round_id): count for round_id, count in self._dead_letters.items()},
+            reopened=tuple(sorted(map(str, self._reopened))),
+            ended=self._ended or "",
+            reason=self._reason,
+        ).to_json()
 
     @classmethod
     def of(cls, spec: JobSpec, record: str = "") -> Schedule:
@@ -328,29 +313,19 @@ class Schedule:
         Raises:
             InvalidRequest: It is no such text.
         """
-        what = "schedule"
-        fields = parse_fields(what, text, _FIELDS)
-        integers_of(what, "a count", [fields[name] for name in _COUNTS])
-        for name in ("dead_letters", "steps_of"):
-            integers_of(what, name, list(fields[name].values()))
-        ended = fields["ended"]
-        if ended not in ("", *_OUTCOMES):
-            raise InvalidRequest(f"{what}: ended is {ended!r}")
+        form = _Form.from_json(text)
         schedule = cls(plan)
-        for name in (*_COUNTS, "training_over", "evaluation_waits", "train_end_due", "predicted"):
-            setattr(schedule, f"_{name}", fields[name])
-        schedule._reason = fields["reason"]
+        for name in _AS_THEY_ARE:
+            setattr(schedule, f"_{name}", getattr(form, name))
         try:
-            schedule._metrics = {name: float(value) for name, value in fields["metrics"].items()}
-            schedule._best = float(fields["best"]) if fields["best"] else None
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"{what}: metrics and best: {error}") from error
-        schedule._steps_of = {RoundId.parse(name): n for name, n in fields["steps_of"].items()}
-        schedule._dead_letters = {
-            RoundId.parse(name): count for name, count in fields["dead_letters"].items()
-        }
-        schedule._reopened = set(map(RoundId.parse, fields["reopened"]))
-        schedule._ended = ended or None
+            schedule._metrics = {name: float(value) for name, value in form.metrics.items()}
+            schedule._best = float(form.best) if form.best else None
+        except ValueError as error:
+            raise InvalidRequest(f"schedule: metrics and best: {error}") from error
+        schedule._steps_of = {RoundId.parse(name): n for name, n in form.steps_of.items()}
+        schedule._dead_letters = {RoundId.parse(name): n for name, n in form.dead_letters.items()}
+        schedule._reopened = set(map(RoundId.parse, form.reopened))
+        schedule._ended = form.ended or None
         schedule._take_over_plan()
         return schedule
 
@@ -373,7 +348,7 @@ class Schedule:
             self._ended = "finished_with_dead_letters" if self._dead_letters else "finished"
 
     def _end_training(self, reason: str, *, evaluates: bool = True) -> None:
-        """Train no more; the model as it is then is evaluated once, unless it just was.
+        """Stop training; the model as it is then is evaluated once, unless it just was.
 
         Args:
             reason: Why, for people; empty: the plan is done.
@@ -414,10 +389,8 @@ class Schedule:
         A pass that was cut short (max_steps, early stop) is never taken up again: the streams of
         its unfinished tasks are closed.
         """
-        went_well = (
-            self._ended in (None, "finished", "finished_with_dead_letters") and not self._reason
-        )
-        if went_well and self._training_over and self._passes_over < self._plan.passes:
+        has_more = self._passes_over < self._plan.passes
+        if self._training_over and not self._reason and has_more:
             self._training_over = False
             self._ended = None
             self._train_end_due = self._plan.train_end
@@ -437,8 +410,20 @@ def is_cut_short(record: str) -> bool:
     """
     if not record:
         return False
-    fields = parse_fields("schedule", record, _FIELDS)
-    return fields["ended"] == "stopped" or (fields["training_over"] and bool(fields["reason"]))
+    form = _Form.from_json(record)
+    return form.training_over and bool(form.reason)
+
+
+def recorded_dead_letters(record: str) -> int:
+    """Return how many tasks are dead-lettered in rounds that are over.
+
+    Args:
+        record: What ``Schedule.to_json`` wrote; empty: the job has not begun.
+
+    Raises:
+        InvalidRequest: It is no such text.
+    """
+    return sum(_Form.from_json(record).dead_letters.values()) if record else 0
 
 
 def _is_better(rule: EarlyStop, value: float, best: float | None) -> bool:
@@ -451,20 +436,44 @@ def _is_better(rule: EarlyStop, value: float, best: float | None) -> bool:
     return gain > rule.min_delta
 
 
-_COUNTS = (
+@dataclass(frozen=True, kw_only=True)
+class _Form(JsonRecord, what="schedule"):
+    """The JSON form of a ``Schedule``: its fields, with rounds and numbers as strings."""
+
+    passes_over: Count
+    training_over: bool
+    steps_over: Count
+    steps_of: Mapping[str, Count]
+    evaluation: Count
+    evaluation_waits: bool
+    evaluations: Count
+    evaluated_steps: Count
+    evaluations_due: Count
+    metrics: Mapping[str, str]
+    best: str
+    not_better: Count
+    train_ends: Count
+    train_end_due: bool
+    predicted: bool
+    dead_letters: Mapping[str, Count]
+    reopened: tuple[str, ...]
+    ended: Literal["", "finished", "finished_with_dead_letters"]
+    reason: str
+
+
+# Fields that have the same value in the form and in the schedule.
+_AS_THEY_ARE = (
     "passes_over",
+    "training_over",
     "steps_over",
     "evaluation",
+    "evaluation_waits",
     "evaluations",
     "evaluated_steps",
     "evaluations_due",
     "not_better",
     "train_ends",
+    "train_end_due",
+    "predicted",
+    "reason",
 )
-_FIELDS: Mapping[str, type[Any]] = {
-    **dict.fromkeys(_COUNTS, int),
-    **dict.fromkeys(("training_over", "evaluation_waits", "train_end_due", "predicted"), bool),
-    **dict.fromkeys(("metrics", "dead_letters", "steps_of"), dict),
-    **dict.fromkeys(("best", "ended", "reason"), str),
-    "reopened": list,
-}

@@ -2,7 +2,7 @@
 
 Nothing is stored for each task, only for each shard: a million tasks of a thousand files take
 some kilobytes. Imports ``backstay.schedule.rounds``, ``backstay.job_spec``, ``backstay.errors``,
-``json_fields`` and numpy; does no I/O.
+``json_record`` and numpy; does no I/O.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from backstay.consensus.json_fields import dump, integers_of, parse_fields, strings_of
 from backstay.errors import ConfigError, InvalidRequest, LimitExceeded
 from backstay.job_spec import JobSpec
+from backstay.json_record import Count, JsonRecord
 from backstay.listing import listed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 
@@ -163,13 +163,11 @@ class TaskTable:
     def to_chunks(self, shards_per_chunk: int = 1024) -> list[str]:
         """Return the table as JSON texts of few enough shards for one record each, at least one."""
         return [
-            dump(
-                {
-                    "records_per_task": self.records_per_task,
-                    "names": self._names[at : at + shards_per_chunk],
-                    "records": self._records[at : at + shards_per_chunk].tolist(),
-                }
-            )
+            _Chunk(
+                self.records_per_task,
+                tuple(self._names[at : at + shards_per_chunk]),
+                tuple(self._records[at : at + shards_per_chunk].tolist()),
+            ).to_json()
             for at in range(0, max(1, len(self._names)), shards_per_chunk)
         ]
 
@@ -184,15 +182,22 @@ class TaskTable:
         records: list[int] = []
         sizes: set[int] = set()
         for chunk in chunks:
-            fields = parse_fields(
-                "shards", chunk, {"records_per_task": int, "names": list, "records": list}
-            )
-            names += strings_of("shards", "names", fields["names"])
-            records += integers_of("shards", "records", fields["records"])
-            sizes.add(fields["records_per_task"])
+            read = _Chunk.from_json(chunk)
+            names += read.names
+            records += read.records
+            sizes.add(read.records_per_task)
         if len(sizes) != 1:
             raise InvalidRequest(f"shards: {len(sizes)} different records_per_task, expected one")
         return cls(names, records, sizes.pop())
+
+
+@dataclass(frozen=True)
+class _Chunk(JsonRecord, what="shards"):
+    """The JSON form of some shards of a table: their names, and how many records each has."""
+
+    records_per_task: int
+    names: tuple[str, ...]
+    records: tuple[Count, ...]
 
 
 def cut_data(name: str, shards: Iterable[ShardLike], spec: JobSpec) -> TaskTable:

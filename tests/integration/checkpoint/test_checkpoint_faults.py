@@ -22,15 +22,20 @@ from click.testing import CliRunner
 
 from backstay import rpc
 from backstay.checkpoint import remote
-from backstay.checkpoint.remote import RestoreState
+from backstay.checkpoint.restore_state import RestoreState
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.config import ClientConfig, SecurityConfig
-from backstay.consensus.job_records import JobNameRecord, JobSpecRecord, JobStateRecord
-from backstay.consensus.keys import JobKeys
-from backstay.consensus.remote_store import RemoteStore
+from backstay.consensus.records.jobs import (
+    JOBS_PROGRESS,
+    JobNameRecord,
+    JobSpecRecord,
+    JobStateRecord,
+)
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import Put, Txn
+from backstay.consensus.store.remote import RemoteStore
 from backstay.errors import BackstayError, CheckpointUnavailable
-from backstay.master.saving import PROGRESS, kept_job
+from backstay.job_engine.progress import kept_job
 from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.schedule.rounds import RoundId, RoundKind
@@ -52,8 +57,8 @@ from tests.integration.checkpoint_load import (
     save_when_free,
     settings,
     wait_for_file,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 # Each of them takes seconds: `make test-slow`.
 pytestmark = pytest.mark.slow
@@ -363,7 +368,7 @@ def test_a_checkpoint_is_written_anew_when_a_pass_is_cut_short_meanwhile(tmp_pat
         configure(asked, AT_FULL_SPEED)
         saved = saving.result()
         manifest = CheckpointStorage(tmp_path).read_manifest(saved.id)
-        kept = kept_job(manifest.progress[PROGRESS], keys.job)
+        kept = kept_job(manifest.progress[JOBS_PROGRESS], keys.job)
         assert kept is not None
         assert is_cut_short(kept.state.schedule)
         assert kept.state.inexact == ""
@@ -404,7 +409,7 @@ def silent_storage(folder: Path, silent: str) -> Iterator[str]:
             super().do_GET()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Nobody reads it."""
+            """The test does not read it."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -23,7 +23,7 @@ from backstay.pserver.ctl.cli import main as pserverctl
 from backstay.pserver.local_cluster import LocalCluster
 from backstay.tables import SGD, Adagrad, TableSpec, Zeros
 from backstay.trainer import Client
-from tests.integration.checkpoint_load import wait_until
+from tests.waiting import wait_until
 
 KEYS = np.arange(4000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 SLOTS = 64
@@ -160,6 +160,10 @@ def test_a_restore_by_hand_gives_up_what_came_since(tmp_path: Path) -> None:
         with Client(cluster.endpoints) as client:
             fill(client)
             before = content(client)
+            # Nothing is asked where there is nothing to restore.
+            early = ctl(cluster, "checkpoint", "restore")
+            assert (early.exit_code, "Give up" in early.output) == (3, False), early.output
+            assert f"there is no checkpoint at {tmp_path}" in early.output
             saved = json.loads(
                 ctl(cluster, "checkpoint", "save", "--tag", "pass=7", "--json").output
             )

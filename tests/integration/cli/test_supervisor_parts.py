@@ -1,13 +1,10 @@
-"""Parts of ``backstay train`` with real processes: hooks, a master that is started again."""
+"""Parts of ``backstay train`` with real processes: hooks, a job master that is started again."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +13,9 @@ from backstay.cli.hooks import run_hooks
 from backstay.cli.master_process import MasterProcess
 from backstay.errors import JobError
 from tests.processes import is_gone
+from tests.waiting import wait_until
 
 WAIT_S = 30.0
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        threading.Event().wait(0.01)
 
 
 def never() -> bool:
@@ -62,8 +53,8 @@ def test_a_hook_ends_with_all_that_it_has_started_when_the_job_is_stopped(tmp_pa
     with pytest.raises(JobError, match="was stopped"):
         run_hooks([command], {}, timeout_s=WAIT_S, stopped=pid_path.exists)
     pid = int(pid_path.read_text())
-    # Whoever looks after orphans may not have taken note of its end yet.
-    wait_for(lambda: is_gone(pid))
+    # The process that adopts orphans may not have taken note of its end yet.
+    wait_until(lambda: is_gone(pid))
 
 
 class Masters:
@@ -94,7 +85,7 @@ class Masters:
         )
 
     def wait_until_up(self, instance: int) -> None:
-        wait_for(lambda: f"up {instance}\n" in self.log_path.read_text())
+        wait_until(lambda: f"up {instance}\n" in self.log_path.read_text())
 
 
 FOREVER = "import signal; signal.pause()"
@@ -140,6 +131,6 @@ def test_one_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.Mo
     deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True)\n"
     masters = Masters(tmp_path, deaf + "while True: signal.pause()")
     with masters.process() as master:
-        wait_for(lambda: "deaf" in masters.log_path.read_text())
+        wait_until(lambda: "deaf" in masters.log_path.read_text())
     assert master.exit_code == -signal.SIGKILL
     assert masters.restarts == []

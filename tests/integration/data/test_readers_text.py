@@ -104,7 +104,7 @@ def test_damaged_lines_keep_their_places(
     columns = reader.read_columns(str(path), 0, 3, BadRecords(1))
     assert columns is not None
     assert columns["a"].tolist() == ["1", "5"]
-    # The place is damaged, whoever looks at it alone; the one after it is not.
+    # The place is damaged, also when it is read alone; the one after it is not.
     assert list(reader.read(str(path), 1, 1, BadRecords(1))) == []
     assert list(reader.read(str(path), 2, 1, BadRecords(0))) == good[1:]
     with pytest.raises(TooManyBadRecords, match=rf"byte {offset}.*: .*{reason}"):

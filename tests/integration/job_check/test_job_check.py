@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from backstay.errors import ConfigError, JobError, NonFiniteLoss
 from backstay.job_check import process as check_process
 from backstay.job_check.process import check_job_apart, dry_run_apart
 from backstay.job_spec import JobSpec
+from tests.waiting import wait_until
 
 pytest.importorskip("torch")
 
@@ -242,14 +240,6 @@ def test_data_that_a_hook_makes_is_looked_at_after_it(folder: Path) -> None:
     assert "training: there are no records in" in json.loads(done.stdout)["error"]
 
 
-def wait_until(condition: Callable[[], Any]) -> Any:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        threading.Event().wait(0.02)
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_check_ends_with_its_command(folder: Path, number: signal.Signals) -> None:
     where = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\n"
@@ -259,7 +249,7 @@ def test_the_check_ends_with_its_command(folder: Path, number: signal.Signals) -
     ) as process:
         try:
             pid_file = folder / "pid"
-            pid = int(wait_until(lambda: pid_file.exists() and pid_file.read_text()))
+            pid = int(wait_until(lambda: pid_file.read_text() if pid_file.exists() else ""))
             process.send_signal(number)
             wanted = EXIT_STOPPED if number == signal.SIGTERM else -signal.SIGKILL
             assert process.wait(LIMIT_S) == wanted

@@ -1,10 +1,9 @@
-"""The master of a job as a process, beside real pservers: killed, doubled, without its store."""
+"""The job master as a process, beside real pservers: killed, doubled, without its store."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +15,8 @@ from backstay import rpc
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.cluster.directory import Directory
 from backstay.config import ClientConfig, SecurityConfig
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.keys import JobKeys
+from backstay.consensus.records.jobs import MasterRecord
+from backstay.consensus.records.keys import JobKeys
 from backstay.errors import (
     InvalidRequest,
     JobRefused,
@@ -45,6 +44,7 @@ from tests.integration.counting_jobs import (
     counting_spec,
     wait_for_master,
 )
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_of_two_masters_one_is_fenced_and_says_so(
     task = link.get_task()
     assert isinstance(task, Task)
     link.lease(task)
-    # It hangs, is taken for dead, and wakes up when another one is the master.
+    # It hangs, is taken for dead, and wakes up when another one is the job master.
     first.send_signal(signal.SIGSTOP)
     second = masters.start(spec, "--replaces", "1")
     wait_for_master(masters.endpoints, 2, eventually)
@@ -255,15 +255,20 @@ def test_a_launcher_is_told_which_workers_should_run(
         LauncherReport(answer.workers), known_version=answer.version, wait_ms=10_000
     )
     assert len(answer.workers) == 3
-    # The next master wants the same ones.
+    # The next job master wants the same ones.
     masters.replace(spec)
     wait_for_master(masters.endpoints, 2, eventually)
     after = client.launch(LauncherReport(answer.workers), known_version=answer.version, wait_ms=0)
     assert set(after.workers) == set(answer.workers)
     with pytest.raises(InvalidRequest):
         client.scale(4)
+    # The job master stays until this worker has heard of the end.
+    worker = MasterLink(masters.endpoints, JOB, after.workers[0], config=CLIENT)
+    worker.join()
     client.stop("enough", keep_state=False)
     assert client.launch(LauncherReport(after.workers), wait_ms=0).ended == ("stopped", "enough")
+    assert isinstance(worker.get_task(), Ended)
+    worker.close()
     assert masters.processes[-1].wait(LIMIT_S) == 0
     assert list_jobs(masters.endpoints, config=CLIENT) == ()
     with pytest.raises(UnknownJob, match="it has: none"):
@@ -276,7 +281,7 @@ def test_another_spec_is_refused_and_a_job_with_a_master_is_not_forgotten(
 ) -> None:
     masters.start(counting_spec(tmp_path))
     wait_for_master(masters.endpoints, 1, eventually)
-    with pytest.raises(JobRefused, match="has a master"):
+    with pytest.raises(JobRefused, match="has a job master"):
         forget_job(masters.endpoints, JOB, config=CLIENT)
     other = masters.replace(counting_spec(tmp_path, records_per_task=8))
     assert other.wait(LIMIT_S) == 2
@@ -294,9 +299,7 @@ def test_the_token_is_asked_for(tmp_path: Path, plain_environment: dict[str, str
         try:
             directory = Directory(cluster.endpoints, config)
             key = JobKeys(JOB).master
-            deadline_s = time.monotonic() + LIMIT_S
-            while not (found := read_keys(directory, key, single=True)):
-                assert time.monotonic() < deadline_s
+            found = wait_until(lambda: read_keys(directory, key, single=True), "a job master")
             directory.close()
             address = MasterRecord.from_json(found[key]).address
             link = MasterLink(cluster.endpoints, JOB, "w1", config=config)
@@ -343,7 +346,8 @@ def test_workers_go_on_while_the_store_is_away(
                 # What the other worker has done cannot be recorded now, and it waits.
                 eventually(lambda: client.status().trouble != "")
                 # An outage that is longer than the lease and than the life of any lease.
-                time.sleep(4.0)
+                workers[0].join(timeout=4.0)
+                assert all(worker.is_alive() for worker in workers)
                 assert all(worker.link.stop_reason is None for worker in workers)
                 etcd.start()
                 back.set()

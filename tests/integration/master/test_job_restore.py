@@ -68,7 +68,7 @@ def test_a_checkpoint_restored_twice_takes_the_job_back_twice(
             # The progress that was saved, or less: not what was done since.
             eventually(partial(has_gone_back, client, first_start + time_of_it + 1))
         assert len(versions) == 2
-        # While nobody looks: the next master finds out when it begins.
+        # While no job master looks: the next job master finds out when it begins.
         worker.allow(3)
         eventually(lambda: worker.finished == 27)
         masters.processes[-1].kill()
@@ -154,7 +154,7 @@ def test_rows_that_are_lost_just_before_the_end_fail_the_job(
 
         def complete_late(task: Task, *, batches: int, examples: int) -> bool:
             if worker.finished == TASKS - 1 and task.kind == "training":
-                # All its pushes are acknowledged; the master hears of the task after the loss.
+                # All its pushes are acknowledged; the job master hears of the task after the loss.
                 cluster.kill(2)
                 eventually(lambda: generation(cluster) > 0)
             return complete(task, batches=batches, examples=examples)
@@ -250,7 +250,7 @@ def test_an_audit_says_that_slots_were_restored_alone_after_the_end(
         job.train_on()
         assert job.masters.processes[-1].wait(LIMIT_S) == 0
         assert audit_job(JOB, cluster.endpoints, CLIENT).records_counted_once
-        # A job that is done keeps nobody out; all its records are in this checkpoint.
+        # A job that is done keeps no job out; all its records are in this checkpoint.
         assert restore_slot(cluster).exit_code == 0
         audit = audit_job(JOB, cluster.endpoints, CLIENT)
         assert (audit.missing, audit.doubled) == (0, 0)

@@ -1,4 +1,4 @@
-"""Workers as real processes: their ends, those that will not end, and none that outlives us."""
+"""Workers as real processes: how they end, also by force, and that none outlives us."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, W
 from backstay.master.launcher import LaunchFollower
 from backstay.master.local_launcher import LocalLauncher, log_path
 from tests.processes import is_gone
+from tests.waiting import wait_until
 
 WAIT_S = 30.0
 READY = (
@@ -32,14 +32,6 @@ DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {READY}\nwhile True: 
 
 def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Look until it is so; a test that waits for ever ends here."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        threading.Event().wait(0.01)
 
 
 @contextmanager
@@ -57,7 +49,7 @@ def launched(
 
 def wait_until_up(tmp_path: Path, *worker_ids: str) -> None:
     paths = [log_path(tmp_path / "logs", one) for one in worker_ids]
-    wait_for(lambda: all(path.exists() and "up" in path.read_text() for path in paths))
+    wait_until(lambda: all(path.exists() and "up" in path.read_text() for path in paths))
 
 
 def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_path: Path) -> None:
@@ -68,12 +60,12 @@ def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_pa
     }
     with launched(tmp_path, programs) as launcher:
         launcher.reconcile(programs)
-        wait_for(lambda: len(launcher.report().exits) == 3)
+        wait_until(lambda: len(launcher.report().exits) == 3)
         exits = {one.worker_id: one for one in launcher.report().exits}
         assert {name: one.code for name, one in exits.items()} == {"good": 0, "bad": 1, "shot": -9}
         assert exits["bad"].last_words.endswith("this went wrong")
         assert len(exits["bad"].last_words) < 2100
-        # A master that has not heard of it yet wants it still.
+        # A job master that has not heard of it yet wants it still.
         launcher.reconcile(programs)
         [bad] = [one for one in launcher.report().exits if one.worker_id == "bad"]
         assert bad.last_words.endswith("this went wrong")
@@ -85,10 +77,10 @@ def test_each_end_is_told_with_its_code_and_last_words_until_acknowledged(tmp_pa
 def test_what_has_ended_is_not_started_again_but_told_again(tmp_path: Path) -> None:
     with launched(tmp_path, {"w-0": "print('once')"}) as launcher:
         launcher.reconcile(["w-0"])
-        wait_for(lambda: launcher.report().exits)
+        wait_until(lambda: launcher.report().exits)
         launcher.acknowledge(["w-0"])
         assert launcher.report().exits == ()
-        # A master that lost the news wants it still.
+        # A job master that lost the news wants it still.
         launcher.reconcile(["w-0"])
         assert launcher.report().exits == (WorkerExit("w-0", ExitReason.FINISHED),)
         assert log_path(tmp_path / "logs", "w-0").read_text() == "once\n"
@@ -108,7 +100,7 @@ def test_one_that_is_no_longer_wanted_ends_and_the_others_go_on(tmp_path: Path) 
         wait_until_up(tmp_path, "w-0", "w-1")
         pid = launcher.pids()["w-1"]
         launcher.reconcile(["w-1"])
-        wait_for(lambda: launcher.report().exits)
+        wait_until(lambda: launcher.report().exits)
         assert launcher.report().exits == (
             WorkerExit("w-0", ExitReason.PREEMPTED, -signal.SIGTERM, "up"),
         )
@@ -128,7 +120,7 @@ def test_one_that_will_not_end_is_killed(tmp_path: Path, paused: bool) -> None:
             launcher.reconcile([])
             return bool(launcher.report().exits)
 
-        wait_for(reconciled)
+        wait_until(reconciled)
         assert launcher.report().exits[0].code == (-signal.SIGTERM if paused else -signal.SIGKILL)
 
 
@@ -160,11 +152,11 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
         assert len(pids) == 2
         wait_until_up(tmp_path, "w-0", "w-1")
         process.kill()
-    wait_for(lambda: all(is_gone(pid) for pid in pids))
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
 class Master:
-    """Plays a master: what should run, and what it was told; now and then it is away."""
+    """Plays a job master: what should run, and what it was told; now and then it is away."""
 
     def __init__(self) -> None:
         self.wanted: tuple[str, ...] = ()
@@ -177,7 +169,7 @@ class Master:
 
     def __call__(self, report: LauncherReport, *, known_version: int, wait_ms: int) -> WorkerWish:
         if self.away:
-            raise ServerUnavailable("no master answers")
+            raise ServerUnavailable("no job master answers")
         self.running = report.running
         self.codes.update((one.worker_id, one.code) for one in report.exits)
         if known_version == self.version:
@@ -195,19 +187,19 @@ def test_the_follower_does_what_the_master_says_and_goes_on_without_one(tmp_path
     with LaunchFollower(
         launcher, master, on_trouble=troubles.append, trouble_after_s=0
     ) as follower:
-        wait_for(lambda: master.running == ("w-0", "w-1"))
+        wait_until(lambda: master.running == ("w-0", "w-1"))
         wait_until_up(tmp_path, "w-0", "w-1")
         master.away = True
-        wait_for(lambda: troubles)
-        assert troubles == ["no master answers"]
+        wait_until(lambda: troubles)
+        assert troubles == ["no job master answers"]
         # Another one takes over, and wants another set.
         master.wanted, master.version, master.away = ("w-1", "w-2"), 2, False
-        wait_for(lambda: master.running == ("w-1", "w-2") and master.codes)
+        wait_until(lambda: master.running == ("w-1", "w-2") and master.codes)
         assert master.codes == {"w-0": -signal.SIGTERM}
-        assert troubles == ["no master answers", ""]
+        assert troubles == ["no job master answers", ""]
         wait_until_up(tmp_path, "w-2")
         master.ended = ("done", "")
-        wait_for(lambda: master.has_told_end)
+        wait_until(lambda: master.has_told_end)
         # They have not heard of it, and do not leave by themselves.
         assert not follower.let_leave(0.2)
     assert not launcher.report().running
@@ -222,7 +214,7 @@ def test_workers_leave_by_themselves_when_the_job_is_over(tmp_path: Path) -> Non
     with LaunchFollower(launcher, master, on_trouble=lambda _: None) as follower:
         wait_until_up(tmp_path, "w-0")
         master.ended = ("done", "")
-        wait_for(lambda: master.has_told_end)
+        wait_until(lambda: master.has_told_end)
         flag.touch()
         assert follower.let_leave(WAIT_S)
     assert [one.code for one in launcher.report().exits] in ([0], [])

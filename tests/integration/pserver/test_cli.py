@@ -157,6 +157,13 @@ def test_a_lost_node_makes_the_cluster_unhealthy(command: Command, eventually: E
         assert "1 node for 2 copies" in command(*here, "status").stdout
         with pytest.raises(ServerEndedError, match=r"ps-1 at .* has ended with exit code -9"):
             cluster.check()
+        # Waiting ends with the same answer when its time is over.
+        assert command(*here, "status", "--wait", "1").returncode == 1
+        assert command(*here, "slots", "--wait", "1", "--json").returncode == 1
+        cluster.restart(1)
+        assert command(*here, "slots", "--wait", "25", "--json").returncode == 0
+        done = command(*here, "status", "--wait", "25")
+        assert done.returncode == 0, done.stdout
 
 
 def test_a_node_that_hangs_is_told_as_silent(command: Command) -> None:

@@ -25,7 +25,7 @@ from backstay._proto.v1 import (
 )
 from backstay.config import SecurityConfig
 from backstay.consensus import RoutingTable
-from backstay.consensus.messages import routing_from_message
+from backstay.consensus.records.messages import routing_from_message
 from backstay.errors import (
     ConfigError,
     LimitExceeded,

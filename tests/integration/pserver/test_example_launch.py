@@ -1,4 +1,4 @@
-"""A dead server is named, and a stop leaves no process behind that nobody knows."""
+"""A dead server is named, and a stop leaves no process behind."""
 
 from __future__ import annotations
 

@@ -174,7 +174,8 @@ def test_whoever_chose_not_to_restore_is_asked(
             saved = client.checkpoints.save()
         cut_power(cluster)
         eventually(lambda: all_know(cluster))
-        assert ctl(cluster, "status").exit_code == 1
+        said = ctl(cluster, "status")
+        assert said.exit_code == 1, said.output
         refused = ctl(cluster, "checkpoint", "save")
         assert refused.exit_code == 3
         assert "wait for a decision" in refused.output

@@ -193,6 +193,37 @@ def test_a_push_that_is_rolled_back_shows_and_is_applied_once(
     assert summed(left, "rollback_seconds_sum") > 0.9
 
 
+def check(server: LocalServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{server.metrics_address}{path}", timeout=5) as answer:
+            return int(answer.status), str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_node_that_came_back_is_ready_when_its_copies_are(
+    command: Command, eventually: Eventually
+) -> None:
+    # Slow, so that the copies are still under way when the node serves.
+    settings = {"replicas": 2, "slot_count": 64, "copy_bytes_per_s": 65_536}
+    keys = np.arange(20_000, dtype=np.uint64)
+    with (
+        LocalCluster(servers=2, settings=settings) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        client.push(client.create_table(SPEC), keys, np.ones((20_000, 4), np.float32))
+        cluster.kill(1)
+        cluster.restart(1)
+        whole, anew = cluster.servers
+        code, why = check(anew, "/ready")
+        assert code == 503
+        assert re.fullmatch(r"slots with fewer copies in sync than wanted: \d+\n", why)
+        assert check(whole, "/ready") == check(anew, "/live") == (200, "ok\n")
+        eventually(lambda: check(anew, "/ready") == (200, "ok\n"))
+        status = command("pserverctl", "--endpoint", cluster.endpoints[0], "status", "--json")
+        assert json.loads(status.stdout)["slots_short_of_copies"] == 0
+
+
 def test_a_killed_node_shows_in_the_figures_of_the_others(
     cluster: LocalCluster, command: Command, eventually: Eventually
 ) -> None:

@@ -1,4 +1,4 @@
-"""Clusters that grow and shrink under pushes: every push counts once, whoever dies meanwhile."""
+"""Clusters that grow and shrink under pushes: every push counts once, whichever node dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backstay.consensus.plans import ResizePlan
+from backstay.consensus.records.plans import ResizePlan
 from backstay.errors import DeadlineExceeded, ResizeRefused
 from backstay.pserver.client.inspection import ClusterInspection
 from backstay.pserver.local_cluster import LocalCluster
@@ -141,7 +141,7 @@ def test_a_death_in_the_middle_of_a_resize_is_survived(victim: str, eventually: 
             index = {"controller": controller, "source": 4, "target": 3}[victim]
             cluster.kill(index)
             done = asked.wait(plan, timeout_s=LIMIT_S)
-        # There are four now: whoever was to leave stays in the place of the dead one.
+        # There are four now: the node that was to leave stays in the place of the dead one.
         assert done.leaving == ()
         eventually(lambda: status(cluster)["healthy"] is True)
         living = {f"ps-{number}" for number in range(5)} - {f"ps-{index}"}
@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_refused_and_says_why() -> None:
                 asked.drain("ps-7")
             with pytest.raises(ResizeRefused, match="1 nodes would stay"):
                 asked.drain("ps-1")
-            # Nobody starts the third: the plan waits, and the same request meets it.
+            # The third is not started: the plan waits, and the same request meets it.
             plan = asked.resize(3, wait_s=600)
             assert asked.resize(3).plan_id == plan.plan_id
             with pytest.raises(ResizeRefused, match="a resize is under way"):

@@ -37,7 +37,7 @@ def momentum(rate: float, share: float = 0.5) -> TableSpec:
 
 
 def copies_are_equal(cluster: LocalCluster) -> bool:
-    """Whether all copies are there and equal; those that differ are never equal later."""
+    """Whether all copies are there and equal; copies that differ are never equal later."""
     done = ctl(cluster, "verify", "--json")
     if done.exit_code == 0:
         return True

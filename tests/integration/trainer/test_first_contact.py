@@ -81,7 +81,7 @@ def test_a_signal_ends_the_wait_for_a_first_answer(
     ) as process:  # fmt: skip
         try:
             assert process.stderr is not None
-            # Its first try has found nobody.
+            # Its first try has found no server.
             while "trying for" not in (line := process.stderr.readline()):
                 assert line, "it has ended"
             process.send_signal(number)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backstay.errors import ConfigError, NonFiniteLoss, TooManyBadRecords
+from backstay.errors import ConfigError, DataUnavailable, NonFiniteLoss, TooManyBadRecords
 from backstay.job.model_definition import load
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.pserver.local_cluster import LocalCluster
@@ -74,6 +74,19 @@ def test_trains_and_evaluates(framework: str, data: Path, tmp_path: Path) -> Non
         clicks = np.array([row["click"] for row in csv.DictReader(file)], np.float64)
     assert result.evaluations[0]["positives"] == pytest.approx(clicks.mean(), abs=1e-6)
     assert [path.suffix for path in (tmp_path / "out").iterdir()] in ([".pdparams"], [".pt"])
+
+
+def test_a_model_that_does_not_get_into_its_output_is_kept(
+    framework: str, data: Path, tmp_path: Path
+) -> None:
+    output, logs = tmp_path / "out", tmp_path / "logs"
+    # As a full disk would do; it is found when the model is trained.
+    output.touch()
+    spec = job(write_model(tmp_path, framework), data, output=str(output), log_dir=str(logs))
+    with pytest.raises(DataUnavailable, match=f"output: {output} .* The model is in {logs}"):
+        run(replace(spec, epochs=1))
+    (kept,) = (logs / "model-not-in-output").iterdir()
+    assert kept.stat().st_size > 0
 
 
 def test_the_same_seed_gives_the_same_model(framework: str, data: Path, tmp_path: Path) -> None:

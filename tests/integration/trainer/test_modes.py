@@ -304,7 +304,7 @@ def test_nobody_gets_farther_ahead_than_agreed(endpoints: list[str], client: Cli
         slow.step()
         assert reached.acquire(timeout=PATIENCE_S)
         assert not reached.acquire(timeout=0.2)
-        # The slow one has no task any more: nobody waits for it.
+        # The slow one has no task any more: no worker waits for it.
         working.discard(1)
         for _ in range(16):
             assert reached.acquire(timeout=PATIENCE_S)
@@ -323,7 +323,7 @@ def gate_of(client: Client, table: str, own: int, *others: int, **more: Any) -> 
 
 
 def test_a_new_worker_begins_where_the_slowest_one_is(client: Client) -> None:
-    """Whom the master names is known with the task, whatever the last sign of life told."""
+    """Whom the job master names is known with the task, whatever the last sign of life told."""
     old = [gate_of(client, "clocks-new", own) for own in (1, 2)]
     for gate in old:
         gate.begin_task([])
@@ -350,11 +350,11 @@ def test_a_clock_that_stood_still_holds_nobody_up(client: Client) -> None:
     ahead.begin_task([])
     for _ in range(50):
         ahead.step()
-    # It begins beside one that was idle for long, which the master names again.
+    # It begins beside one that was idle for long, which the job master names again.
     new = gate_of(client, "clocks-idle", 3)
     new.begin_task([1, 2, 3])
     assert new.clock == 50 - 2 - 1
-    # Nobody waited for this one while its step took so long.
+    # No worker waited for this one while its step took so long.
     idle = gate_of(client, "clocks-idle", 1, 2, 3, now=lambda: now_s)
     idle.begin_task([])
     idle.step()

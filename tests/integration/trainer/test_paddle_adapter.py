@@ -86,19 +86,19 @@ def test_ids_of_any_kind(session: Session) -> None:
 
 def test_several_lookups_are_one_update(session: Session) -> None:
     """Momentum would tell one update from two."""
-    layer, twin = Embedding(10, 2, name="e"), paddle.nn.Embedding(10, 2)
-    parameters = (layer.parameters(), twin.parameters())
+    layer, reference = Embedding(10, 2, name="e"), paddle.nn.Embedding(10, 2)
+    parameters = (layer.parameters(), reference.parameters())
     wrapped, plain = (paddle.optimizer.Momentum(0.1, 0.9, p) for p in parameters)
     optimizer = DistributedOptimizer(wrapped)
-    twin.weight.set_value(rows_of(session, layer, range(10)))
+    reference.weight.set_value(rows_of(session, layer, range(10)))
     for _ in range(3):
-        for model, update in ((layer, optimizer), (twin, plain)):
+        for model, update in ((layer, optimizer), (reference, plain)):
             first, second = model(paddle.to_tensor([1, 2])), model(paddle.to_tensor([2, 3]))
             (first * second).sum().backward()
             update.step()
             update.clear_grad()
     np.testing.assert_allclose(
-        rows_of(session, layer, range(10)), twin.weight.numpy(), rtol=1e-5, atol=1e-7
+        rows_of(session, layer, range(10)), reference.weight.numpy(), rtol=1e-5, atol=1e-7
     )
 
 
@@ -183,17 +183,17 @@ def test_padding_idx(session: Session) -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_bag_against_paddle(session: Session, mode: str) -> None:
     layer = EmbeddingBag(8, 3, padding_idx=7, mode=mode)  # type: ignore[arg-type]
-    twin = paddle.nn.Embedding(8, 3, padding_idx=7)
-    optimizer, plain = DistributedOptimizer(sgd(layer)), sgd(twin)
+    reference = paddle.nn.Embedding(8, 3, padding_idx=7)
+    optimizer, plain = DistributedOptimizer(sgd(layer)), sgd(reference)
     start = rows_of(session, layer, range(8))
     start[7] = 0.0
-    twin.weight.set_value(start)
+    reference.weight.set_value(start)
     ids = np.array([[1, 2, 7], [3, 3, 1], [7, 7, 7], [4, 7, 5]])
     counts = np.maximum((ids != 7).sum(axis=1, keepdims=True), 1).astype(np.float32)
     factor = paddle.to_tensor(np.arange(1, 13, dtype=np.float32).reshape(4, 3))
 
     bags = layer(paddle.to_tensor(ids))
-    expected = twin(paddle.to_tensor(ids)).sum(axis=1)
+    expected = reference(paddle.to_tensor(ids)).sum(axis=1)
     if mode == "mean":
         expected = expected / paddle.to_tensor(counts)
     np.testing.assert_allclose(bags.numpy(), expected.numpy(), rtol=1e-5, atol=1e-7)
@@ -201,7 +201,7 @@ def test_bag_against_paddle(session: Session, mode: str) -> None:
         (output * factor).sum().backward()
         update.step()
     after = rows_of(session, layer, range(7))
-    np.testing.assert_allclose(after, twin.weight.numpy()[:7], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after, reference.weight.numpy()[:7], rtol=1e-5, atol=1e-6)
 
     flat = layer(ids[ids != 7], offsets=np.array([0, 2, 5, 5]))
     np.testing.assert_allclose(flat.numpy(), layer(ids).numpy(), rtol=1e-6)
@@ -233,7 +233,7 @@ def test_prefetched_rows_are_used_once(session: Session) -> None:
     np.testing.assert_allclose(layer(paddle.to_tensor([1, 2])).numpy(), before - 0.5, rtol=1e-6)
     layer(paddle.to_tensor([3]))
     assert session.client.stats().pulls == 3
-    for batch in range(100):  # nobody comes for them: the oldest are forgotten
+    for batch in range(100):  # they are not fetched: the oldest are forgotten
         layer.prefetch(np.array([batch]))
     assert len(layer._prefetched) <= 8
 

@@ -1,4 +1,4 @@
-"""Plain Paddle embeddings that move to the servers, and those that stay or are refused."""
+"""Plain Paddle embeddings that move to the servers, stay, or are refused."""
 
 from __future__ import annotations
 

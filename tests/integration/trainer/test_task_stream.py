@@ -1,4 +1,4 @@
-"""Task streams in a real cluster: whoever pushes a batch, and how often, it counts once.
+"""Task streams in a real cluster: whichever client pushes a batch, and how often, it counts once.
 
 The table counts (SGD with rate 1, gradients of -1): each row is the number of times that its
 batch was counted, and a batch touches rows of its own.
@@ -158,7 +158,7 @@ def test_pushes_of_any_thread_go_into_the_open_stream_and_others_do_not(
             )
             thread.start()
             thread.join()
-            # An assignment is not an update: it is made whoever made it before.
+            # An assignment is not an update: it is made again.
             one.assign("counts", keys_of(task, 1), np.full((KEYS_PER_BATCH, DIM), 7.0, np.float32))
         stream.flush()
         # Outside of the stream a push is the client's own.

@@ -104,18 +104,20 @@ def test_ids_of_any_kind(session: Session) -> None:
 
 def test_several_lookups_are_one_update(session: Session) -> None:
     """Momentum would tell one update from two."""
-    layer, twin = Embedding(10, 2, name="e"), torch.nn.Embedding(10, 2)
-    wrapped, plain = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (layer, twin))
+    layer, reference = Embedding(10, 2, name="e"), torch.nn.Embedding(10, 2)
+    wrapped, plain = (
+        torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (layer, reference)
+    )
     optimizer = DistributedOptimizer(wrapped)
-    twin.weight.data = torch.from_numpy(rows_of(session, layer, range(10)))
+    reference.weight.data = torch.from_numpy(rows_of(session, layer, range(10)))
     for _ in range(3):
-        for module, update in ((layer, optimizer), (twin, plain)):
+        for module, update in ((layer, optimizer), (reference, plain)):
             update.zero_grad()
             first, second = module(torch.tensor([1, 2])), module(torch.tensor([2, 3]))
             (first * second).sum().backward()
             update.step()
     np.testing.assert_allclose(
-        rows_of(session, layer, range(10)), numbers(twin.weight), rtol=1e-5, atol=1e-7
+        rows_of(session, layer, range(10)), numbers(reference.weight), rtol=1e-5, atol=1e-7
     )
 
 
@@ -212,20 +214,20 @@ def test_padding_idx(session: Session) -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_bag_against_pytorch(session: Session, mode: str) -> None:
     layer = EmbeddingBag(8, 3, padding_idx=7, mode=mode)  # type: ignore[arg-type]
-    twin = torch.nn.EmbeddingBag(8, 3, padding_idx=7, mode=mode)
-    optimizer, plain = DistributedOptimizer(sgd(layer)), sgd(twin)
-    twin.weight.data = torch.from_numpy(rows_of(session, layer, range(8)))
+    reference = torch.nn.EmbeddingBag(8, 3, padding_idx=7, mode=mode)
+    optimizer, plain = DistributedOptimizer(sgd(layer)), sgd(reference)
+    reference.weight.data = torch.from_numpy(rows_of(session, layer, range(8)))
     ids = torch.tensor([[1, 2, 7], [3, 3, 1], [7, 7, 7], [4, 7, 5]])
     factor = torch.arange(1.0, 13.0).reshape(4, 3)
-    for module, update in ((layer, optimizer), (twin, plain)):
+    for module, update in ((layer, optimizer), (reference, plain)):
         (module(ids) * factor).sum().backward()
         update.step()
         update.zero_grad()
     after = rows_of(session, layer, range(7))
-    np.testing.assert_allclose(after, numbers(twin.weight)[:7], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after, numbers(reference.weight)[:7], rtol=1e-5, atol=1e-6)
     for offsets in ([0, 2, 5, 5], [0, 0, 7, 12]):
         flat = layer(ids.reshape(-1), torch.tensor(offsets))
-        expected = twin(ids.reshape(-1), torch.tensor(offsets))
+        expected = reference(ids.reshape(-1), torch.tensor(offsets))
         np.testing.assert_allclose(numbers(flat), numbers(expected), rtol=1e-5, atol=1e-6)
     last = EmbeddingBag(
         8,
@@ -247,13 +249,13 @@ def test_bag_against_pytorch(session: Session, mode: str) -> None:
 @pytest.mark.parametrize("flat", [False, True])
 def test_weighted_bag_against_pytorch(session: Session, flat: bool) -> None:
     layer = EmbeddingBag(8, 3, padding_idx=7, mode="sum")
-    twin = torch.nn.EmbeddingBag(8, 3, padding_idx=7, mode="sum")
-    optimizer, plain = DistributedOptimizer(sgd(layer)), sgd(twin)
-    twin.weight.data = torch.from_numpy(rows_of(session, layer, range(8)))
+    reference = torch.nn.EmbeddingBag(8, 3, padding_idx=7, mode="sum")
+    optimizer, plain = DistributedOptimizer(sgd(layer)), sgd(reference)
+    reference.weight.data = torch.from_numpy(rows_of(session, layer, range(8)))
     ids = torch.tensor([[1, 2, 7], [3, 3, 1], [7, 7, 7], [4, 7, 5]])
     offsets = torch.tensor([0, 2, 5, 5]) if flat else None
     seen = []
-    for module, update in ((layer, optimizer), (twin, plain)):
+    for module, update in ((layer, optimizer), (reference, plain)):
         shaped = ids.reshape(-1) if flat else ids
         weights = torch.linspace(0.5, 2.0, 12).reshape(shaped.shape).requires_grad_()
         output = module(shaped, offsets, weights)
@@ -263,7 +265,7 @@ def test_weighted_bag_against_pytorch(session: Session, flat: bool) -> None:
     for mine, theirs in zip(*seen, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     after = rows_of(session, layer, range(7))
-    np.testing.assert_allclose(after, numbers(twin.weight)[:7], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after, numbers(reference.weight)[:7], rtol=1e-5, atol=1e-6)
 
 
 def test_bag_refuses_what_does_not_fit(session: Session) -> None:
@@ -297,7 +299,7 @@ def test_prefetched_rows_are_used_once(session: Session) -> None:
     np.testing.assert_allclose(numbers(layer(torch.tensor([1, 2]))), before - 0.5, rtol=1e-6)
     layer(torch.tensor([3]))
     assert session.client.stats().pulls == 3
-    for batch in range(100):  # nobody comes for them: the oldest are forgotten
+    for batch in range(100):  # they are not fetched: the oldest are forgotten
         layer.prefetch(np.array([batch]))
     assert len(layer._prefetched) <= 8
 

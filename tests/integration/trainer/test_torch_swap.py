@@ -1,4 +1,4 @@
-"""Plain PyTorch embeddings that move to the servers, and those that stay or are refused."""
+"""Plain PyTorch embeddings that move to the servers, stay, or are refused."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_a_model_that_does_not_fit_the_tables_is_a_wrong_setting(
     path = Path(spec.model)
     path.write_text(path.read_text().replace("custom_model(dim=4)", "custom_model(dim=8)"))
     with JobProcesses(cluster, replace(spec, epochs=2), tmp_path) as processes:
-        # What is told before its master is open is how it was.
+        # What is told before its job master is open is how it was.
         processes.until(lambda status: status.state == "running")
         processes.start_worker("w-1")
         assert processes.code("w-1") == EXIT_WRONG_SETTING
@@ -265,9 +265,9 @@ def test_in_sync_mode_a_step_of_two_workers_is_one_big_batch(tmp_path: Path) -> 
             JobProcesses(cluster, spec, folder) as processes,
         ):
             if name == "broken":
-                # It leads: it is there before the others.
+                # It leads: it has the task before the others are there.
                 processes.start_worker("w-2", SIGNAL="SIGKILL", AT_BATCH="10")
-                processes.until(lambda status: bool(status.workers))
+                processes.until(lambda status: any(one.tasks for one in status.workers))
             processes.start_worker("w-0")
             if name != "alone":
                 processes.start_worker("w-1")

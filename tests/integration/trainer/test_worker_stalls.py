@@ -59,7 +59,7 @@ def callbacks():
 
 
 def spec_of(folder: Path, mode: ModeSpec, step_limit_s: float) -> JobSpec:
-    """Return a job; in sync mode of one task, so that whoever leads first leads to the end."""
+    """Return a job; in sync mode of one task, so that the first leader leads to the end."""
     return JobSpec(
         name="stalls",
         model=str(write_model(folder, "torch", TROUBLE)),

@@ -93,7 +93,7 @@ def test_any_history(history: list[Manifest], last: int, every: int, random: obj
     for id_ in kept:
         wanted = by_id[id_] in history[-last:] or (every and by_id[id_].number % every == 0)
         assert wanted or id_ in needed
-    # Whoever deletes them in this order leaves no checkpoint without its base.
+    # To delete them in this order leaves no checkpoint without its base.
     left = set(by_id)
     for id_ in gone:
         left.remove(id_)

@@ -33,7 +33,7 @@ def answers_in_turn(*answers: Any) -> Any:
 
 
 def never(_: float) -> bool:
-    """Nobody tells the command to stop."""
+    """No signal tells the command to stop."""
     return False
 
 
@@ -47,7 +47,7 @@ def test_a_job_goes_on_once_its_former_master_is_gone(
 
 
 def test_records_are_removed_once_their_servers_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    led = JobRefused("job 'tiny' has a master")
+    led = JobRefused("job 'tiny' has a job master")
     asked = answers_in_turn(StoreUnavailable("no leader"), led, StoreUnavailable("again"), True)
     monkeypatch.setattr(earlier_runs, "forget_job", asked)
     forget(SERVERS, "tiny", never)
@@ -88,7 +88,7 @@ def test_servers_of_another_release_are_not_waited_for(monkeypatch: pytest.Monke
 def test_a_job_that_another_process_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(earlier_runs, "LEADERSHIP_LIMIT_S", 0.0)
     monkeypatch.setattr(earlier_runs, "find_job", answers_in_turn(LED))
-    with pytest.raises(JobRefused, match=r"its master is at elsewhere:1.*--name"):
+    with pytest.raises(JobRefused, match=r"its job master is at elsewhere:1.*--name"):
         goes_on(SERVERS, "tiny", never)
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from backstay._proto.v1 import job_pb2
 from backstay.cli import main
-from backstay.cli.exit_codes import EXIT_CODES, JOBS_EXIT_CODES
+from backstay.cli.exit_codes import EXIT_CODES, JOBS_EXIT_CODES, ZOO_EXIT_CODES
 from backstay.cli.metrics_log import FILE_NAME, MetricsLog
 from backstay.cli.progress import metrics_text, round_text, summary_lines
 from backstay.cli.servers import chosen_servers
@@ -48,19 +48,21 @@ def command_at(*path: str) -> click.Command:
 
 RUNS = [("train",), ("evaluate",), ("predict",)]
 JOBS = [("jobs",), *(("jobs", name) for name in main.commands["jobs"].commands)]  # type: ignore[attr-defined]
+ZOO = [("zoo",), *(("zoo", name) for name in main.commands["zoo"].commands)]  # type: ignore[attr-defined]
+CODES = {"jobs": JOBS_EXIT_CODES, "zoo": ZOO_EXIT_CODES}
 
 
 def section(heading: str) -> str:
     return PAGE.read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
 
 
-@pytest.mark.parametrize("path", [*RUNS, *JOBS], ids=" ".join)
+@pytest.mark.parametrize("path", [*RUNS, *JOBS, *ZOO], ids=" ".join)
 def test_every_help_has_examples_of_that_command_and_the_exit_codes(path: tuple[str, ...]) -> None:
     done = CliRunner().invoke(main, [*path, "--help"])
     assert done.exit_code == 0
     shown, _, codes = done.output.partition("Examples:")[2].partition("Exit codes:")
     assert " ".join(("backstay", *path)) in re.sub(r" --endpoint \S+", "", shown)
-    for code, meaning in (EXIT_CODES if path in RUNS else JOBS_EXIT_CODES).items():
+    for code, meaning in CODES.get(path[0], EXIT_CODES).items():
         assert re.search(rf"{code} +{re.escape(meaning)}", codes)
 
 
@@ -69,6 +71,7 @@ def test_every_help_has_examples_of_that_command_and_the_exit_codes(path: tuple[
     [
         ("## backstay train, evaluate, predict", EXIT_CODES),
         ("## backstay jobs", JOBS_EXIT_CODES),
+        ("## backstay zoo", ZOO_EXIT_CODES),
     ],
 )
 def test_the_page_has_the_same_exit_codes(heading: str, codes: dict[int, str]) -> None:
@@ -76,12 +79,13 @@ def test_the_page_has_the_same_exit_codes(heading: str, codes: dict[int, str]) -
     assert {int(code): meaning for code, meaning in rows} == codes
 
 
-@pytest.mark.parametrize("path", [*RUNS, *JOBS], ids=" ".join)
+@pytest.mark.parametrize("path", [*RUNS, *JOBS, *ZOO], ids=" ".join)
 def test_every_command_is_on_the_page_and_every_option_explains_itself(
     path: tuple[str, ...],
 ) -> None:
     if len(path) == 2:
-        assert re.search(rf"^\| `{path[1]}[ `]", section("## backstay jobs"), re.MULTILINE)
+        rows = section(f"## backstay {path[0]}")
+        assert re.search(rf"^\| `{path[1]}[ `]", rows, re.MULTILINE)
     for option in command_at(*path).params:
         if isinstance(option, click.Option):
             assert option.help, f"{' '.join(path)} {option.opts[0]} has no help"

@@ -46,7 +46,7 @@ def backstay(*words: str) -> tuple[int, str, str]:
 
 def test_it_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, ["a:1", "b:2"], are_own=False)
-    file.ended(None, [], state="failed", reason="the master never answered")
+    file.ended(None, [], state="failed", reason="the job master never answered")
     assert not (tmp_path / FILE_NAME).exists()
     file.seen(status_of(1))
     # A moment later: not again.

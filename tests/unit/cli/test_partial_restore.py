@@ -11,23 +11,23 @@ import pytest
 from rich.console import Console
 
 from backstay._proto.v1 import job_pb2
-from backstay.checkpoint.remote import RestoreState
+from backstay.checkpoint.restore_state import RestoreState
 from backstay.cli.audit import audit_lines
 from backstay.cli.exit_codes import EXIT_FAILED
 from backstay.cli.progress import Servers, Show, summary_lines
 from backstay.cli.supervisor import Outcome
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.errors import CheckpointRefused
-from backstay.job_engine.progress import JobProgress
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.progress import JobProgress, kept_job
+from backstay.job_engine.rows_change import change_of, why_inexact
 from backstay.master.job import Job
-from backstay.master.rows_change import StateIncarnation, change_of, why_inexact
-from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import (
     JOBS_PROGRESS,
     progress_of_jobs,
     refuse_while_jobs_go_on,
 )
 from backstay.trainer.worker.audit import RecordsAudit
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -44,7 +44,7 @@ def test_a_job_that_may_go_on_keeps_partial_restores_out(tmp_path: Path, state: 
             if state != "running":
                 job.end(state, "for a reason")  # type: ignore[arg-type]
                 await job.journal.durable(DURABLE_S)
-        # Also when it has no master now: the next one goes on from the records.
+        # Also when it has no job master now: the next one goes on from the records.
         with pytest.raises(
             CheckpointRefused, match=rf"job 'counting' \({state}\).*without --slots"
         ):
@@ -66,6 +66,7 @@ def test_a_job_that_is_done_keeps_nobody_out(tmp_path: Path) -> None:
     run(scenario)
 
 
+SINCE = "since 1970-01-01T00:00:00Z, pass 1: slots were lost"
 NOTED = StateIncarnation(restore_version=7, generation=2)
 
 
@@ -110,17 +111,17 @@ def test_a_job_is_inexact_until_it_goes_back_with_all_slots(tmp_path: Path) -> N
 
         async with master_of(store, spec, 1) as (_, job):
             before = await saved(job)
-            job.note_inexact("since noon: slots were lost")
-            job.note_inexact("since one: slots were lost")
+            job.note_inexact("slots were lost", 0.0)
+            job.note_inexact("slots were lost again", 60.0)
             await job.journal.durable(DURABLE_S)
             since = await saved(job)
         async with master_of(store, spec, 2, replaces=1) as (_, job):
-            # The next master knows, and so does a checkpoint that was written meanwhile.
-            assert job.state.inexact == "since noon: slots were lost"
+            # The next job master knows, and so does a checkpoint that was written meanwhile.
+            assert job.state.inexact == SINCE
             job.go_back(before)
             assert job.state.inexact == ""
             job.go_back(since)
-            assert job.state.inexact == "since noon: slots were lost"
+            assert job.state.inexact == SINCE
             job.go_back(None)
             assert job.state.inexact == ""
             await job.journal.durable(DURABLE_S)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from backstay.cli.recorded_counts import RecordedCounts, recorded_counts
-from backstay.consensus.job_records import stream_job_of
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import stream_job_of
 from backstay.errors import JobRefused
 from backstay.job_engine.values import Failure
 from backstay.job_spec import DataSpec, EarlyStop, JobSpec
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundKind
 from backstay.trainer.worker.audit import records_table
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -52,17 +52,23 @@ class Worker:
                     job.evaluated(opened, {"auc": 0.5})
                 continue
             round_id, lease = given.round.id, given.lease
-            lease = lease._replace(acknowledged=PER_TASK)
             if round_id.kind is not RoundKind.TRAINING:
-                job.complete("w1", round_id, lease, PER_TASK)
+                job.complete("w1", round_id, lease, batches=PER_TASK, examples=PER_TASK)
                 continue
             tasks -= 1
             self.begun.add((round_id.number, lease.task))
             if (round_id.number, lease.task) in self.fails:
-                job.fail("w1", round_id, lease._replace(acknowledged=0), Failure("bad", "w1"))
+                job.fail("w1", round_id, lease, Failure("bad", "w1"))
                 continue
-            job.note_damaged(round_id, lease.task, 1 if lease.task == 2 else 0)
-            counts, is_new = job.complete("w1", round_id, lease, PER_TASK)
+            damaged = 1 if lease.task == 2 else 0
+            counts, is_new = job.complete(
+                "w1",
+                round_id,
+                lease,
+                batches=PER_TASK,
+                examples=PER_TASK,
+                damaged=damaged,
+            )
             assert counts
             self.done[lease.task] += is_new
             job.closed([(round_id.number, lease.task)])
@@ -111,7 +117,7 @@ def test_what_is_done_counts_and_nothing_else(
         assert (recorded.passes, recorded.stream_job) == (passes, stream_job_of("ab12"))
         assert check(recorded, worker) == most
         if not fails:
-            # Another master, which finds nothing to do, changes nothing.
+            # Another job master, which finds nothing to do, changes nothing.
             async with master_of(MemoryStore(backend), spec, 2, replaces=1) as (_, job):
                 await worker.work(job)
             assert check(await counts_of(backend), worker) == most

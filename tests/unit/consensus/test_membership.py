@@ -10,9 +10,7 @@ import pytest
 
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, ClusterView, NodeRecord
-from backstay.consensus.keys import Keys
 from backstay.consensus.membership import DeathRecord, seen_routing
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,
@@ -23,13 +21,14 @@ from backstay.consensus.records import (
     SlotReplicas,
     TableRecord,
 )
+from backstay.consensus.records.keys import Keys
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.consensus.store import KeyValue, RangeResult
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.pserver.client.inspection import roles_of_nodes
 from backstay.pserver.membership.cluster_config import check_fits
-from backstay.pserver.membership.evidence import can_judge
+from backstay.pserver.membership.departures import can_judge, peers_to_watch
 from backstay.pserver.membership.handover import all_in_sync, is_dismissed, slots_to_hand_over
-from backstay.pserver.membership.peer_probe import peers_to_watch
 from backstay.pserver.membership.reporting import NativeReport
 from tests.unit.member_records import member
 

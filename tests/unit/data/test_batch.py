@@ -1,4 +1,4 @@
-"""Batches: records and columns, cut and reordered without copying what nobody reads."""
+"""Batches: records and columns, cut and reordered without copying what is not read."""
 
 from __future__ import annotations
 

@@ -5,10 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.job_engine.progress import JobProgress, RoundProgress
-from backstay.job_engine.values import DeadLetter, Failure
 from backstay.schedule.evaluation import RoundOutputs, TaskOutputs
-from backstay.schedule.rounds import RoundId
 
 
 def outputs(*labels: float, **values: float) -> TaskOutputs:
@@ -76,34 +73,3 @@ def test_outputs_must_fit_their_records() -> None:
         TaskOutputs(3, np.zeros(3))
     with pytest.raises(InvalidRequest, match="-1 records"):
         TaskOutputs(-1)
-
-
-def test_progress_comes_back_from_its_text() -> None:
-    dead_letter = DeadLetter(1, 4, Failure("bad", "w-0", (2,)), 3)
-    progress = JobProgress(
-        "uid",
-        "{}",
-        {RoundId.parse("training-2"): RoundProgress(9, "ab", {0: "01"}, (dead_letter,))},
-    )
-    again = JobProgress.from_json(progress.to_json())
-    assert again == progress
-    assert len(again.rounds[RoundId.parse("training-2")].done_bits()) == 1
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"01"', '"ffff"'),
-        ('"0":', '"x":'),
-        ('"01"', "1"),
-        ("training-2", "lunch-2"),
-        ('"size"', '"length"'),
-    ],
-)
-def test_damaged_progress_is_refused(old: str, new: str) -> None:
-    text = JobProgress(
-        "uid", "{}", {RoundId.parse("training-2"): RoundProgress(9, "ab", {0: "01"})}
-    ).to_json()
-    assert old in text
-    with pytest.raises(InvalidRequest):
-        JobProgress.from_json(text.replace(old, new))

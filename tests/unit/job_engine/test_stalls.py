@@ -1,20 +1,21 @@
-"""Workers whose code hangs while their signs of life go on: when nobody waits for them any more."""
+"""Workers whose code hangs while their signs of life go on, and when the others go on."""
 
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.job_engine.stalls import clock_of_worker
-from backstay.job_engine.step_watch import FIRST_STEP_FACTOR, StepWatch
+from backstay.consensus.records.jobs import MasterRecord
+from backstay.job_engine.stalls import FIRST_STEP_FACTOR, StepWatch, clock_of_worker
+from backstay.job_engine.values import Failure, LeasedTask
 from backstay.job_spec import ModeSpec
 from backstay.master.job import Job
 from backstay.master.service import JobService
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -54,7 +55,7 @@ def test_waiting_is_no_time_of_its_own() -> None:
 
 
 class Workers:
-    """Send the calls of workers to a master's service, as their links do."""
+    """Send the calls of workers to a job master's service, as their links do."""
 
     def __init__(self, master: Master, job: Job) -> None:
         self.master, self.job = master, job
@@ -91,7 +92,7 @@ class Workers:
         return answer
 
     async def pass_time(self, seconds: float, *getting_on: str, hanging: tuple[str, ...]) -> None:
-        """Have all send their signs of life, and the master look, for so long."""
+        """Have all send their signs of life, and the job master look, for so long."""
         for _ in range(round(seconds / SIGN_S)):
             self.master.now_s += SIGN_S
             for name in getting_on:
@@ -124,7 +125,7 @@ def test_a_leader_that_hangs_loses_its_task_to_another_worker(
             assert "1" in workers.leases
             await workers.pass_time(2 * SIGN_S, hanging=("1", "2"))
             assert "1" not in workers.leases
-            assert not (await workers.sign("2")).HasField("led"), "it is followed no more"
+            assert not (await workers.sign("2")).HasField("led"), "it is no longer followed"
             # The lease is not given to others before its time is over everywhere.
             assert job.assign("2") is None
             await workers.pass_time(spec.task_lease_ttl_ms / 1000, hanging=("1", "2"))
@@ -172,7 +173,7 @@ def test_in_bounded_mode_nobody_waits_for_a_worker_that_hangs(tmp_path: Path) ->
             await workers.pass_time(5.0, "1", "2", hanging=())
             await workers.pass_time(LIMIT_S - SIGN_S, "2", hanging=("1",))
             assert set((await workers.sign("2")).training) == {clocks["1"], clocks["2"]}
-            assert "after 10 s they do so no more" in workers.note("1")
+            assert "after 10 s they stop waiting" in workers.note("1")
             await workers.pass_time(2 * SIGN_S, "2", hanging=("1",))
             assert set((await workers.sign("2")).training) == {clocks["2"]}
             assert "do not wait for it any more" in workers.note("1")
@@ -180,7 +181,7 @@ def test_in_bounded_mode_nobody_waits_for_a_worker_that_hangs(tmp_path: Path) ->
             # Once it gets on it counts again.
             await workers.pass_time(2 * SIGN_S, "1", "2", hanging=())
             assert set((await workers.sign("2")).training) == {clocks["1"], clocks["2"]}
-        # A master that has heard of nobody yet knows the clocks all the same.
+        # A job master that has heard of no worker yet knows the clocks all the same.
         async with master_of(store, spec, 2, replaces=1) as (master, job):
             given = await Workers(master, job).ask("3")
             assert set(given.task.training) == set(clocks.values())
@@ -198,5 +199,50 @@ def test_in_async_mode_nobody_is_waited_for(tmp_path: Path) -> None:
             assert "1" in workers.leases
             assert workers.note("1") == ""
             assert not given.task.training
+
+    run(scenario)
+
+
+def test_the_clocks_follow_each_lease_without_a_look_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(3)
+
+    async def scenario(backend: MemoryBackend) -> None:
+        spec = counting_spec(tmp_path, records=2000, mode=ModeSpec(kind="bounded"))
+        async with master_of(MemoryStore(backend), spec, 1) as (master, job):
+            job.stalls.clocks()
+            monkeypatch.setattr(job.stalls, "_training_leases", lambda **_: pytest.fail("a scan"))
+            for _ in range(400):
+                master.now_s += draw.random()
+                worker = f"w-{draw.randrange(12)}"
+                lease = next(
+                    (
+                        (opened.id, LeasedTask(one.task.number, one.attempt, 0))
+                        for opened in job.rounds.values()
+                        for one in opened.ledger.leases
+                        if one.worker == worker
+                    ),
+                    None,
+                )
+                event = draw.choice(["assign", "complete", "give back", "fail", "drop", "expire"])
+                if event == "assign" or lease is None:
+                    job.assign(worker)
+                elif event == "complete":
+                    job.complete(worker, *lease, batches=1, examples=1)
+                elif event == "give back":
+                    job.give_back(worker, *lease, "")
+                elif event == "fail":
+                    job.fail(worker, *lease, Failure("", worker))
+                elif event == "drop":
+                    job.drop_worker(worker, "")
+                else:
+                    for opened in job.rounds.values():
+                        opened.ledger.expire(master.now_s)
+                        job.rounds.stage(opened)
+                leased = {
+                    one.worker for opened in job.rounds.values() for one in opened.ledger.leases
+                }
+                assert list(job.stalls.clocks()) == sorted(map(clock_of_worker, leased))
 
     run(scenario)

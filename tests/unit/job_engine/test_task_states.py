@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from backstay.job_engine.task import TRANSITIONS, Event, IllegalTransition, State, Task
-from backstay.job_engine.task_bits import TaskBits
-from backstay.job_engine.task_store import TaskStore
+from backstay.job_engine.task_store import TaskBits, TaskStore
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "internals" / "jobs.md"
 

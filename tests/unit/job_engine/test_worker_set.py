@@ -241,3 +241,35 @@ def test_policies_are_checked() -> None:
         WorkerPolicy(initial=3, most=2)
     with pytest.raises(ConfigError, match="max_relaunches"):
         WorkerPolicy(max_relaunches=-1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_counted"),
+    [(ExitReason.NODE_LOST, False), (ExitReason.PREEMPTED, True), (ExitReason.FAILED, True)],
+)
+def test_a_worker_that_hung_on_a_lost_node_has_not_failed(
+    reason: ExitReason, is_counted: bool
+) -> None:
+    workers = WorkerSet(WorkerPolicy(max_relaunches=0))
+    workers.wanted(0.0)
+    assert workers.replace("w-0", 0.0)
+    assert workers.failed
+    # Its node is known to be lost only later.
+    for _ in range(2):
+        workers.exited(WorkerExit("w-0", reason), 20.0)
+    assert bool(workers.failed) == is_counted
+    assert workers.wanted(100.0) == (() if is_counted else ("w-1",))
+
+
+def test_workers_that_lent_their_room_are_remembered_until_someone_says_a_number() -> None:
+    workers = WorkerSet(POLICY)
+    workers.scale(4)
+    workers.scale(2, lent=2)
+    assert (workers.desired, workers.lent) == (2, 2)
+    next_master = WorkerSet.from_json(POLICY, workers.to_json())
+    assert (next_master.desired, next_master.lent) == (2, 2)
+    next_master.scale(3)
+    assert (next_master.desired, next_master.lent) == (3, 0)
+    with pytest.raises(InvalidRequest):
+        workers.scale(0, lent=4)
+    assert (workers.desired, workers.lent) == (2, 2)

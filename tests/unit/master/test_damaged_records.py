@@ -8,17 +8,19 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import MasterRecord
+from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import InvalidRequest
+from backstay.job_engine.progress import kept_job
+from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.job import Job
-from backstay.master.saving import kept_job
 from backstay.master.service import JobService
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.schedule.damaged import PART_TASKS, DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind
-from tests.unit.job_records_of import KEYS, counting_spec, master_of
+from tests.memory_store import MemoryBackend, MemoryStore
+from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -126,8 +128,10 @@ def test_a_master_that_dies_and_tasks_that_are_done_again_change_nothing(
         store = MemoryStore(backend)
         async with master_of(store, spec_of(tmp_path, 4), 1) as (_, job):
             await work(job, tasks)
-            # Reported, and then the worker dies: another one does the task again.
-            job.note_damaged(RoundId(RoundKind.TRAINING, 1), 2, 3)
+            # Reported, and not done: another worker does the task again.
+            training = RoundId(RoundKind.TRAINING, 1)
+            lease = LeasedTask(2, ATTEMPTS_PER_MASTER, 0)
+            job.give_back("w1", training, lease, "it ends", damaged=3)
             job.drop_worker("w1", "it dies")
             await job.journal.durable(5.0)
         async with master_of(store, spec_of(tmp_path, 4), 2, replaces=1) as (_, job):
@@ -155,6 +159,44 @@ def test_what_is_damaged_is_known_after_a_restore(tmp_path: Path) -> None:
             await job.journal.durable(5.0)
         async with master_of(MemoryStore(other), spec_of(tmp_path, 4), 2, replaces=1) as (_, job):
             assert job.damaged.of_data("training") == found
+
+    run(scenario)
+
+
+class Watched(MemoryStore):
+    """Keeps the keys that were written, in order."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        super().__init__(backend)
+        self.written: list[str] = []
+
+    async def transaction(self, txn: Txn) -> TxnResult:
+        self.written += [operation.key for operation in txn.success]
+        return await super().transaction(txn)
+
+
+def test_what_is_damaged_is_recorded_before_that_the_task_is_done(tmp_path: Path) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store = Watched(backend)
+        master = Master(store, spec_of(tmp_path, 9), 1, changes_max=1)
+        job = await master.open()
+        first, second = job.assign("w1"), job.assign("w1")
+        assert first is not None
+        assert second is not None
+        # The bitmap of both waits already when the second one is reported.
+        job.complete("w1", first.round.id, first.lease, batches=1, examples=4)
+        job.complete(
+            "w1",
+            second.round.id,
+            second.lease,
+            batches=1,
+            examples=4,
+            damaged=3,
+        )
+        await job.journal.durable(5.0)
+        damaged = KEYS.damaged("training", 0)
+        assert store.written.index(damaged) < store.written.index(KEYS.done("training-1", 0))
+        await master.kill()
 
     run(scenario)
 

@@ -1,7 +1,7 @@
 """A job ends when what it has made is safe: its rows are looked at, its last checkpoint is written.
 
-The master, its journal and its records are real; the cluster's checkpoints are a stand-in, so that
-rows are lost, and disks are full, at a known moment.
+The job master, its journal and its records are real; the cluster's checkpoints are a stand-in, so
+that rows are lost, and disks are full, at a known moment.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import pytest
 
-from backstay.checkpoint.remote import CheckpointInfo, RestoreState
+from backstay.checkpoint.remote import CheckpointInfo
+from backstay.checkpoint.restore_state import RestoreState
 from backstay.cluster.checkpoints import Checkpoints
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import MasterRecord
 from backstay.errors import (
     BackstayError,
     CheckpointUnavailable,
@@ -31,8 +31,9 @@ from backstay.master.job import Job
 from backstay.master.saving import Saving
 from backstay.master.status import job_status
 from backstay.tasks import end_tasks
-from tests.unit.job_records_of import counting_spec, do_one, master_of
-from tests.unit.memory_nodes import run
+from tests.memory_store import MemoryBackend, MemoryStore
+from tests.unit.job_records_of import DURABLE_S, counting_spec, do_one, master_of
+from tests.unit.memory_nodes import run, until
 
 FULL = CheckpointUnavailable("/disk: No space left on device")
 
@@ -180,11 +181,9 @@ def test_somebody_tries_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert not end.saving.try_now()
         end.rows.refusals = [FULL]
         await end.do_all()
+        # It says so and begins its pause in one step.
         await end.waits()
-        # The pause begins after that.
-        while end.job.state.state == "running":
-            assert end.saving.try_now()
-            await asyncio.sleep(0.001)
+        assert end.saving.try_now()
         assert await end.ended() == "done"
 
     scenario(tmp_path, play)
@@ -232,6 +231,34 @@ def test_a_stopped_job_is_saved_if_its_servers_end_with_it(
     scenario(tmp_path, play, servers_end=servers_end)
 
 
+def test_a_job_master_that_takes_over_a_stopped_job_saves_what_is_not_saved(
+    tmp_path: Path,
+) -> None:
+    spec = counting_spec(tmp_path, records=8, checkpoint=CheckpointSpec())
+
+    async def body(backend: MemoryBackend) -> None:
+        store = MemoryStore(backend)
+        async with master_of(store, spec, 1, owner="d") as (master, job):
+            end = End(job, Rows(), servers_end=True)
+            await do_one(job, batches=4)
+            job.end("stopped", "Ctrl-C")
+            await end.ended()
+            await master.journal.durable(DURABLE_S)
+        for instance, saves in ((2, True), (3, False)):
+            async with master_of(store, spec, instance, replaces=instance - 1, owner="d") as (
+                master,
+                job,
+            ):
+                end = End(job, Rows(), servers_end=True)
+                assert job.saves_still == saves
+                if saves:
+                    await end.saving.save_stopped()
+                    await master.journal.durable(DURABLE_S)
+                assert await end.ended() == "stopped"
+
+    run(body)
+
+
 def test_a_folder_that_is_set_after_a_checkpoint_was_refused_gets_the_last_one(
     tmp_path: Path,
 ) -> None:
@@ -240,10 +267,11 @@ def test_a_folder_that_is_set_after_a_checkpoint_was_refused_gets_the_last_one(
         end.job.checkpoint_due = True
         periodic = asyncio.create_task(end.saving.save_when_due())
         end.job.notify()
-        for _ in range(5000):
-            if "checkpoint" in end.job.trouble:
-                break
-            await asyncio.sleep(0.001)
+
+        async def is_refused() -> bool:
+            return "checkpoint" in end.job.trouble
+
+        await until(is_refused)
         await end_tasks(periodic)
         # Somebody sets one before the job ends.
         await end.do_all()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from backstay.consensus.job_records import JobSpecRecord, JobStateRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.master.saving import kept_job
+from backstay.consensus.records.jobs import JobSpecRecord, JobStateRecord
+from backstay.job_engine.progress import kept_job
 from backstay.pserver.checkpoints.jobs import (
     ENDED_MAX,
     JOBS_PROGRESS,
@@ -22,6 +21,7 @@ from backstay.pserver.checkpoints.jobs import (
 )
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.schedule import Schedule, SchedulePlan
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -143,7 +143,7 @@ def test_a_master_counts_its_tasks_and_a_restore_keeps_the_word(
             for _ in range(3):
                 given = job.assign("w1")
                 assert given is not None
-                job.complete("w1", given.round.id, given.lease, 4)
+                job.complete("w1", given.round.id, given.lease, batches=1, examples=4)
             await job.journal.durable(5.0)
             now = await progress_of_jobs(store, 0, 0)
             assert job.figures["tasks"] == 3

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.job_engine.values import ATTEMPTS_PER_MASTER, LeasedTask, WorkerRecord
 from backstay.schedule.rounds import RoundId
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import (
     DURABLE_S,
     KEYS,
@@ -74,7 +74,8 @@ def test_going_back_leaves_no_lease_of_a_task_that_was_done(tmp_path: Path) -> N
         async with master_of(store, spec, 1) as (_, job):
             task = await do_one(job)
             await job.journal.durable(DURABLE_S)
-        # A master died after it had written that the task is done, and before its worker's record.
+        # A job master died after it had written that the task is done, and before its worker's
+        # record.
         stale = WorkerRecord(leased=(LeasedTask(task, ATTEMPTS_PER_MASTER, 0),))
         await store.put(KEYS.leased("training-1", "w9"), stale.to_json())
         async with master_of(store, spec, 2, replaces=1) as (_, job):

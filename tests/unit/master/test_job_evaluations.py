@@ -1,4 +1,4 @@
-"""A master tells with each task how the newest evaluation of the job went."""
+"""A job master tells with each task how the newest evaluation of the job went."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import MasterRecord
 from backstay.job_spec import DataSpec
 from backstay.master.job import Job
 from backstay.master.service import JobService
+from backstay.master.status import job_status
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -32,6 +33,14 @@ def scenario(folder: Path, play: Callable[[JobService, Job], Awaitable[None]]) -
             await play(service, job)
 
     run(inside)
+
+
+def told(job: Job) -> job_pb2.JobStatus:
+    return job_status(job, MasterRecord("127.0.0.1:1", 1, "here", 1), 0)
+
+
+def rounds_told(job: Job) -> list[int]:
+    return [one.round for one in told(job).evaluations]
 
 
 async def next_task(service: JobService) -> job_pb2.Task:
@@ -71,6 +80,24 @@ def test_a_task_comes_with_the_newest_evaluation(tmp_path: Path) -> None:
         ]
         assert dict(task.evaluation.metrics) == {"mse": 0.0}
         assert job.is_over
+
+    scenario(tmp_path, play)
+
+
+def test_a_restore_takes_back_the_evaluations_of_the_model_that_is_gone(tmp_path: Path) -> None:
+    async def play(service: JobService, job: Job) -> None:
+        assert told(job).went_back == 0
+        for _ in range(4):
+            await done(service, job, await next_task(service))
+        assert (await next_task(service)).evaluation.round == 1
+        assert rounds_told(job) == [1]
+        job.go_back(None, 5)
+        job.advance()
+        assert rounds_told(job) == []
+        assert told(job).went_back == 1
+        for _ in range(4):
+            await done(service, job, await next_task(service))
+        assert rounds_told(job) == [1]
 
     scenario(tmp_path, play)
 

@@ -136,6 +136,11 @@ def test_an_error_says_where_it_is(tmp_path: Path, text: str, message: str) -> N
 def test_an_error_of_the_command_line_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^epochs: 0 is out of range.*\(from the command line\)"):
         load(tmp_path, JOB, epochs=0)
+    with pytest.raises(ConfigError, match=r"^foo: no such field.*\(from the command line\)"):
+        load(tmp_path, JOB, **{"foo.bar": 1})
+    # The file is at fault where it has the field that is wrong.
+    with pytest.raises(ConfigError, match=r"job.yaml, line \d+: foo: no such field"):
+        load(tmp_path, f"{JOB}\nfoo: {{bar: 2}}\n", **{"foo.bar": 1})
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

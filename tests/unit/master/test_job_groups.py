@@ -1,4 +1,4 @@
-"""A job's master dies between two groups of what it writes: the schedule is never behind."""
+"""A job master dies between two groups of what it writes: the schedule is never behind."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import StoreUnavailable
 from backstay.job_engine.values import Failure
 from backstay.job_spec import DataSpec, JobSpec
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundId
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, Master, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -28,7 +28,7 @@ KEPT = {"journal", "master", "shard_counts", "shards", "spec", "state"}
 
 
 class Mortal(MemoryStore):
-    """Dies after so many transactions; before each, the master does what it has to do by then."""
+    """Dies after so many transactions; before each, the job master does its due work."""
 
     def __init__(self, backend: MemoryBackend, transactions: int) -> None:
         super().__init__(backend)
@@ -69,8 +69,7 @@ class Worker:
                 await job.journal.durable(DURABLE_S)
                 continue
             self.worked.add(which)
-            lease = given.lease._replace(acknowledged=2)
-            _, is_new = job.complete("w1", given.round.id, lease, 4)
+            _, is_new = job.complete("w1", given.round.id, given.lease, batches=2, examples=4)
             await job.journal.durable(DURABLE_S)
             self.told[which] += is_new
             if which[0].startswith("training"):
@@ -88,7 +87,7 @@ async def live(master: Master, store: Mortal, worker: Worker, instance: int) -> 
 
 
 async def live_and_die(backend: MemoryBackend, spec: JobSpec, worker: Worker, *ways: int) -> bool:
-    """Be the first master for so many transactions; return whether it died before the end."""
+    """Be the first job master for so many transactions; return whether it died before the end."""
     lifetime, changes_max = ways
     store = Mortal(backend, lifetime)
     master = Master(store, spec, 1, changes_max=changes_max)
@@ -194,7 +193,13 @@ def test_dead_lettered_tasks_that_are_put_back_are_tried_again_whenever_the_mast
                     if which in worker.fails:
                         job.fail("w1", given.round.id, given.lease, Failure("bad", "w1"))
                     else:
-                        job.complete("w1", given.round.id, given.lease, 4)
+                        job.complete(
+                            "w1",
+                            given.round.id,
+                            given.lease,
+                            batches=1,
+                            examples=4,
+                        )
                         job.closed([(1, given.lease.task)])
                     job.advance()
                 await job.journal.durable(DURABLE_S)

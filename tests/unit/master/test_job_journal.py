@@ -1,4 +1,4 @@
-"""The journal of a job's master: groups, fences, and transactions whose outcome is unknown."""
+"""The journal of a job master: groups, fences, and transactions whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from backstay.consensus.keys import JobKeys
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.keys import JobKeys
 from backstay.consensus.store import OPERATIONS_MAX, Txn, TxnResult
-from backstay.consensus.store_follow import Election
+from backstay.consensus.store.follow import Election
 from backstay.errors import LeaseLost, NotJobMaster, StoreUnavailable
-from backstay.master.journal import Journal
+from backstay.master.journal import CHANGES_MAX, Journal
 from backstay.tasks import end_tasks
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.memory_nodes import run
 
 KEYS = JobKeys("counting")
@@ -66,11 +66,11 @@ async def writing(journal: Journal) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def scenario(
-    play: Callable[[Watched, Journal], Awaitable[None]],
+    play: Callable[[Watched, Journal], Awaitable[None]], *, changes_max: int = CHANGES_MAX
 ) -> None:
     async def inside(backend: MemoryBackend) -> None:
         store = Watched(backend)
-        journal = Journal(store, KEYS, instance=7)
+        journal = Journal(store, KEYS, instance=7, changes_max=changes_max)
         await elect(store, journal)
         store.written.clear()
         await play(store, journal)
@@ -101,6 +101,38 @@ def test_a_group_is_bounded_in_bytes_too() -> None:
         assert len(store.written) == 5
 
     scenario(play)
+
+
+@pytest.mark.parametrize("fault", ["", "lost", "unseen"])
+def test_what_is_to_go_first_is_written_before_all_that_waits_or_is_under_way(fault: str) -> None:
+    async def play(store: Watched, journal: Journal) -> None:
+        journal.stage_text("jobs/counting/a", "1")
+        journal.stage_first("jobs/counting/z", lambda: "1")
+        journal.stage_text("jobs/counting/b", "1")
+        store.faults = [fault]
+        async with writing(journal):
+            if fault:
+                await store.gone_wrong.wait()
+            # ``a`` is sent again after a fault, with what it says by now.
+            journal.stage_text("jobs/counting/a", "2")
+            journal.stage_first("jobs/counting/y", lambda: "2")
+            await journal.durable(LIMIT_S)
+        places = [
+            operation.key
+            for txn in store.written
+            for operation in txn.success
+            if operation.key != KEYS.journal
+        ]
+        # A group has one record here; what an unseen transaction wrote is written again.
+        assert places.index("jobs/counting/z") < places.index("jobs/counting/a")
+        assert places.index("jobs/counting/y") < _last(places, "jobs/counting/a")
+        assert set(places) == {f"jobs/counting/{name}" for name in "abyz"}
+
+    scenario(play, changes_max=1)
+
+
+def _last(places: list[str], key: str) -> int:
+    return max(number for number, place in enumerate(places) if place == key)
 
 
 def test_a_record_staged_many_times_is_written_once_as_it_is_then() -> None:

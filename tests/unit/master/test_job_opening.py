@@ -1,4 +1,4 @@
-"""A job's master dies at any transaction, and the next one goes on: nothing twice, nothing lost."""
+"""A job master dies at any transaction, and the next one goes on: nothing twice, nothing lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import RunState
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import (
     ConfigError,
@@ -21,13 +21,14 @@ from backstay.errors import (
     StoreUnavailable,
     TableConflict,
 )
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.progress import kept_job
 from backstay.job_engine.values import Failure, LeasedTask
 from backstay.master.job import Job
-from backstay.master.rows_change import StateIncarnation
-from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import (
     KEYS,
     Master,
@@ -87,7 +88,7 @@ class Worker:
         if round_id not in job.rounds:
             del self.open[round_id, lease.task]
             return
-        counts, is_new = job.complete("w1", round_id, lease._replace(acknowledged=2), 4)
+        counts, is_new = job.complete("w1", round_id, lease, batches=2, examples=4)
         await job.journal.durable(DURABLE_S)
         del self.open[round_id, lease.task]
         if is_new and round_id.kind is RoundKind.TRAINING:
@@ -98,7 +99,7 @@ class Worker:
 
 
 def run_to_the_end(folder: Path, deaths: list[int]) -> tuple[Worker, Job, int]:
-    """Run a job whose masters die after so many transactions each, the last one not at all."""
+    """Run a job whose job masters die after so many transactions each, the last one not at all."""
     worker = Worker()
     end: list[Job] = []
     transactions = 0
@@ -268,6 +269,61 @@ def test_a_restored_job_with_other_settings_is_refused_as_one_on_a_cluster_that_
     run(scenario)
 
 
+def test_each_run_of_a_schedule_begins_anew_and_its_next_job_master_goes_on(
+    tmp_path: Path,
+) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1, run="monday") as (_, job):
+            job.declare_tables(["counting/users"])
+            await Worker().work(job)
+            assert job.identity.uid == "monday"
+        async with master_of(store, spec, 2, replaces=1, run="monday") as (_, job):
+            assert job.schedule.passes_over == 1
+            kept = await progress_of_jobs(store, 0, 0)
+        # Other settings: nothing of the run before counts.
+        other = replace(spec, batch_size=10)
+        async with master_of(store, other, 3, replaces=2, run="tuesday") as (_, job):
+            assert (job.schedule.passes_over, job.identity.uid) == (0, "tuesday")
+        # Nor does what servers were restored with, unless it is of the same run.
+        for run_of_now, tables in (("monday", 1), ("tuesday", 0)):
+            master = Master(MemoryStore(MemoryBackend()), spec, 1)
+            master.restored = kept_job(kept[JOBS_PROGRESS], KEYS.job)
+            job = await master.open(run=run_of_now)
+            assert job.identity.uid == run_of_now
+            assert len(job.state.tables) == tables
+            await master.kill()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("ended", "owner", "goes_on"),
+    [
+        ("stopped", "deployment-1", False),
+        ("failed", "deployment-1", False),
+        # Its last checkpoint is tried again.
+        ("unsaved", "deployment-1", True),
+        # The user has deleted the job and made it anew, or it runs elsewhere.
+        ("stopped", "deployment-2", True),
+        ("stopped", "", True),
+    ],
+)
+def test_a_job_that_ended_under_its_owner_is_not_opened_again_under_it(
+    tmp_path: Path, ended: RunState, owner: str, goes_on: bool
+) -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1, owner="deployment-1") as (master, job):
+            job.end(ended, "by hand")
+            await master.journal.durable(DURABLE_S)
+        async with master_of(store, spec, 2, replaces=1, owner=owner) as (_, job):
+            assert job.ended == (None if goes_on else (ended, "by hand"))
+            assert job.state.owner == owner
+
+    run(scenario)
+
+
 def test_more_passes_go_on_where_the_job_ended(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         store, spec = MemoryStore(backend), counting_spec(tmp_path)
@@ -377,7 +433,7 @@ def test_progress_that_is_not_of_the_model_or_of_the_data_is_refused(tmp_path: P
             saved = kept_job((await progress_of_jobs(store, 0, 0))[JOBS_PROGRESS], KEYS.job)
             assert saved is not None
             other = TaskTable(["data.csv"], [40], 4)
-            with pytest.raises(InvalidRequest, match="training data are not those"):
+            with pytest.raises(InvalidRequest, match="training data are not the data of"):
                 saved.progress({"training": other})
 
     run(scenario)
@@ -436,12 +492,18 @@ def test_completions_wait_for_the_store_and_are_not_lost(tmp_path: Path) -> None
             await job.journal.durable(DURABLE_S)
             backend.set_outage(True)
             assert job.renew("w1", [(given.round.id, given.lease)]) == []
-            assert job.complete("w1", given.round.id, given.lease, 4) == (True, True)
+            assert job.complete("w1", given.round.id, given.lease, batches=1, examples=4) == (
+                True,
+                True,
+            )
             with pytest.raises(StoreUnavailable, match="repeat"):
                 await job.journal.durable(0.05)
             backend.set_outage(False)
             # The worker repeats the call: it counts, and not twice.
-            assert job.complete("w1", given.round.id, given.lease, 4) == (True, False)
+            assert job.complete("w1", given.round.id, given.lease, batches=1, examples=4) == (
+                True,
+                False,
+            )
             await job.journal.durable(DURABLE_S)
             assert job.figures["examples"] == 4
 

@@ -1,4 +1,4 @@
-"""A master tells workers nothing of rows that are not those which its progress is of."""
+"""A job master tells workers nothing of rows that are not those which its progress is of."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import MasterRecord
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import NotJobMaster, StoreUnavailable
+from backstay.job_engine.opening import StateIncarnation
 from backstay.job_engine.values import ATTEMPTS_PER_MASTER
 from backstay.master import service as service_module
 from backstay.master.job import Job
-from backstay.master.rows_change import StateIncarnation
 from backstay.master.service import JobService
 from backstay.schedule.rounds import RoundId
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import JobStateRecord, MasterRecord
 from backstay.master.service import STATUS_KEPT_S, STATUS_KEPT_WORKERS, JobService
-from tests.unit.job_records_of import counting_spec, master_of
+from backstay.master.status import recorded_status
+from tests.memory_store import MemoryBackend, MemoryStore
+from tests.unit.job_records_of import DURABLE_S, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
@@ -34,5 +35,23 @@ def test_a_status_of_many_workers_is_told_again_for_a_while(tmp_path: Path) -> N
             assert len((await status()).workers) == STATUS_KEPT_WORKERS + 1
             job.end("stopped", "by hand")
             assert (await status()).reason == "by hand"
+
+    run(scenario)
+
+
+def test_notes_about_tables_are_told_after_the_job_master_has_gone(tmp_path: Path) -> None:
+    note = "table 'users' goes on with learning_rate: 0.1 -> 0.05"
+
+    async def scenario(backend: MemoryBackend) -> None:
+        store, spec = MemoryStore(backend), counting_spec(tmp_path)
+        async with master_of(store, spec, 1) as (_, job):
+            job.declare_tables(["users"], [note, note])
+            job.end("stopped", "by hand")
+            await job.journal.durable(DURABLE_S)
+            recorded = JobStateRecord.from_json(job.record().to_json())
+            assert list(recorded_status(spec.name, recorded).table_notes) == [note]
+        # The next run tells its own.
+        async with master_of(store, spec, 2, replaces=1) as (_, again):
+            assert again.record().table_notes == ()
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""The steps of a job: each acknowledged batch once, through deaths of masters and restores."""
+"""The steps of a job: each acknowledged batch once, through deaths of job masters and restores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.job_engine.open_round import Assignment
+from backstay.job_engine.progress import kept_job
 from backstay.job_engine.values import LeasedTask
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
-from backstay.master.saving import kept_job
 from backstay.pserver.checkpoints.jobs import JOBS_PROGRESS, progress_of_jobs
 from backstay.schedule.rounds import RoundId
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import KEYS, counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -37,7 +37,7 @@ async def take(job: Job, worker: str) -> LeasedTask:
 
 
 async def finish(job: Job, worker: str, lease: LeasedTask, batches: int = BATCHES) -> None:
-    counts, _ = job.complete(worker, PASS, lease._replace(acknowledged=batches), batches)
+    counts, _ = job.complete(worker, PASS, lease, batches=batches, examples=batches)
     assert counts
     await job.journal.durable(DURABLE_S)
 
@@ -134,7 +134,7 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             for _ in range(2 * passes_before):
                 given = job.assign("w1")
                 assert given is not None
-                job.complete("w1", given.round.id, given.lease._replace(acknowledged=20), 20)
+                job.complete("w1", given.round.id, given.lease, batches=20, examples=20)
                 job.closed([(given.round.id.number, given.lease.task)])
                 job.advance()
             current = RoundId(PASS.kind, 1 + passes_before)
@@ -148,7 +148,7 @@ def test_steps_go_back_with_a_restore(tmp_path: Path, passes_before: int) -> Non
             records = kept_job(kept[JOBS_PROGRESS], KEYS.job)
             assert records is not None
             progress = records.progress(job.tables)
-            job.complete("w1", current, leased.lease._replace(acknowledged=20), 20)
+            job.complete("w1", current, leased.lease, batches=20, examples=20)
             assert job.schedule.steps == 40 * passes_before + 20
             job.go_back(progress)
             job.advance()

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from backstay._proto.v1 import job_pb2
-from backstay.consensus.job_records import MasterRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.jobs import MasterRecord
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.master.hosted_launcher import LaunchHandler
 from backstay.master.job import Job
-from backstay.master.launch_handler import LaunchHandler
 from backstay.master.launcher import (
     report_message,
     report_of,
@@ -20,11 +19,13 @@ from backstay.master.launcher import (
     wish_of,
 )
 from backstay.master.service import JobService
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)
-CONFLICT = "ERROR table 'counting/users' exists with other settings: dim is 4, not 8"
+LOGGED = "2026-11-23 12:00:56,206 ERROR   __main__: "
+CONFLICT = "table 'counting/users' exists with other settings: dim is 4, not 8"
 
 
 def scenario(folder: Path, play: Callable[[Job, LaunchHandler], Awaitable[None]]) -> None:
@@ -45,7 +46,9 @@ def ended(worker: str, code: int, words: str = "") -> LauncherReport:
 def test_a_model_that_does_not_fit_the_tables_fails_the_job_at_once(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
         wanted = (await handler.exchange(LauncherReport())).workers
-        await handler.exchange(ended(wanted[0], EXIT_WRONG_SETTING, f"Traceback\n{CONFLICT}\n"))
+        await handler.exchange(
+            ended(wanted[0], EXIT_WRONG_SETTING, f"Traceback\n{LOGGED}{CONFLICT}\n")
+        )
         assert job.state.state == "failed"
         assert job.state.reason == f"the model file or a setting is wrong: {CONFLICT}"
 
@@ -62,10 +65,20 @@ def test_one_wrong_worker_beside_others_that_work_is_only_replaced(tmp_path: Pat
         assert given.HasField("task")
         await handler.exchange(ended(wanted[0], EXIT_WRONG_SETTING, CONFLICT))
         assert not job.is_over
-        # It ends, too: nobody works any more.
+        # It ends, too: no worker is left.
         await handler.exchange(ended(wanted[1], -9))
         await handler.exchange(ended("w-2", EXIT_WRONG_SETTING, CONFLICT))
         assert job.is_over
+
+    scenario(tmp_path, play)
+
+
+def test_an_old_exit_that_is_told_again_does_not_end_the_job(tmp_path: Path) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        await handler.exchange(LauncherReport())
+        # Of a worker that was replaced in an earlier job master's time; its Pod is kept.
+        await handler.exchange(ended("w-77", EXIT_WRONG_SETTING, CONFLICT))
+        assert not job.is_over
 
     scenario(tmp_path, play)
 
@@ -113,6 +126,9 @@ class ClusterLauncher:
         for one in worker_ids:
             del self.exits[one]
 
+    def trouble(self) -> str:
+        return ""
+
     def close(self) -> None:
         """They go on."""
 
@@ -128,7 +144,7 @@ def test_a_launcher_in_the_masters_process_takes_over_what_runs(tmp_path: Path) 
         pods: set[str] = set()
         await follow(ClusterLauncher(pods))
         assert pods == {"w-0", "w-1"}
-        # The next launcher finds them. One that nobody wishes ends; an evicted one is replaced.
+        # The next launcher finds them. One that is not wanted ends; an evicted one is replaced.
         after = ClusterLauncher(pods | {"w-77"})
         after.end("w-0", ExitReason.EVICTED)
         await follow(after)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.job_spec import DataSpec
 from backstay.schedule.rounds import RoundKind
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
 
@@ -25,7 +25,7 @@ def test_a_pass_that_waits_for_an_evaluation_is_gone_on_with(tmp_path: Path) -> 
             given = job.assign("w1")
             assert given is not None
             task = given.lease.task
-            job.complete("w1", given.round.id, given.lease._replace(acknowledged=2), 4)
+            job.complete("w1", given.round.id, given.lease, batches=2, examples=4)
             job.closed([(1, task)])
             job.advance()
             assert [str(one) for one in job.schedule.open_rounds] == ["evaluation-1", "training-1"]
@@ -42,7 +42,7 @@ def test_a_pass_that_waits_for_an_evaluation_is_gone_on_with(tmp_path: Path) -> 
                     continue
                 if given.round.id.kind is RoundKind.TRAINING:
                     trained.append(given.lease.task)
-                job.complete("w1", given.round.id, given.lease._replace(acknowledged=2), 4)
+                job.complete("w1", given.round.id, given.lease, batches=2, examples=4)
                 job.closed([(given.round.id.number, given.lease.task)])
             assert sorted(trained) == sorted(set(range(TASKS)) - {task})
 

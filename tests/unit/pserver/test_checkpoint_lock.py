@@ -13,19 +13,20 @@ from backstay.checkpoint.manifest import Manifest, number_of
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterMirror
-from backstay.consensus.checkpoint_records import CheckpointRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.consensus.packing import pack
+from backstay.consensus.membership import ClusterSnapshot
 from backstay.consensus.records import Restoring
-from backstay.consensus.settings_record import ClusterSettings
-from backstay.consensus.store import Put, Txn
-from backstay.errors import CheckpointNotFound, CheckpointRefused
+from backstay.consensus.records.checkpoints import CheckpointRecord
+from backstay.consensus.records.packing import pack
+from backstay.consensus.records.settings import ClusterSettings
+from backstay.consensus.store import Put, Txn, TxnResult
+from backstay.errors import CheckpointNotFound, CheckpointRefused, StoreUnavailable
 from backstay.pserver.checkpoints.lock import CheckpointLock
 from backstay.pserver.checkpoints.records import CheckpointRecords
 from backstay.pserver.checkpoints.saving import Saver
 from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.checkpoint_files import (
     FULL,
     SECOND,
@@ -166,12 +167,65 @@ def test_a_turn_whose_end_the_store_did_not_hear_keeps_nobody_out_for_ever() -> 
     run(scenario)
 
 
-def test_a_turn_is_waited_for() -> None:
+class Silent(MemoryStore):
+    """Does what it is asked to, and does not answer the first transactions."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        super().__init__(backend)
+        self.silences = 1
+
+    async def transaction(self, txn: Txn) -> TxnResult:
+        result = await super().transaction(txn)
+        if self.silences:
+            self.silences -= 1
+            raise StoreUnavailable("no answer in time")
+        return result
+
+
+def test_a_lock_that_was_acquired_without_an_answer_is_acquired() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, _ = await two_writers(backend)
+        silent = Silent(backend)
+        lock = CheckpointLock(silent, KEYS, first.mirror, first.record.node)
+        held = await lock.acquire(FULL)
+        with pytest.raises(CheckpointRefused, match=f"{FULL}, by ps-0"):
+            await second.lock.acquire(SECOND)
+        await lock.release(held)
+        await second.lock.release(await second.lock.acquire(SECOND))
+        # The store may stay away: that is said, and the next try acquires the lock.
+        silent.silences = 3
+        with pytest.raises(StoreUnavailable):
+            await lock.acquire(THIRD)
+        await lock.release(await lock.acquire(THIRD))
+        assert await silent.get(KEYS.save) is None
+
+    run(scenario)
+
+
+def test_a_lock_of_another_node_is_not_acquired_without_an_answer() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        first, second, _ = await two_writers(backend)
+        await second.lock.acquire(FULL)
+        lock = CheckpointLock(Silent(backend), KEYS, first.mirror, first.record.node)
+        with pytest.raises(CheckpointRefused, match=f"{FULL}, by ps-1"):
+            await lock.acquire(SECOND)
+
+    run(scenario)
+
+
+def test_a_turn_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         first, second, _ = await two_writers(backend)
         held = await first.lock.acquire(FULL)
+        waits, newer_than = asyncio.Event(), second.mirror.newer_than
+
+        async def noted(revision: int) -> ClusterSnapshot:
+            waits.set()
+            return await newer_than(revision)
+
+        monkeypatch.setattr(second.mirror, "newer_than", noted)
         waiting = asyncio.ensure_future(second.lock.acquire(SECOND, wait_s=30.0))
-        await asyncio.sleep(0)
+        await waits.wait()
         assert not waiting.done()
         await first.lock.release(held)
         assert await waiting > held
@@ -294,5 +348,17 @@ def test_a_damaged_manifest_can_be_deleted_and_keeps_no_other_from_it(tmp_path: 
         await writer.saver.delete(storage, SECOND)
         await writer.saver.delete(storage, FULL)
         assert storage.ids() == []
+
+    run(scenario)
+
+
+def test_two_calls_of_one_process_do_not_both_hold_the_lock() -> None:
+    async def scenario(backend: MemoryBackend) -> None:
+        writer, _, _ = await two_writers(backend)
+        both = await asyncio.gather(
+            writer.lock.acquire(FULL), writer.lock.acquire(SECOND), return_exceptions=True
+        )
+        refused = [outcome for outcome in both if isinstance(outcome, CheckpointRefused)]
+        assert len(refused) == 1
 
     run(scenario)

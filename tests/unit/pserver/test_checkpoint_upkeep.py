@@ -32,7 +32,7 @@ def test_what_cannot_be_restored_takes_no_place_and_goes_when_it_is_old(tmp_path
     add(storage, tmp_path, 2)
     add(storage, tmp_path, 3, base=2)
     (root / IDS[1] / "manifest.json").write_bytes(b"{")
-    # 3 builds on a manifest that nobody can read, so 1 is what a restore would go back to.
+    # 3 builds on a manifest that cannot be read, so 1 is what a restore would go back to.
     thin_out(storage, 1, 0, in_use=())
     assert left(storage) == [1, 2, 3]
     add(storage, tmp_path, 4)

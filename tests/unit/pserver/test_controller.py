@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backstay.consensus.checkpoint_records import CheckpointRecord
 from backstay.consensus.records import (
     GONE_MAX,
     NO_MASTER,
@@ -17,6 +16,7 @@ from backstay.consensus.records import (
     RoutingTable,
     SlotReplicas,
 )
+from backstay.consensus.records.checkpoints import CheckpointRecord
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ClusterRecords, decide
 from backstay.pserver.controller.failover import GIVEN_UP_MAX
@@ -195,7 +195,7 @@ def test_a_backup_becomes_in_sync_on_its_masters_word_only() -> None:
     assert new.term_of_slot[slot] == 3
     report = NodeReport(100, routing.version, caught_up=(good,))
     assert decide(replace(hung, reports={100: report})).relies_on == (100,)
-    # Under another process's key it is nobody's report.
+    # Under another process's key it is no node's report.
     forged = replace(report, instance=102)
     assert decide(replace(hung, reports={100: forged})).routing is None
 
@@ -273,7 +273,7 @@ def test_slots_that_lost_all_copies_wait_for_a_decision_and_say_so_loudly() -> N
     assert sum(event.slot_count for event in events) == len(lost)
     assert all(event.reason.startswith("DATA LOST") for event in events)
     assert f"{len(lost)} slots lost all copies and wait for a decision" in decision.health.reason
-    # Whoever comes, nobody takes them, and all else goes on.
+    # Whichever node comes, none takes them, and all else goes on.
     back = settled(replace(both, routing=new, members=members(member(0), member(1, 999))))
     assert list(table(back).lost) == lost
     assert decide(back).health.cluster_status == "UNHEALTHY"
@@ -345,7 +345,7 @@ def test_a_slot_waits_for_a_process_that_may_come_back_with_its_memory() -> None
     assert names(table(back), [again.master]) == ["ps-2"]
     assert names(table(back), again.in_sync) == []
     assert table(back).epoch_of_slot[slot] == 1
-    # Nobody does: given up.
+    # No node does: given up.
     given_up = table(after(replace(waits, waiting=frozenset())))
     assert given_up.generation == 1
     assert given_up.epoch_of_slot[slot] == given_up.version

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import ClusterConfig, SlotReplicas
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.pserver.controller import ClusterRecords, PlanWait, choose_leaving, decide
 from tests.unit.controller_cluster import (
     after,
@@ -115,6 +115,24 @@ def test_nothing_moves_before_all_nodes_have_come() -> None:
     assert catching_up(moving) > 0
 
 
+def test_numbered_nodes_leave_from_the_highest_number_down() -> None:
+    before = cluster(nodes=4, replicas=2, slots=256)
+    steps = Steps(replace(before, plan=plan("resize", 2, numbered=True)))
+    assert of(steps.records).state == "done"
+    assert [one.node_id for one in of(steps.records).leaving] == ["ps-2", "ps-3"]
+    counts = copies_by_node(steps.records)
+    assert (counts["ps-2"], counts["ps-3"]) == (0, 0)
+    assert steps.fewest_in_sync == 2
+
+
+def test_a_numbered_node_that_is_to_stay_is_waited_for() -> None:
+    before = replace(cluster(nodes=4, slots=256), plan=plan("resize", 2, numbered=True))
+    waiting = after(without(before, 0))
+    assert of(waiting).state == "waiting_for_nodes"
+    assert of(waiting).reason == "waits for nodes: 1 of 2 nodes serve"
+    assert of(waiting).leaving == ()
+
+
 def test_a_plan_that_waited_long_enough_fails_and_the_cluster_goes_on() -> None:
     before = replace(cluster(nodes=3), plan=plan("resize", 5, wait_s=7))
     late = after(replace(after(grown(before, 4)), plan_overdue=True))
@@ -136,7 +154,7 @@ def test_a_cluster_that_shrinks_empties_the_newest_node_and_keeps_all_copies() -
     assert steps.copies_begun == 128
     assert steps.fewest_in_sync == 2
     assert table(steps.records).slots_per_node()["ps-3"] == 0
-    # It stays empty, and whoever comes under that name afterwards is welcome.
+    # It stays empty, and a node that comes under that name afterwards is welcome.
     assert decide(steps.records).routing is None
     again = {**steps.records.members, "ps-3": member(3, 999)}
     back = Steps(replace(steps.records, members=again))

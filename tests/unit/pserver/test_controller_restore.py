@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from backstay.consensus.checkpoint_records import CheckpointRecord, RestorePlan, SaveRecord
 from backstay.consensus.records import NO_MASTER, ClusterConfig, NodeReport
+from backstay.consensus.records.checkpoints import CheckpointRecord, RestorePlan, SaveRecord
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ClusterRecords, decide
 from tests.unit.controller_cluster import (

@@ -1,4 +1,4 @@
-"""Ports for servers that come back: below those that the system gives away, and nobody's."""
+"""Ports for servers that come back: below the range that the system gives away, and free."""
 
 from __future__ import annotations
 

@@ -37,3 +37,12 @@ def test_a_trouble_that_the_controller_tells_stays() -> None:
     assert judged_health(short, controller="ps-0", routed=ROUTED, living=living) == short
     found = judged_health(short, controller="", routed=ROUTED, living=living)
     assert found.reason.endswith("before: 8 slots have too few copies")
+
+
+def test_a_routing_that_is_newer_than_the_record_is_believed() -> None:
+    lost = judged_health(OK, controller="ps-0", routed=ROUTED, living=ROUTED, lost=32, short=32)
+    assert lost.cluster_status == "UNHEALTHY"
+    assert "32 slots lost all copies" in lost.reason
+    short = judged_health(OK, controller="ps-0", routed=ROUTED, living=ROUTED, short=8)
+    assert short.cluster_status == "UNHEALTHY"
+    assert "8 slots have too few copies" in short.reason

@@ -14,9 +14,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from backstay.consensus import ClusterSnapshot, RoutingTable
-from backstay.consensus.node_records import NodeRecord
 from backstay.consensus.records import NO_MASTER, MemberRecord
-from backstay.consensus.routing import SlotReplicas
+from backstay.consensus.records.nodes import NodeRecord
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
+from backstay.consensus.records.routing import SlotReplicas
 from backstay.errors import ListenError
 from backstay.pserver.client.inspection import slots_short_of_copies
 from backstay.pserver.metrics.endpoint import REQUESTS_AT_ONCE_MAX, MetricsEndpoint
@@ -27,6 +28,7 @@ from backstay.pserver.metrics.figures import (
     InSyncChanges,
     in_sync_changes,
 )
+from backstay.pserver.metrics.readiness import Readiness, slots_to_wait_for
 
 
 class Empty(Collector):
@@ -138,3 +140,66 @@ def test_callers_that_say_nothing_cannot_take_more_than_the_places_there_are() -
         finally:
             for one in silent:
                 one.close()
+
+
+def answer_of(endpoint: MetricsEndpoint, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}{path}", timeout=5) as answer:
+            return int(answer.status), str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_check_answers_200_or_503_with_what_is_wrong() -> None:
+    wrong = "the node is starting"
+    with MetricsEndpoint("127.0.0.1:0", Empty(), {"/ready": lambda: wrong}) as endpoint:
+        assert answer_of(endpoint, "/ready") == (503, "the node is starting\n")
+        wrong = ""
+        assert answer_of(endpoint, "/ready") == (200, "ok\n")
+        assert answer_of(endpoint, "/other") == (404, "GET /metrics\nGET /ready\n")
+
+
+def test_a_node_is_ready_once_every_slot_had_its_copies_and_then_while_it_serves() -> None:
+    everybody = {f"ps-{n}": member(n) for n in range(3)}
+    less = {name: everybody[name] for name in ("ps-1", "ps-2")}
+    readiness = Readiness()
+    assert readiness.why_not("starting", ClusterSnapshot()) == "the node is starting"
+    assert "no routing table yet" in readiness.why_not("serving", ClusterSnapshot())
+    short = ClusterSnapshot(members=less, routing=AFTER)
+    readiness.notice(short)
+    why = "slots with fewer copies in sync than wanted: 2"
+    assert readiness.why_not("serving", short) == why
+    readiness.notice(ClusterSnapshot(members=everybody, routing=BEFORE))
+    # From now on the loss of another node does not take this one out of service.
+    readiness.notice(short)
+    assert readiness.why_not("serving", short) == ""
+    assert readiness.why_not("stopping", short) == "the node is stopping"
+
+
+def test_copies_of_a_process_that_was_started_again_do_not_count() -> None:
+    everybody = [member(n) for n in range(3)]
+    assert slots_to_wait_for(BEFORE, everybody) == 0
+    again = replace(everybody[0], instance=99)
+    assert slots_to_wait_for(BEFORE, [again, *everybody[1:]]) == 2
+
+
+def test_a_node_alone_is_ready_with_the_one_copy_that_it_can_hold() -> None:
+    alone = {"ps-1": member(1)}
+    held = SlotReplicas(1, ())
+    assert slots_to_wait_for(table(2, held, held), list(alone.values())) == 0
+    assert slots_to_wait_for(table(3, SlotReplicas(NO_MASTER, ()), held), [*alone.values()]) == 1
+    starting = replace(member(2), status="starting")
+    assert slots_to_wait_for(table(2, held, held), [member(1), starting]) == 2
+    stopping = replace(member(2), status="stopping")
+    assert slots_to_wait_for(table(2, held, held), [member(1), stopping]) == 0
+
+
+def test_a_node_that_is_drained_holds_no_copies_to_wait_for() -> None:
+    leaving = (LeavingNode(member(2).node_id, member(2).instance),)
+    drain = ResizePlan("p", "drain", 1, leaving, state="done")
+    held, both = table(2, SlotReplicas(1, ())), {f"ps-{n}": member(n) for n in (1, 2)}
+    readiness = Readiness()
+    readiness.notice(ClusterSnapshot(members=both, routing=held))
+    assert readiness.why_not("serving", ClusterSnapshot(members=both, routing=held))
+    readiness.notice(ClusterSnapshot(members=both, routing=held, plan=drain))
+    assert readiness.why_not("serving", ClusterSnapshot(members=both, routing=held)) == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +12,6 @@ import pytest
 
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror
-from backstay.consensus.checkpoint_records import CheckpointRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.consensus.packing import unpack
 from backstay.consensus.records import (
     ClusterHealthRecord,
     ControllerRecord,
@@ -23,7 +19,9 @@ from backstay.consensus.records import (
     RoutingTable,
     TableRecord,
 )
-from backstay.consensus.settings_record import ClusterSettings
+from backstay.consensus.records.checkpoints import CheckpointRecord
+from backstay.consensus.records.packing import unpack
+from backstay.consensus.records.settings import ClusterSettings
 from backstay.consensus.store import CoordinationStore, KeyValue, Put, Txn
 from backstay.errors import LeaseLost, StoreError
 from backstay.pserver.checkpoints.restoring import FirstRestore
@@ -35,6 +33,7 @@ from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.metrics.figures import ControlFigures
 from backstay.pserver.peers import PeerCalls
 from backstay.tables import TableSpec
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import (
     CONFIG,
@@ -95,6 +94,12 @@ class Leadership:
 async def routing_version(store: CoordinationStore) -> int:
     found = await store.get(KEYS.routing)
     return 0 if found is None else RoutingTable.from_json(found.value).version
+
+
+async def mirrored(mirror: ClusterMirror, key: str, revision: int) -> None:
+    """Wait until a mirror has a record as it was written at this revision."""
+    while mirror.revision_of(key) < revision:
+        await mirror.newer_than(mirror.snapshot().revision)
 
 
 def test_the_controller_writes_routing_status_view_and_events() -> None:
@@ -246,8 +251,7 @@ def test_a_report_that_changes_while_it_is_decided_on_is_not_relied_on() -> None
 
         async def withdraw() -> None:
             revision = await store.put(KEYS.report(11), NodeReport(11, 1, (12,)).to_json())
-            while leadership.mirror.revision_of(KEYS.report(11)) < revision:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await mirrored(leadership.mirror, KEYS.report(11), revision)
 
         def slow(records: ClusterRecords) -> Decision:
             decision = decide(records)
@@ -296,8 +300,7 @@ def test_slots_come_back_from_no_checkpoint_that_may_be_removed() -> None:
         async def note_newer() -> None:
             newer = CheckpointRecord("/root", "new", "now").to_json()
             revision = await store.put(KEYS.checkpoint, newer)
-            while leadership.mirror.revision_of(KEYS.checkpoint) < revision:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await mirrored(leadership.mirror, KEYS.checkpoint, revision)
 
         def slow(records: ClusterRecords) -> Decision:
             decision = decide(records)
@@ -333,10 +336,14 @@ def test_slots_come_back_from_no_checkpoint_that_may_be_removed() -> None:
     run(scenario)
 
 
-def test_a_wait_that_ends_during_a_decision_ends() -> None:
+def test_a_wait_that_ends_during_a_decision_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     grace_s = 0.3
+    clock = {"ahead_s": 0.0}
 
     async def scenario(backend: MemoryBackend) -> None:
+        loop = asyncio.get_running_loop()
+        loop_time = loop.time
+        monkeypatch.setattr(loop, "time", lambda: loop_time() + clock["ahead_s"])
         store = await new_cluster(backend)
         for index in (0, 1):
             await store.put(KEYS.member(f"ps-{index}"), member(index).to_json())
@@ -345,7 +352,7 @@ def test_a_wait_that_ends_during_a_decision_ends() -> None:
             if records.waiting and records.routing and min(records.routing.master_of_slot) < 0:
                 # The time of the one that is waited for runs out meanwhile; there is nothing to
                 # write, so nothing comes back by which the controller would look again.
-                time.sleep(1.5 * grace_s)
+                clock["ahead_s"] += 1.5 * grace_s
             return decide(records)
 
         async with Leadership(backend, "ps-0", decide=slow, return_grace_ms=int(grace_s * 1000)):

@@ -11,18 +11,18 @@ import pytest
 
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterMirror
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
-from backstay.consensus.plans import LeavingNode, ResizePlan
 from backstay.consensus.records import MemberRecord, RoutingTable, SlotReplicas
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.errors import ResizeRefused, ServerUnavailable
 from backstay.pserver.membership.record_watch import RecordWatch
 from backstay.pserver.peers import PeerCalls
 from backstay.pserver.requests.plans import PlanRequests
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import KEYS, LIMIT_S
 
 NODES = 4
-# Nobody listens there: a node that does not answer has no rows and no limit.
+# No process listens there: a node that does not answer has no rows and no limit.
 NOBODY = "127.0.0.1:1"
 
 
@@ -33,12 +33,16 @@ def some(index: int) -> MemberRecord:
 class Asked:
     """A node of a cluster of four whose records are in the store in memory."""
 
-    def __init__(self, backend: MemoryBackend) -> None:
+    def __init__(self, backend: MemoryBackend, *, numbered: bool = False) -> None:
         self.store = MemoryStore(backend)
         mirror = ClusterMirror(KEYS)
         self._watch = RecordWatch(self.store, KEYS, mirror)
         self.requests = PlanRequests(
-            self.store, KEYS, mirror, PeerCalls(SecurityConfig(), deadline_ms=200)
+            self.store,
+            KEYS,
+            mirror,
+            PeerCalls(SecurityConfig(), deadline_ms=200),
+            numbered=numbered,
         )
 
     async def see(self) -> None:
@@ -65,9 +69,11 @@ def routing(replicas: int) -> RoutingTable:
     )
 
 
-def ask(scenario: Callable[[Asked], Awaitable[None]], replicas: int = 2) -> None:
+def ask(
+    scenario: Callable[[Asked], Awaitable[None]], replicas: int = 2, *, numbered: bool = False
+) -> None:
     async def inside() -> None:
-        asked = Asked(MemoryBackend())
+        asked = Asked(MemoryBackend(), numbered=numbered)
         await asked.store.put(KEYS.routing, routing(replicas).to_json())
         for number in range(NODES):
             await asked.store.put(KEYS.member(f"ps-{number}"), some(number).to_json())
@@ -75,6 +81,15 @@ def ask(scenario: Callable[[Asked], Awaitable[None]], replicas: int = 2) -> None
         await asyncio.wait_for(scenario(asked), LIMIT_S)
 
     asyncio.run(inside())
+
+
+def test_numbered_nodes_leave_by_number_and_something_else_ends_them() -> None:
+    async def scenario(asked: Asked) -> None:
+        plan = await asked.requests.resize(2, stop=True, pause=False)
+        assert (plan.numbered, plan.stop) == (True, False)
+        assert await asked.plan() == plan
+
+    ask(scenario, numbered=True)
 
 
 def test_a_plan_is_written_once_and_met_again() -> None:

@@ -1,11 +1,11 @@
-"""What a plan asks of whoever starts nodes."""
+"""What a plan asks of the process that starts nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from backstay.consensus.plans import LeavingNode, ResizePlan
+from backstay.consensus.records.plans import LeavingNode, ResizePlan
 from backstay.pserver.provisioning import provision
 
 

@@ -12,13 +12,13 @@ import pytest
 from backstay.consensus import ClusterMirror
 from backstay.consensus.clock import clock_s
 from backstay.consensus.membership import DeathRecord
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.records import (
     MemberRecord,
 )
 from backstay.errors import ConfigError, StoreDataLost, TakenForDead
 from backstay.pserver.membership.departures import Departures
 from backstay.pserver.membership.registration import Predecessor
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.member_records import member
 from tests.unit.memory_nodes import (
     CONFIG,
@@ -154,7 +154,7 @@ def test_a_new_lease_allows_nothing_before_the_records_are_followed() -> None:
         said: list[str] = []
 
         async def catch_up() -> None:
-            # By now this one is registered: nobody takes its slots from here on.
+            # By now this one is registered: no node takes its slots from here on.
             assert await stored(store, "ps-0") is not None
             said.append("caught up")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backstay.consensus.records import RoutingTable
-from backstay.consensus.repair_records import LOST_MAX, LostNode, RepairRecord
+from backstay.consensus.records.repairs import LOST_MAX, LostNode, RepairRecord
 from backstay.errors import InvalidRequest
 from backstay.pserver.controller import ClusterRecords, decide, follow_repair, missing_copies
 from tests.unit.controller_cluster import (

@@ -6,12 +6,12 @@ import asyncio
 import json
 from collections.abc import Sequence
 
-from backstay.consensus.keys import Keys
-from backstay.consensus.memory_store import MemoryStore
+from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import Txn, TxnResult
 from backstay.errors import StoreUnavailable
 from backstay.pserver.membership.reporting import Reporter
 from backstay.pserver.metrics.figures import ControlFigures
+from tests.memory_store import MemoryStore
 
 INSTANCE = 7
 KEYS = Keys("demo")
@@ -120,6 +120,9 @@ def test_what_was_written_unseen_is_taken_back_when_it_is_true_no_more() -> None
         await asyncio.wait_for(stored([8]), 10)
         plane.say(2, silent=[])
         await asyncio.wait_for(stored([]), 10)
+        held = await store.get(KEYS.report(INSTANCE))
+        assert held is not None
+        assert json.loads(held.value)["routing_version"] == 2
         run.cancel()
         await reporter.stop()
         await store.close()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
 from backstay.consensus.records import RoutingTable, ShardRecord
 from backstay.consensus.store import Operation, Txn
 from backstay.errors import StoreUnavailable
 from backstay.pserver.leadership.shard_view import SHARDS_PER_WRITE, ShardView
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.controller_cluster import after, cluster, table, without
 from tests.unit.memory_nodes import KEYS, run
 

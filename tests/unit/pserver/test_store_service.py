@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import store_pb2
-from backstay.consensus.keys import JOBS
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.keys import JOBS
 from backstay.consensus.store import Delete, Get, Put, Txn, absent, exists
-from backstay.consensus.store_messages import txn_to_message
+from backstay.consensus.store.messages import txn_to_message
 from backstay.errors import InvalidRequest
 from backstay.pserver.services.store import StoreService
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.memory_nodes import run
 
 NO_CONTEXT = cast(Any, None)

@@ -1,4 +1,4 @@
-"""Which tables a node takes in, and what it says about those that it refuses."""
+"""Which tables a node takes in, and what it says about refused ones."""
 
 from __future__ import annotations
 

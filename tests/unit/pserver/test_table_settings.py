@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from backstay import _native
-from backstay.consensus.keys import Keys
-from backstay.consensus.memory_store import MemoryStore
 from backstay.consensus.records import TableRecord
+from backstay.consensus.records.keys import Keys
 from backstay.errors import BackstayError, ConfigError, TableConflict, UnknownTable
 from backstay.pserver.ctl.tables import parse_assignments
 from backstay.pserver.tables.creation import Declarer, TableCreation, TableKeeper, settings_of
 from backstay.pserver.tables.registry import TableRegistry
 from backstay.pserver.tables.settings import settings_changed, with_assignments
 from backstay.tables import SGD, Adam, Optimizer, RMSProp, TableSpec
+from tests.memory_store import MemoryStore
 
 KEYS = Keys("c")
 

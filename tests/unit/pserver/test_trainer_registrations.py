@@ -1,4 +1,4 @@
-"""The records of trainers: written in few transactions, gone in time, and nobody else's."""
+"""The records of trainers: written in few transactions, gone in time, and only a node's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from backstay.consensus.memory_store import MemoryBackend, MemoryStore
+from backstay.consensus.records.trainers import TrainerRecord
 from backstay.consensus.store import Txn, TxnResult
-from backstay.consensus.trainer_records import TrainerRecord
 from backstay.errors import InvalidRequest, LimitExceeded, StoreUnavailable
 from backstay.pserver.membership import trainer_registrations
 from backstay.pserver.membership.trainer_registrations import (
@@ -19,6 +18,7 @@ from backstay.pserver.membership.trainer_registrations import (
     REFRESH_S,
     TrainerRegistrations,
 )
+from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.memory_nodes import KEYS, run
 
 TTL_MS = 10_000

@@ -175,18 +175,6 @@ def test_dead_lettered_tasks_are_put_back_while_the_next_pass_runs() -> None:
     assert schedule.outcome == "finished_with_dead_letters"
 
 
-def test_stop_ends_the_job_once() -> None:
-    schedule = Schedule(PLAN)
-    schedule.stop("asked by ann")
-    schedule.stop("too late")
-    assert (schedule.outcome, schedule.reason) == ("stopped", "asked by ann")
-    assert now_open(schedule) == []
-    add_steps(schedule, 5)
-    schedule.round_over(RoundId.parse("training-1"))
-    assert schedule.outcome == "stopped"
-    assert not schedule.reopen(RoundId.parse("training-1"))
-
-
 def test_a_round_that_is_not_open_is_ignored() -> None:
     schedule = Schedule(PLAN)
     end(schedule, "training-1")

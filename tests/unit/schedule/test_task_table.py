@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backstay.errors import InvalidRequest, LimitExceeded
-from backstay.job_engine.task_bits import CHUNK_TASKS, TaskBits
+from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.schedule.orders import order_seed, permutation, shuffle_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TASKS_MAX, TaskRecords, TaskTable

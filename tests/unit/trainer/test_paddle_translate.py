@@ -29,7 +29,7 @@ def parameters() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "twin"),
+    ("make", "expected"),
     [
         (lambda of, p: of.SGD(0.5, p), tables.SGD(0.5)),
         (
@@ -56,8 +56,8 @@ def parameters() -> Any:
         ),
     ],
 )
-def test_optimizer(parameters: Any, make: Any, twin: tables.Optimizer) -> None:
-    assert optimizer_of(make(paddle.optimizer, parameters), rate=0.5) == twin
+def test_optimizer(parameters: Any, make: Any, expected: tables.Optimizer) -> None:
+    assert optimizer_of(make(paddle.optimizer, parameters), rate=0.5) == expected
 
 
 def test_adamw_without_decay_is_adam(parameters: Any) -> None:
@@ -89,7 +89,7 @@ def test_learning_rate_of_a_scheduler_is_its_first(parameters: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "rows", "twin"),
+    ("make", "rows", "expected"),
     [
         (lambda of: None, None, tables.Uniform(-0.05, 0.05)),
         (lambda of: None, 100, tables.Xavier(fan_in=100, fan_out=4)),
@@ -112,8 +112,8 @@ def test_learning_rate_of_a_scheduler_is_its_first(parameters: Any) -> None:
         (lambda of: of.XavierUniform(gain=2.0), 8, tables.Xavier(fan_in=8, fan_out=4, gain=2.0)),
     ],
 )
-def test_initializer(make: Any, rows: int | None, twin: tables.Initializer) -> None:
-    assert initializer_of(make(paddle.nn.initializer), rows, 4) == twin
+def test_initializer(make: Any, rows: int | None, expected: tables.Initializer) -> None:
+    assert initializer_of(make(paddle.nn.initializer), rows, 4) == expected
 
 
 @pytest.mark.parametrize(

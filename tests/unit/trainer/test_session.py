@@ -82,7 +82,7 @@ def test_a_factory_opens_the_session_that_is_missing() -> None:
 
     assert current_session() is None
     assert set_session_factory(factory) is None
-    # Whoever brings a client needs no session, and opens none.
+    # A caller with a client needs no session, and opens none.
     other = cast(Any, Connected())
     assert connection(other) == (other, None)
     assert not opened

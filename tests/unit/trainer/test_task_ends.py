@@ -11,8 +11,7 @@ import pytest
 from backstay.errors import ServerUnavailable
 from backstay.job.messages import Task
 from backstay.trainer.worker.leased_work import LeasedWork
-from backstay.trainer.worker.stream_closing import StreamCloser
-from backstay.trainer.worker.task_ends import TaskEnds
+from backstay.trainer.worker.task_ends import StreamCloser, TaskEnds
 
 
 class Stream:
@@ -61,9 +60,9 @@ def ends() -> Iterator[Ends]:
 def test_a_task_is_told_once_it_is_acknowledged_and_closed_once_it_was_told(ends: Ends) -> None:
     first, second = ends.begin(1), ends.begin(2)
     assert ends.tested.are_pending
-    assert ends.tested.collect(left=2) == [], "nobody waits for the two"
+    assert ends.tested.collect(left=2) == [], "no call waits for the two"
     second.may_end.set()
-    assert ends.events == [], "not told before those that came before"
+    assert ends.events == [], "not told before the earlier ones"
     first.may_end.set()
     assert ends.tested.collect() == []
     told = [event for event in ends.events if not event.startswith("closed")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from backstay.data.batch import Column, Record
 from backstay.errors import DataDamaged, TooManyBadRecords
 from backstay.job.model_definition import ModelDefinition, load
 from backstay.trainer.worker.task_feed import FeedFailed, TaskFeed, TaskRange, record_order
+from tests.waiting import wait_until
 
 
 class Numbers:
@@ -154,21 +154,13 @@ def test_the_order_is_part_of_the_contract() -> None:
 ORDER_OF_SEED_1 = [2, 4, 7, 5, 0, 6, 3, 1]
 
 
-def until_made(feed: TaskFeed) -> None:
-    """Wait until the feed's thread has made all batches."""
-    limit_s = time.monotonic() + 30
-    while not feed.all_made:
-        assert time.monotonic() < limit_s
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("count", [0, 10, 25])
 def test_the_first_batch_can_be_looked_at_before_its_turn(
     definition: ModelDefinition, count: int
 ) -> None:
     part = TaskRange("numbers", 100, count)
     with TaskFeed(lambda: Numbers(), definition, "training", part, batch_size=10) as feed:
-        until_made(feed)
+        wait_until(lambda: feed.all_made)
         first = feed.first_ready()
         assert feed.first_ready() is first
         batches = list(feed)
@@ -180,7 +172,7 @@ def test_the_first_batch_can_be_looked_at_before_its_turn(
 def test_a_feed_that_fails_at_once_has_no_first_batch(definition: ModelDefinition) -> None:
     part = TaskRange("letters", 0, 10)
     with TaskFeed(lambda: Numbers(), definition, "training", part, batch_size=10) as feed:
-        until_made(feed)
+        wait_until(lambda: feed.all_made)
         assert feed.first_ready() is None
         with pytest.raises(FeedFailed):
             list(feed)

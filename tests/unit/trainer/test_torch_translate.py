@@ -29,7 +29,7 @@ def twin_of(optimizer: Any) -> tables.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("make", "twin"),
+    ("make", "expected"),
     [
         (lambda p: of.SGD(p, 0.5), tables.SGD(0.5)),
         (
@@ -54,8 +54,8 @@ def twin_of(optimizer: Any) -> tables.Optimizer:
         (lambda p: of.SparseAdam(p, 0.5), tables.Adam(0.5)),
     ],
 )
-def test_optimizer(make: Any, twin: tables.Optimizer) -> None:
-    assert twin_of(make(parameters())) == twin
+def test_optimizer(make: Any, expected: tables.Optimizer) -> None:
+    assert twin_of(make(parameters())) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_each_group_has_its_own_settings() -> None:
         ],
         lr=0.1,
     )
-    twins = [optimizer_of(optimizer, group) for group in optimizer.param_groups]
-    assert twins == [tables.SGD(0.5), tables.Momentum(0.1, momentum=0.9)]
+    translated = [optimizer_of(optimizer, group) for group in optimizer.param_groups]
+    assert translated == [tables.SGD(0.5), tables.Momentum(0.1, momentum=0.9)]
 
 
 def test_learning_rate_of_a_scheduler_is_its_first() -> None:

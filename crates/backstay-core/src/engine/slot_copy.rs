@@ -1,15 +1,14 @@
 //! Slots as a whole: compared, copied, taken in, forgotten.
 //!
 //! A copy for another node is of one instant, and is read piece by piece: a slot may be larger
-//! than what pushes can wait for. Whoever changes a row that was not read yet keeps it as it was
+//! than what pushes can wait for. A push that changes a row before it is read keeps the old row
 //! ([`crate::row_map`]).
 
 use std::sync::Arc;
 
-use super::Engine;
+use super::{Engine, Staged};
 use crate::error::Refusal;
 use crate::hash::mix64;
-use crate::replication::SlotCopy;
 use crate::stream::{StreamId, StreamWindow};
 use crate::table::{PlainRows, SlotRows};
 
@@ -39,10 +38,21 @@ impl CopyReader {
         tables.map(|(_, rows, bytes)| *rows as u64 * bytes).sum()
     }
 
-    /// Read no more.
+    /// Stop reading.
     pub fn stop(&mut self) {
         *self = Self::default();
     }
+}
+
+/// A slot as it is copied to another node.
+#[derive(Debug, Clone, Default)]
+pub struct SlotCopy {
+    /// Its order and its streams.
+    pub memory: SlotMemory,
+    /// Its rows, yet to be read.
+    pub rows: CopyReader,
+    /// What is staged behind it.
+    pub staged: Vec<Staged>,
 }
 
 /// What comes next of a copy.
@@ -163,7 +173,7 @@ impl Engine {
             .import_slot(slot, rows.0, rows.1, rows.2)
     }
 
-    /// Replace the rows of one slot of a table by those that were put together beside it.
+    /// Replace the rows of one slot of a table by rows that were put together beside it.
     pub fn replace_rows(&mut self, table: u64, rows: SlotRows) -> Result<(), Refusal> {
         self.table_mut(table)?.replace_rows(rows);
         Ok(())

@@ -1,6 +1,6 @@
 //! A slot as a checkpoint keeps it: whole or only what has changed, and of one instant.
 //!
-//! A whole slot may be large, and pushes wait for whoever reads it. So it is copied piece by
+//! A whole slot may be large, and pushes wait while it is read. So it is copied piece by
 //! piece, with pushes in between, and in the end what has changed meanwhile is copied once more:
 //! the copy is of the instant of that last, short step. What has changed is known by marks, of
 //! which a new generation begins with the copy.
@@ -8,37 +8,8 @@
 use super::slot_copy::SlotMemory;
 use super::Engine;
 use crate::error::Refusal;
-use crate::marks::Since;
+use crate::marks::{Since, Spans};
 use crate::table::{RowLayout, Table};
-
-/// From which position on the marks of a slot's rows say what has changed.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Spans {
-    recent: u64,
-    earlier: Option<u64>,
-    /// Snapshots so far, and times that the content was replaced.
-    number: u64,
-}
-
-impl Spans {
-    /// Marks that begin at a position, for a content that replaces the one before.
-    pub(super) fn replaced(self, position: u64) -> Self {
-        Self {
-            recent: position,
-            earlier: None,
-            number: self.number + 1,
-        }
-    }
-
-    /// The fewest generations that say what has changed since a position; None if none do.
-    fn since(&self, position: u64) -> Option<Since> {
-        if self.recent <= position {
-            return Some(Since::Recent);
-        }
-        let reaches = self.earlier.is_some_and(|earlier| earlier <= position);
-        reaches.then_some(Since::Earlier)
-    }
-}
 
 /// The rows of one table in a slot.
 #[derive(Debug, Clone)]
@@ -58,7 +29,7 @@ pub struct SlotSnapshot {
     pub slot: u32,
     /// Its position and its streams, of the same instant as the rows.
     pub memory: SlotMemory,
-    /// Whether these are all rows; else those that changed since the position asked for.
+    /// Whether these are all rows; else only the rows that changed since the position asked for.
     pub whole: bool,
     /// Tables with rows to tell of.
     pub tables: Vec<TableSnapshot>,

@@ -59,7 +59,7 @@ pub trait Settings: Sized {
     /// The optimizer with these settings.
     fn of(numbers: [f64; 5], flags: [bool; 2]) -> Self;
 
-    /// These settings, but for those that decide which state a row keeps.
+    /// These settings, except the ones that decide which state a row keeps.
     #[must_use]
     fn with_state_of(self, _held: &Self) -> Self {
         self
@@ -140,7 +140,7 @@ macro_rules! optimizers {
                 }
             }
 
-            /// This optimizer with the settings of another one, but for those that decide the
+            /// This optimizer with the settings of another one, except the ones that decide the
             /// layout of a row: which optimizer it is, and what state it keeps.
             #[must_use]
             pub fn with_settings_of(&self, other: &Self) -> Self {

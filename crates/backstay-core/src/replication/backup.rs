@@ -71,13 +71,11 @@ impl Replica {
             }
             match &mut slot.role {
                 // This node has left the slot, or the slot has begun anew, by a table that its
-                // master does not have yet. That is no damage: nothing else of that master's is
-                // to be doubted.
+                // master does not have yet. The master need not doubt this node in other slots.
                 _ if slot.epoch == 0 => return Err(Refuse::OldTerm),
                 Role::Outside if is_behind => return Err(Refuse::OldTerm),
                 Role::Backup { master, recovered } if *master == from => {
-                    // The master was refused when it said how far the order goes, and will say
-                    // so again.
+                    // This node refused the master's Recover, and the master will send it again.
                     if !*recovered {
                         return Err(Refuse::OldTerm);
                     }
@@ -87,7 +85,7 @@ impl Replica {
                     if copy.leaves_gap(place.position) {
                         return Err(Refuse::NoCopy);
                     }
-                    // The master is told that a copy failed, and does not count on this slot.
+                    // CopyEnd will be refused, so the master does not count on this slot.
                     if copy.failed.is_none() {
                         behind.push(*place);
                     }
@@ -117,7 +115,7 @@ impl Replica {
         let rest = peer.prepared.split_off(&(lsn + 1));
         let decided = std::mem::replace(&mut peer.prepared, rest);
         for (transaction, mut places) in decided.into_values().flatten() {
-            // Slots that follow another master by now are none of its business.
+            // A slot that follows another master by now ignores this decision.
             places.retain(|place| {
                 let role = &mut self.slots[place.run.slot as usize].role;
                 if let Some(copy) = role.copy_from(from) {
@@ -193,7 +191,7 @@ impl Replica {
             } else {
                 (0, 0)
             };
-            // What is applied beyond the order cannot be undone: only a copy helps.
+            // A transaction applied beyond the order cannot be undone, so only a copy helps.
             if applied > one.end || end < one.decided || slot.role.is_copied() {
                 return Err(Refuse::Gap);
             }
@@ -210,8 +208,8 @@ impl Replica {
         Ok(())
     }
 
-    /// A master has lost slots. What it has prepared in them stays staged, for their new master to
-    /// decide, and its own decisions do not reach it any more.
+    /// A master has lost slots. What it has prepared in them stays staged until their new master
+    /// decides, and decisions of the old one do not apply it.
     pub(super) fn forget(&mut self, from: NodeId, slots: &[u32]) {
         let Some(peer) = self.peers.get_mut(&from) else {
             return;
@@ -248,7 +246,7 @@ impl Replica {
     pub(super) fn follow_master(&mut self, rows: &impl Rows, from: NodeId, one: SlotOrder) {
         self.cede(rows, vec![one.slot]);
         if !self.slots[one.slot as usize].role.follows(from) {
-            // What is under way from the former master is ordered anew by this one.
+            // The new master orders anew what is under way from the former one.
             self.forget_prepared(one.slot);
         }
         let slot = &mut self.slots[one.slot as usize];
@@ -261,7 +259,7 @@ impl Replica {
     }
 }
 
-/// What a node says that lacks what comes before a push in a slot.
+/// The refusal of a node that lacks a predecessor of a push in a slot.
 fn gap_in(routing: &RoutingTable, me: NodeId, slot: u32) -> Refuse {
     if routing.replicas(slot).catching_up.contains(&me) {
         Refuse::NoCopy

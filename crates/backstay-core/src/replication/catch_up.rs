@@ -1,12 +1,11 @@
 //! Bringing a replica in: a copy of each slot, then everything staged since, then in sync.
 //!
-//! A copy is of one instant. Its beginning stands in the order of messages at that instant, so
-//! what was staged by then comes in the copy or right behind its beginning, and what is staged
-//! later comes later, as everywhere. Its rows and its end come when there is room for them
-//! ([`super::credit`]), between other messages; the receiver keeps what it is to stage in that
-//! slot until the end has come. Once the copy is there, nothing commits without that node; once
-//! it has answered everything that was sent before that moment, it lacks nothing, and the
-//! controller is asked to take it in.
+//! A copy is of one instant. `CopyBegin` stands in the order of messages at that instant. What was
+//! staged by then comes in the copy or right behind `CopyBegin`; what is staged later comes later.
+//! Rows and `CopyEnd` follow between other messages, when there is room for them
+//! ([`super::credit`]). The receiver keeps prepares of that slot aside until `CopyEnd`. When the
+//! copy is there, nothing commits without that node. When the node has answered everything that
+//! was sent before that moment, it lacks nothing, and the master asks the controller to add it.
 
 use super::message::{Message, Refuse, SlotOrder};
 use super::peer::{Awaited, Copy, CopyOut, Peer};
@@ -21,22 +20,22 @@ use crate::transaction::{StagedRun, Transaction};
 
 /// Rows of a copy that take longer than this part of the time a push may take are slow.
 const SLOW_DIVISOR: Micros = 8;
-/// A copy's receiver keeps what is pushed meanwhile: as many bytes as came of the copy, and so
-/// many more. Who pushes more has to wait for the copy.
+/// A copy's receiver keeps what is pushed meanwhile: as many bytes as came of the copy, and this
+/// many more. Further pushes have to wait for the copy.
 const BEHIND_BYTES: u64 = 64 << 20;
 
 impl Replica {
-    /// Copies of slots that are not this node's any more, or to nodes that left.
+    /// Drop copies of slots that are not this node's any longer, and copies to nodes that left.
     ///
-    /// `skipped`: this node has not seen every routing table. In one of those in between, a
+    /// `skipped`: this node has not seen every routing table. In one in between, a
     /// node may have left a slot and dropped its copy: all copies begin anew.
     pub(super) fn drop_unknown_copies(&mut self, skipped: bool) {
         let (me, routing) = (self.me, std::sync::Arc::clone(&self.routing));
         for (&node, peer) in &mut self.peers {
             peer.copies.retain(|&slot, copy| {
                 let set = routing.replicas(slot);
-                // With a new table, a request by an older one counts no more: one that holds
-                // is asked again, one in doubt begins anew.
+                // With a new table, a request by an older one does not count: the node
+                // of a whole copy is asked for again, a copy in doubt begins anew.
                 let over = match copy {
                     Copy::CaughtUp { term } => {
                         *term = routing.term(slot);
@@ -47,23 +46,23 @@ impl Replica {
                 };
                 set.master == me && set.catching_up.contains(&node) && !over && !skipped
             });
-            // Each keeps rows as they were, and without copies nobody looks at them again.
+            // Each keeps old rows, so drop it when its copy is not under way any longer.
             let copies = &peer.copies;
             let sending = &mut peer.sending;
             sending.retain(|one| matches!(copies.get(&one.slot()), Some(Copy::UnderWay { .. })));
         }
     }
 
-    /// A node refused message `number` of a push that nobody waited for. Copies that were under
-    /// way by then and are not complete yet may lack it. They begin anew; not at once if the node
-    /// could not take the rows, for it would refuse them again.
+    /// A node refused message `number` of a push that no commit waited for. Copies that were under
+    /// way by then and are not complete yet may lack it, so they begin anew. If the node had no
+    /// room for the rows, they wait, because it would refuse them again.
     pub(super) fn copy_again(&mut self, now: Micros, node: NodeId, number: u64, reason: &Refuse) {
         let peer = self.peers.entry(node).or_default();
         if matches!(reason, Refuse::Rows(_)) {
             peer.rest(now + self.options.prepare_timeout, now, reason);
         }
         for copy in peer.copies.values_mut() {
-            // A copy that began later holds what the message brought.
+            // A copy that began later has what the message brought.
             if let Copy::UnderWay { begun } | Copy::Installed { begun, .. } = *copy {
                 if begun < number {
                     *copy = Copy::Wanted;
@@ -95,7 +94,7 @@ impl Replica {
             if self.pace.is_spent() {
                 return;
             }
-            // A row that changes before it is sent is kept twice: others wait for a large copy.
+            // A row that changes before it is sent is in memory twice. So a large copy goes alone.
             let left = |out: &CopyOut| out.copy.rows.bytes_left();
             let waiting: u64 = peer.sending.iter().map(left).sum();
             let ready = peer.up && peer.rests_until.is_none();
@@ -150,7 +149,7 @@ impl Replica {
         self.counters.slots_copied += 1;
     }
 
-    /// Send of the copies under way what there is room for.
+    /// Send as much of the copies under way as there is room for.
     pub(super) fn send_copies(&mut self, now: Micros, rows: &impl Rows) {
         let (piece, window) = (
             self.options.copy_piece_bytes,
@@ -197,7 +196,7 @@ impl Replica {
         }
     }
 
-    /// Rows of a copy are taken in.
+    /// A node has taken in rows of a copy, or refused them.
     pub(super) fn copy_taken(&mut self, now: Micros, rows: &impl Rows, from: NodeId, failed: bool) {
         let smallest = self.options.copy_window_bytes;
         let slow = self.options.prepare_timeout / SLOW_DIVISOR;
@@ -207,7 +206,7 @@ impl Replica {
         };
         peer.answered_at = now;
         if failed {
-            // The rest would be of no use: the end comes at once, and is refused.
+            // The rest would be of no use. CopyEnd goes out at once, and the node refuses it.
             let outs = peer.sending.iter_mut();
             for out in outs.filter(|out| out.number == number) {
                 out.copy.rows.stop();
@@ -220,7 +219,7 @@ impl Replica {
         }
     }
 
-    /// A push goes to a node: which copies to it are outrun by pushes.
+    /// A push goes to a node: count its bytes behind the copies of the same slots.
     pub(super) fn count_behind(peer: &mut Peer, places: &[StagedRun], transaction: &Transaction) {
         if peer.sending.is_empty() {
             return;
@@ -229,7 +228,7 @@ impl Replica {
         let elements = batch.values().len().checked_div(batch.keys().len());
         let row_bytes = 8 + 4 * elements.unwrap_or(0) as u64;
         let keys: u64 = runs.clone().map(|run| u64::from(run.end - run.start)).sum();
-        // All of it is kept as long as one of its slots needs it.
+        // The node keeps the whole push as long as one of its slots needs it.
         let bytes = keys * row_bytes;
         for out in &mut peer.sending {
             if runs.clone().any(|run| run.slot == out.head.slot) {
@@ -238,7 +237,7 @@ impl Replica {
         }
     }
 
-    /// Whether more is pushed to a slot than its copy to a node can follow.
+    /// Whether a slot gets more pushes than its copy to a node can follow.
     pub(super) fn is_outrun(&self, node: NodeId, slot: u32) -> bool {
         let sending = self.peers.get(&node).map(|peer| peer.sending.iter());
         let mut outs = sending.into_iter().flatten();
@@ -247,7 +246,7 @@ impl Replica {
         })
     }
 
-    /// A copy is there.
+    /// A node has accepted `CopyEnd`.
     pub(super) fn installed(&mut self, node: NodeId, slot: u32) {
         let peer = self.peers.entry(node).or_default();
         let after = peer.last_number;
@@ -258,7 +257,7 @@ impl Replica {
         }
     }
 
-    /// Ask the controller for what lacks nothing any more.
+    /// Report copies that lack nothing any longer, so that the controller adds their nodes.
     pub(super) fn check_caught_up(&mut self, now: Micros, node: NodeId) {
         let peer = self.peers.entry(node).or_default();
         let oldest = peer.oldest_unanswered();
@@ -284,7 +283,7 @@ impl Replica {
             return;
         }
         if self.check_term(&head).is_err() {
-            // Rows of this copy must not be added to those of the one before.
+            // Rows of this copy must not be added to rows of the copy before.
             if let Some(copy) = self.slots[number].role.copy_from(from) {
                 let why = "the copy began under an old term";
                 copy.failed = Some(Refusal::NotReady(why.into()));
@@ -297,8 +296,8 @@ impl Replica {
         }
         self.follow_master(rows, from, head);
         rows.clear_slot(head.slot);
-        // Its master may have undone some of it meanwhile and tells only those that it counts on;
-        // what is still under way comes again behind the copy.
+        // Its master may have undone some of it meanwhile, and tells only the nodes that it counts
+        // on; what is still under way comes again behind the copy.
         self.forget_prepared(head.slot);
         self.slots[number].role = Role::Copied {
             master: from,
@@ -325,7 +324,7 @@ impl Replica {
             }
             copy.failed.is_some()
         });
-        // Also of a copy that was not taken in: its master counts what is on the way.
+        // Confirm it even if the copy was not taken in: its master counts what is on the way.
         let peer = self.peers.entry(from).or_default();
         peer.to_master
             .push_back(Message::CopyTaken { slot, failed });
@@ -348,7 +347,7 @@ impl Replica {
                 None => rows.check_behind(head.slot, came.keys()),
             };
             checked.map(|()| came).map_err(|refusal| {
-                // What came of it is of no use, and takes room.
+                // The rows that came are of no use, and take room.
                 rows.clear_slot(head.slot);
                 copy.failed = Some(refusal.clone());
                 Refuse::Rows(refusal)
@@ -747,7 +746,7 @@ mod tests {
         }
     }
 
-    /// What a takeover found cannot be rolled back: the master would wait for ever.
+    /// What a takeover found cannot be rolled back: the master would never serve.
     #[test]
     fn a_backup_without_room_for_what_a_takeover_found_has_to_go() {
         let (mut master, rows) = (Replica::new(MASTER, 1, ReplicaOptions::default()), rows());

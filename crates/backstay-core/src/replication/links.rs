@@ -10,10 +10,10 @@ use super::{Micros, NodeId};
 use crate::error::Refusal;
 
 impl Replica {
-    /// Every node this one must keep a connection to.
+    /// Every node that this one must keep a connection to.
     ///
-    /// A node that was silent and is still a member is tried on, whether or not a slot needs it:
-    /// the controller gives it no copy from here until it is heard that it answers again.
+    /// This node goes on trying to reach a silent member, even if no slot needs it. Until it
+    /// answers again, the controller gives it no copy from here.
     pub fn wanted_links(&self) -> BTreeSet<NodeId> {
         let mut wanted = self.backups.clone();
         for member in &self.routing.members {
@@ -36,7 +36,7 @@ impl Replica {
         for copy in peer.copies.values_mut() {
             *copy = match *copy {
                 Copy::CaughtUp { term } | Copy::InDoubt { term } => Copy::CaughtUp { term },
-                // What was sent of it counts on the former connection.
+                // What was sent of it went over the former connection.
                 _ => Copy::Wanted,
             };
         }
@@ -51,7 +51,7 @@ impl Replica {
     /// The connection to a node broke or could not be opened. `refused`: its port refuses
     /// connections.
     pub fn link_down(&mut self, now: Micros, rows: &impl Rows, node: NodeId, refused: bool) {
-        // A connection that nobody needs any more ends without trouble.
+        // The end of a connection that is not needed is no trouble.
         let needed = self.backups.contains(&node);
         let peer = self.peers.entry(node).or_default();
         peer.up = false;
@@ -79,7 +79,7 @@ impl Replica {
         self.refresh_report(now);
     }
 
-    /// A master opened a connection to this node: what it had under way is to come again.
+    /// A master opened a connection to this node: what it had under way will come again.
     pub fn master_connected(&mut self, node: NodeId) {
         let peer = self.peers.entry(node).or_default();
         peer.to_master.clear();
@@ -99,7 +99,7 @@ impl Replica {
         }
     }
 
-    /// Nodes that have left the routing, once no read lease given to them counts any more.
+    /// Forget nodes that have left the routing, when the read leases given to them have expired.
     pub(super) fn forget_departed(&mut self, now: Micros) {
         let routing = &self.routing;
         self.peers.retain(|node, peer| {
@@ -108,7 +108,7 @@ impl Replica {
                 .iter()
                 .any(|member| member.instance == *node);
             if !member {
-                // Its silence is nobody's trouble, also not when it comes back.
+                // It may be silent, and its silence does not count when it comes back.
                 peer.trouble_since = None;
             }
             member || peer.up || peer.read_leases_given.values().any(|&until| until > now)

@@ -1,6 +1,6 @@
 //! Slots that this node is to load from a checkpoint before it serves them.
 //!
-//! The routing asks for it, by a new epoch; whoever loads a slot asks here before each step, and
+//! The routing asks for it, by a new epoch. The loader of a slot asks here before each step, and
 //! says when it is done. The report tells the controller, whose next table lets it be served.
 
 use std::collections::BTreeSet;

@@ -16,8 +16,8 @@ use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
 
 impl Replica {
-    /// Take a push on. Its outcome comes as [`Work::Answer`], or at once where every slot has
-    /// had it before.
+    /// Take a push on. Its outcome comes as [`Work::Answer`], or at once if every slot has applied
+    /// it before.
     pub fn push(
         &mut self,
         now: Micros,
@@ -28,7 +28,7 @@ impl Replica {
         let mut places = Vec::with_capacity(transaction.runs().len());
         let report = rows.admit(transaction, &mut places)?;
         if places.is_empty() {
-            // They have it, if they are still this node's.
+            // Every slot has it. Without backups this counts only while the lease is alive.
             let mut slots = transaction.runs().iter().map(|run| run.slot);
             if slots.any(|slot| self.is_alone(slot)) {
                 self.check_lease(now)?;
@@ -41,7 +41,7 @@ impl Replica {
             place.term = self.slots[place.run.slot as usize].term;
         }
         if let Some(taken) = rows.stage(transaction, &places, lsn) {
-            // Places are given under the same lock: this is a fault of ours.
+            // The same lock protects admit and stage, so only a fault of the code comes here.
             let reason = format!("slot {} moved on while a push came", taken.run.slot);
             return Err(Refusal::NotReady(reason));
         }
@@ -104,7 +104,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Whether nobody but this node has to have what is committed in a slot.
+    /// Whether this node alone has to have what is committed in a slot.
     fn is_alone(&self, slot: u32) -> bool {
         self.slots[slot as usize].required().is_empty()
     }
@@ -191,7 +191,7 @@ impl Replica {
         waiting.retain(|(_, missing)| *missing > 0);
     }
 
-    /// Decide whatever waits for nobody any more, in order, and tell.
+    /// Decide every entry that waits for no node, in order, and tell the backups.
     pub(super) fn decide(&mut self) {
         let queue = self.me;
         while let Some(entry) = self.next_decided() {
@@ -217,7 +217,7 @@ impl Replica {
                 });
             }
         }
-        // The decision rides on the next prepare; alone where none is under way.
+        // The next prepare carries the decision. If none is under way, it goes in a Commit.
         let decided = self.decided;
         for peer in self.peers.values_mut() {
             if peer.up && peer.told < decided && peer.in_flight.is_empty() {
@@ -234,7 +234,7 @@ impl Replica {
         None
     }
 
-    /// Undo the pushes from `lsn` on: nobody has applied them.
+    /// Undo the pushes from `lsn` on: no replica has applied them.
     pub(super) fn roll_back(&mut self, rows: &impl Rows, lsn: u64, why: &Refusal) {
         let (kept, undone): (Vec<Entry>, Vec<Entry>) = std::mem::take(&mut self.pending)
             .into_iter()
@@ -245,7 +245,7 @@ impl Replica {
             self.counters.rolled_back += 1;
             for (_, places) in &entry.parts {
                 for place in places {
-                    // What is no longer this node's to order is its new master's to undo.
+                    // If a slot has another master now, that one undoes the push there.
                     if self.slots[place.run.slot as usize].role.is_own_order() {
                         rows.discard_from(place.run.slot, place.position);
                     }
@@ -266,8 +266,8 @@ impl Replica {
                 });
             }
         }
-        // Also to those that are not counted on any more: what they hold would seem decided to
-        // them with the next decision.
+        // Also to nodes that are not counted on any longer: with the next decision, what they
+        // hold would seem decided to them.
         for peer in self.peers.values_mut().filter(|peer| peer.up) {
             let lsns = lsns.clone();
             peer.to_backup.push_back(Message::Rollback { lsns });
@@ -285,7 +285,7 @@ impl Replica {
     ) {
         let Ok(at) = self.pending.binary_search_by_key(&lsn, |entry| entry.lsn) else {
             match lsn {
-                // From beginning anew on a connection.
+                // It refused the Recover that began a connection.
                 0 if *reason == Refuse::Gap => self.distrust(node),
                 0 => {
                     self.peers
@@ -294,9 +294,9 @@ impl Replica {
                         .recovery_refused(lsn, version);
                     self.recover_refused(now, rows);
                 }
-                // Undone here, and therefore a gap there.
+                // The push was undone here, hence the gap there.
                 lsn if lsn > self.decided => {}
-                // Decided without that node, which lacks it now.
+                // The entry was decided without that node, which lacks it now.
                 _ => self.copy_again(now, node, number, reason),
             }
             return;
@@ -312,7 +312,7 @@ impl Replica {
             self.recover_refused(now, rows);
             return;
         }
-        // What a takeover found cannot be rolled back: a node that does not take it has to go.
+        // What recovery found cannot be rolled back, so a node that refuses it has to go.
         if waited && (*reason == Refuse::Gap || !is_push) {
             self.distrust(node);
         }
@@ -336,7 +336,7 @@ impl Replica {
         }
     }
 
-    /// A backup is not what it should be: have it taken out, or copied anew.
+    /// Doubt a backup in all slots: the controller is to take it out, and copies to it begin anew.
     fn distrust(&mut self, node: NodeId) {
         let peer = self.peers.entry(node).or_default();
         peer.fallen_behind = true;
@@ -348,7 +348,7 @@ impl Replica {
         self.recount();
     }
 
-    /// These slots are somebody else's now: what was not decided is undone here, and the new
+    /// These slots have another master now: what was not decided is undone here, and the new
     /// master finds out by itself what it holds of it.
     pub(super) fn give_up(&mut self, rows: &impl Rows, lost: &[u32]) {
         if lost.is_empty() {
@@ -377,14 +377,14 @@ impl Replica {
         }
         self.recovering
             .retain(|recovering| !recovering.slots.is_empty());
-        // A later decision of this node must not carry out what it had taken over and not decided.
+        // Later decisions of this node must not apply what backups have staged in these slots.
         for peer in self.peers.values_mut().filter(|peer| peer.up) {
             let slots = lost.to_vec();
             peer.to_backup.push_back(Message::Forget { slots });
         }
     }
 
-    /// Nobody waits any more for those that the routing has taken out.
+    /// Stop waiting for nodes that the routing has taken out.
     pub(super) fn release_waiting(&mut self) {
         let mut pending = std::mem::take(&mut self.pending);
         for entry in &mut pending {
@@ -454,7 +454,7 @@ impl Replica {
             lsn,
             parts,
             recovers: slots,
-            // Filled in when it is sent; until then it counts as missing.
+            // `send_entry` sets the number of answers; until then one is missing.
             waiting: backups.iter().map(|&node| (node, 1)).collect(),
             token: None,
             report: StageReport::default(),
@@ -487,9 +487,9 @@ impl Replica {
         }
     }
 
-    /// Tell those again that refused because they go by a newer routing table, once there is one
-    /// here, too: else what is decided would stay staged there until the next push, and slots that
-    /// were gained would never be served.
+    /// Send Recover again to nodes that refused it because they go by a newer routing table, when
+    /// this node has a newer one, too. Otherwise what is decided would stay staged there until the
+    /// next push, and slots that were gained would never be served.
     pub(super) fn recover_refused(&mut self, now: Micros, rows: &impl Rows) {
         let version = self.routing.version;
         let due = |peer: &Peer| peer.up && peer.recovery_refused_by.is_some_and(|by| by < version);
@@ -505,7 +505,7 @@ impl Replica {
                     .get(&node)
                     .is_some_and(|peer| peer.is_asked(entry.lsn));
                 if waits && !asked {
-                    // It is asked only now.
+                    // The node gets the entry only now.
                     self.pending[at].since = now;
                     self.send_entry(rows, node, at);
                 }
@@ -570,8 +570,8 @@ impl Replica {
         });
     }
 
-    /// How far a slot's order is decided: further than it is applied, as long as the decided
-    /// rest waits in its apply queue.
+    /// How far a slot's order is decided. It may be further than it is applied, while decided
+    /// transactions wait in the apply queue.
     pub(super) fn decided_position(&self, rows: &impl Rows, slot: u32) -> u64 {
         let (position, _) = rows.position(slot);
         let staged = rows.staged(slot);

@@ -132,7 +132,7 @@ pub enum Message {
 /// Why a backup does not stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refuse {
-    /// It has seen a newer term of the slot: the sender is master no more.
+    /// It has seen a newer term of the slot: the sender is not master any longer.
     OldTerm,
     /// It lacks what comes before: it must be copied anew.
     Gap,

@@ -1,14 +1,14 @@
 //! Replication of slots: two-phase commit between a master and its in-sync backups.
 //!
-//! A pure state machine. [`Replica`] is one node's part in it: it is told of requests, messages,
-//! broken connections, the routing and the time, and answers with messages to send and
+//! A pure state machine. [`Replica`] is one node's part in it. Its inputs are requests, messages,
+//! broken connections, the routing and the time. Its outputs are messages to send and
 //! [`Work`] to do on the rows, which it reaches through [`Rows`]. It opens no socket and reads
 //! no clock, so a server and a simulator drive the same code.
 //!
 //! The protocol is primary-backup in the style of `PacificA` (Lin et al., MSR-TR-2008-25): the
 //! configuration of each slot (master, in-sync backups, term) comes from outside, here from the
-//! controller through the coordination store; the fence against an ousted master is in its
-//! backups; a read lease from every in-sync backup is what lets a master answer reads.
+//! controller through the coordination store. The backups have the fence against a replaced master.
+//! A master answers reads only with a read lease of every in-sync backup.
 //!
 //! - [`routing`]: the routing record, as this node needs it.
 //! - [`message`]: what nodes say to each other.
@@ -42,7 +42,7 @@ pub use fingerprint::fingerprint;
 pub use message::Message;
 pub use replica::Replica;
 pub use routing::RoutingTable;
-pub use rows::{LocalRows, Rows, SlotCopy};
+pub use rows::{LocalRows, Rows};
 pub use state::{ReplicaCounters, ReplicaOptions, Report, Token, Way, Work};
 
 /// One process of a pserver: the number it draws at its start. Never 0.

@@ -5,23 +5,23 @@ use std::sync::Arc;
 
 use super::credit::Credit;
 use super::message::{Message, Refuse, SlotOrder};
-use super::rows::SlotCopy;
 use super::Micros;
+use crate::engine::SlotCopy;
 use crate::error::Refusal;
 use crate::transaction::{StagedRun, Transaction};
 
-/// For so long a node that had no room for a copy counts as full.
+/// How long a node that had no room for a copy counts as full.
 const FULL_FOR: Micros = 60_000_000;
 
-/// A node that still gives read leases, but answers nothing of what it owes for so many times as
-/// long as a silent one may be silent, is taken for silent.
+/// A node that gives read leases but owes answers on the ordered connection counts as silent, too,
+/// after so many times `prepare_timeout`.
 const STUCK_FACTOR: Micros = 10;
 
 /// A copy that goes to a node.
 #[derive(Debug, Clone)]
 pub(super) struct CopyOut {
     pub(super) head: SlotOrder,
-    /// Which copy of this node's: what is said of an earlier one of the slot is not of this.
+    /// The number of this copy: an answer about an earlier copy of the slot is not about this one.
     pub(super) number: u64,
     pub(super) copy: SlotCopy,
     pub(super) bytes_sent: u64,
@@ -42,14 +42,14 @@ pub(super) type Part = (Arc<Transaction>, Vec<StagedRun>);
 /// What an answer of a backup is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
-    /// An entry of the master's order, or none of it (0).
+    /// An entry of the master's order; lsn 0: the Recover that begins a connection.
     Entry {
         /// Its number.
         lsn: u64,
         /// The routing version by which it was sent.
         version: u64,
     },
-    /// Something that is to be asked anew: this answer says nothing.
+    /// A message that will be sent anew, so its answer does not matter.
     Nothing,
     /// The copy of a slot.
     Copy(u32),
@@ -65,21 +65,22 @@ pub(super) enum Copy {
         /// Number of the last message sent before.
         begun: u64,
     },
-    /// There. From now on nothing commits without that node; once it has answered everything
-    /// up to `after`, it has all that was committed.
+    /// The node has accepted `CopyEnd`, and nothing commits without it. When it has answered every
+    /// message up to `after`, it has all that was committed.
     Installed {
         /// Number of the last message sent before the copy began.
         begun: u64,
-        /// Number of the last message sent before it was there.
+        /// Number of the last message sent before the node accepted `CopyEnd`.
         after: u64,
     },
-    /// The controller is asked to take it into the in-sync set. Nothing commits without it
-    /// until the controller has answered, one way or the other.
+    /// The report asks the controller to add it to the in-sync set. Nothing commits without it
+    /// until a newer routing table has decided.
     CaughtUp {
         /// The slot's term when it was asked.
         term: u64,
     },
-    /// As before, but the connection broke: the request is withdrawn, but may have been heard.
+    /// The same, but the connection broke. The report is withdrawn, but the controller may have
+    /// read it.
     InDoubt {
         /// The slot's term when it was asked.
         term: u64,
@@ -102,11 +103,11 @@ pub(super) struct Peer {
     pub(super) refused: bool,
     /// Number of the last message that asked for an answer.
     pub(super) last_number: u64,
-    /// Those without an answer, in order.
+    /// The messages without an answer, in order.
     pub(super) in_flight: VecDeque<(u64, Awaited)>,
     /// To be sent on the connection to it.
     pub(super) to_backup: VecDeque<Message>,
-    /// To be sent on the connection that is for nothing else.
+    /// To be sent on the connection for heartbeats.
     pub(super) heartbeats: VecDeque<Message>,
     /// When something was last heard of it.
     pub(super) heard_at: Micros,
@@ -114,25 +115,25 @@ pub(super) struct Peer {
     pub(super) answered_at: Micros,
     /// The copies that go to it, one after the other.
     pub(super) sending: VecDeque<CopyOut>,
-    /// How much of them may be on the way.
+    /// How many bytes of copies may be on the way.
     pub(super) credit: Credit,
     /// The newest decision it was told of.
     pub(super) told: u64,
-    /// It will not be promoted before, on this node's clock.
+    /// Until when its read lease counts, on this node's clock.
     pub(super) read_lease_until: Micros,
     /// Since when it has not answered as it should.
     pub(super) trouble_since: Option<Micros>,
-    /// It lacks something in the middle: only a copy helps.
+    /// It has a gap, so only a copy helps.
     pub(super) fallen_behind: bool,
-    /// It refused a copy, or rows behind one: no new one before, lest it be offered the same again and again.
+    /// It refused a copy, or rows behind one. It gets no new copy until then, so that it is not
+    /// offered the same one again and again.
     pub(super) rests_until: Option<Micros>,
-    /// It had no room for those: until then it counts as full.
+    /// It refused them because it had no room. Until then it counts as full.
     pub(super) full_until: Option<Micros>,
     /// Slots that are being copied to it.
     pub(super) copies: BTreeMap<u32, Copy>,
 
-    /// It goes by a newer routing version than this, by which it was told how far slots are
-    /// decided, and refused.
+    /// The routing version of a Recover that it refused because it goes by a newer one.
     pub(super) recovery_refused_by: Option<u64>,
 
     // This node as the backup.
@@ -155,7 +156,7 @@ impl Peer {
         self.to_backup.push_back(message(self.last_number));
     }
 
-    /// The connection to it is new: what was under way is not any more.
+    /// The connection to it is new, and nothing is under way on it.
     pub(super) fn reset_way_there(&mut self) {
         self.last_number = 0;
         self.in_flight.clear();
@@ -167,7 +168,7 @@ impl Peer {
         self.recovery_refused_by = None;
     }
 
-    /// A slot's copy begins, or begins anew: what was sent of an earlier one counts no more.
+    /// A slot's copy begins, or begins anew: what was sent of an earlier one does not count.
     pub(super) fn forget_copy(&mut self, slot: u32) {
         self.sending.retain(|one| one.slot() != slot);
         for (_, awaited) in &mut self.in_flight {
@@ -190,13 +191,13 @@ impl Peer {
         !self.in_flight.is_empty() || self.credit.is_awaited()
     }
 
-    /// Whether it answers nothing on the ordered connection, whatever it says elsewhere.
+    /// Whether it answers nothing on the ordered connection, even if it gives read leases.
     pub(super) fn is_stuck(&self, silent_after: Micros, now: Micros) -> bool {
         self.owes_answers() && self.answered_at + STUCK_FACTOR * silent_after <= now
     }
 
     /// It refused something of an entry that recovers slots, sent by this routing version: what
-    /// was sent of it counts no more.
+    /// was sent of it does not count.
     pub(super) fn recovery_refused(&mut self, lsn: u64, version: u64) {
         for (_, awaited) in &mut self.in_flight {
             if matches!(awaited, Awaited::Entry { lsn: asked, .. } if *asked == lsn) {

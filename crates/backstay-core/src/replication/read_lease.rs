@@ -1,10 +1,10 @@
-//! Who may answer reads, and until when: read leases of the backups, and the node's own lease.
+//! Which node may answer reads, and until when: read leases of the backups, and the node's lease.
 //!
-//! With a read lease, a backup does not act as a master, for some time, of anything the asker
-//! holds by the routing version that the backup names. It counts the time from when it answers,
-//! the master from when it asked, so the master's end comes first whatever the network does; a
-//! margin covers clocks that run at different speeds. A master does not count a read lease of a
-//! newer routing version than its own: by that version, it may be a master no more.
+//! With a read lease a backup says that it will not act, for some time, as master of slots that the
+//! asker has by the routing version that the backup names. The backup counts the time from when it
+//! answers, the master from when it asked. So the master stops first, however slow the network is.
+//! A margin covers clocks that run at different speeds. A master does not count a read lease of a
+//! newer routing version than its own: by that version, it may not be master any longer.
 
 use super::message::Message;
 use super::replica::Replica;
@@ -89,7 +89,7 @@ impl Replica {
         }
     }
 
-    /// Whether somebody may still answer reads of what was gained by a routing version.
+    /// Whether another node may still answer reads of the slots gained by a routing version.
     fn is_leased_away(&self, now: Micros, version: u64) -> bool {
         self.peers.iter().any(|(node, peer)| {
             let leased = |(&given_at, &until): (&u64, &Micros)| given_at < version && until > now;
@@ -107,7 +107,7 @@ impl Replica {
         self.serve_recovered(now, rows);
     }
 
-    /// Serve the slots whose former masters can serve them no more.
+    /// Serve the slots that their former masters cannot serve any longer.
     pub(super) fn serve_recovered(&mut self, now: Micros, rows: &impl Rows) {
         let recovering = std::mem::take(&mut self.recovering);
         for one in recovering {

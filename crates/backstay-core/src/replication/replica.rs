@@ -27,13 +27,13 @@ pub struct Replica {
     pub(super) pending: VecDeque<Entry>,
     pub(super) recovering: Vec<Recovering>,
     pub(super) last_lsn: u64,
-    /// Everything up to here is decided.
+    /// Every entry up to this lsn is decided.
     pub(super) decided: u64,
     /// The node's own lease in the coordination store.
     pub(super) lease_until: Micros,
-    /// Peers without which nothing commits, of any slot.
+    /// Nodes that commits of some slot wait for.
     pub(super) required: BTreeSet<NodeId>,
-    /// Those, and the ones that are to catch up.
+    /// The required nodes, and the nodes that catch up.
     pub(super) backups: BTreeSet<NodeId>,
     /// Whether any slot has no backup to wait for.
     pub(super) solo: bool,
@@ -41,13 +41,13 @@ pub struct Replica {
     pub(super) copying: bool,
     /// Slots that were loaded from a checkpoint, each with its epoch.
     pub(super) loaded: BTreeSet<(u32, u64)>,
-    /// Those that the controller was told of, and until when that is enough.
+    /// The slots of the last report, and when to report anew.
     pub(super) told_loaded: (BTreeSet<(u32, u64)>, Micros),
     /// How much may be copied now.
     pub(super) pace: Pace,
     pub(super) work: BTreeMap<NodeId, VecDeque<Work>>,
     pub(super) next_heartbeat: Micros,
-    /// When it was last told that time passes.
+    /// When [`Replica::tick`] was last called.
     pub(super) ticked_at: Micros,
     report: (u64, Report),
     /// What has been done so far.
@@ -129,7 +129,7 @@ impl Replica {
             self.recover(now, rows, gained);
         }
         self.recover_refused(now, rows);
-        // Who was given a slot of this node's waits until it hears that this one knows.
+        // The new master of a slot that was this node's waits to hear that this node knows it.
         for node in self.wanted_links() {
             self.heartbeat(now, node);
         }
@@ -139,13 +139,13 @@ impl Replica {
         self.refresh_report(now);
     }
 
-    /// Take over what the routing says of one slot; whether it is a new master's slot.
+    /// Take over what the routing says of one slot. Returns whether this node is its new master.
     fn follow(&mut self, rows: &impl Rows, number: u32) -> bool {
         let (term, epoch) = (self.routing.term(number), self.routing.epoch(number));
         let set = self.routing.replicas(number);
         let (me, slot) = (self.me, &mut self.slots[number as usize]);
         if self.routing.version < slot.seen_version {
-            // A master goes by a newer table already.
+            // The slot's master goes by a newer table already.
             return false;
         }
         let was_master = slot.role.is_master() && slot.is_next_term(term);
@@ -164,8 +164,8 @@ impl Replica {
             };
         }
         if fresh {
-            // It begins empty, which is all that its master has, too. One that has no master any
-            // more began and lost it in tables that this node has not seen.
+            // The slot begins empty here, as at its master. If it has no master, it got one and
+            // lost it in tables that this node has not seen.
             slot.role = match set.master {
                 _ if !set.in_sync.contains(&me) => Role::Outside,
                 0 => Role::Former,
@@ -189,8 +189,8 @@ impl Replica {
         false
     }
 
-    /// The routing makes this node master of a slot, or leaves it master; whether the slot is to
-    /// be recovered. `fresh`: the slot's content begins now.
+    /// The routing makes this node master of a slot, or leaves it master. Returns whether to
+    /// recover the slot. `fresh`: the slot's content begins now.
     fn lead(&mut self, rows: &impl Rows, number: u32, fresh: bool, was_master: bool) -> bool {
         let slot = &mut self.slots[number as usize];
         let load = slot.load();
@@ -212,20 +212,20 @@ impl Replica {
         rows.set_serving_state(number, ServingState::Waiting);
         let lacks_rows = matches!(slot.role, Role::Outside | Role::Unfit | Role::Copied { .. });
         if load == Load::Awaited || !fresh && lacks_rows {
-            // The controller must never do this: what is here may lack acknowledged pushes. Rows
-            // of half a copy, or half loaded, are of no use.
+            // The controller must never do this, because the rows here may lack acknowledged
+            // pushes. Rows of half a copy, or half loaded, are of no use.
             self.counters.unfit_promotions += 1;
             rows.clear_slot(number);
             slot.role = Role::Unfit;
             return false;
         }
         slot.role = Role::Master(Master::default());
-        // Copies from an earlier time as its master are of another order.
+        // Copies that it began when it was master before belong to another order.
         forget_copies(&mut self.peers, number);
         true
     }
 
-    /// Find out anew who is waited for.
+    /// Find out anew which nodes commits wait for, and which get copies.
     pub(super) fn recount(&mut self) {
         self.required.clear();
         self.backups.clear();
@@ -287,8 +287,8 @@ impl Replica {
         self.refresh_report(now);
     }
 
-    /// Who says nothing is reported, and what waits for him is rolled back. A node that is slow,
-    /// or to which the link is slow, still says something: what waits for it goes on waiting.
+    /// Report silent nodes, and roll back what waits for them. A slow node, or a node behind a slow
+    /// link, still answers something: what waits for it goes on waiting.
     fn look_for_silence(&mut self, now: Micros, rows: &impl Rows) {
         let limit = self.options.prepare_timeout;
         let stood_still = now.saturating_sub(self.ticked_at) > limit / 2;
@@ -507,7 +507,7 @@ impl Replica {
         }
     }
 
-    /// A slot's term, whose order it follows here (0: nobody's yet), and whether a copy of it
+    /// A slot's term, whose order it follows here (0: none yet), and whether a copy of it
     /// is under way to this node.
     pub fn slot_state(&self, slot: u32) -> (u64, NodeId, bool) {
         let state = &self.slots[slot as usize];
@@ -530,12 +530,12 @@ impl Replica {
         self.last_lsn
     }
 
-    /// Whether slots were gained that are not served yet.
+    /// Whether this node recovers slots that it does not serve yet.
     pub fn is_recovering(&self) -> bool {
         !self.recovering.is_empty()
     }
 
-    /// When the content began that this node holds of a slot; 0 if it holds none.
+    /// The epoch of the content that this node has of a slot; 0 if it has none.
     pub fn epoch(&self, slot: u32) -> u64 {
         self.slots[slot as usize].epoch
     }

@@ -7,14 +7,14 @@ use serde::Deserialize;
 use super::NodeId;
 use crate::error::Refusal;
 
-/// Who holds a slot. Nodes by their processes.
+/// The replicas of a slot. Nodes are named by their processes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReplicaSet {
     /// Its master; 0 if it has none now.
     pub master: NodeId,
-    /// Those that have staged everything that was acknowledged.
+    /// The nodes that have staged everything that was acknowledged.
     pub in_sync: Vec<NodeId>,
-    /// Those that are being brought there.
+    /// The nodes that are still copied.
     pub catching_up: Vec<NodeId>,
 }
 

@@ -3,21 +3,12 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::engine::{CopyPiece, CopyReader, Engine, ServingState, SlotMemory, StageReport, Staged};
+use crate::engine::{
+    CopyPiece, CopyReader, Engine, ServingState, SlotCopy, SlotMemory, StageReport, Staged,
+};
 use crate::error::Refusal;
 use crate::table::PlainRows;
 use crate::transaction::{StagedRun, Transaction};
-
-/// A slot as it is copied to another node.
-#[derive(Debug, Clone, Default)]
-pub struct SlotCopy {
-    /// Its order and its streams.
-    pub memory: SlotMemory,
-    /// Its rows, yet to be read.
-    pub rows: CopyReader,
-    /// What is staged behind it.
-    pub staged: Vec<Staged>,
-}
 
 /// The rows of a node. Each call is one step: what it reads or changes in a slot is of one
 /// instant. [`Self::commit`] may run beside all others; the rest is called one at a time.

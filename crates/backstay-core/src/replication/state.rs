@@ -1,4 +1,4 @@
-//! The values that a replica's state is made of, and those it deals in with the outside.
+//! The values that make up a replica's state, and the values that it exchanges with its driver.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -16,13 +16,14 @@ pub struct ReplicaOptions {
     pub read_lease: Micros,
     /// How often a master asks for read leases.
     pub heartbeat: Micros,
-    /// A backup that says nothing for so long is reported, and what waits for it is rolled back.
+    /// A backup that answers nothing for so long is silent: the master reports it, and rolls back
+    /// what waits for it.
     pub prepare_timeout: Micros,
     /// Transactions under way at once.
     pub max_pending: usize,
     /// Slots that are copied to one node at once.
     pub copies_at_once: usize,
-    /// Bytes of copies that go out in a second, so that they leave room for pushes.
+    /// Bytes of copies that go out in a second; pushes need room, too.
     pub copy_bytes_per_s: u64,
     /// Bytes of rows in one message of a copy.
     pub copy_piece_bytes: u64,
@@ -56,7 +57,7 @@ impl Default for ReplicaOptions {
     }
 }
 
-/// Whose answer an outcome is; chosen by the caller of [`Replica::push`].
+/// Names a push in its [`Work::Answer`]; the caller of [`Replica::push`] chooses it.
 pub type Token = u64;
 
 /// The connections between nodes, each opened by a master, and their directions.
@@ -70,28 +71,28 @@ pub enum Way {
     ToMaster,
 }
 
-/// What is to be done outside: in order within an apply queue, at leisure.
+/// Work for the driver: in order within an apply queue, at any time.
 #[derive(Debug, Clone)]
 pub enum Work {
     /// Apply a transaction in its places.
     Commit {
-        /// Which.
+        /// The transaction.
         transaction: Arc<Transaction>,
-        /// Where.
+        /// Its places.
         places: Vec<StagedRun>,
     },
     /// Tell a client how its push went.
     Answer {
         /// From [`Replica::push`].
         token: Token,
-        /// How, if [`Replica::acknowledge`] agrees.
+        /// The outcome, if [`Replica::acknowledge`] agrees.
         outcome: Result<StageReport, Refusal>,
-        /// A slot of it has no backup.
+        /// Whether one of its slots has no backup.
         alone: bool,
     },
     /// Call [`Replica::recovered`].
     Recovered {
-        /// With this.
+        /// The lsn of the entry that recovered slots.
         lsn: u64,
     },
 }
@@ -101,7 +102,7 @@ pub enum Work {
 pub struct Report {
     /// The routing version it refers to.
     pub routing_version: u64,
-    /// Nodes that this one copies to, or would, and that do not answer.
+    /// Silent nodes that this one copies to, or should.
     pub silent: BTreeSet<NodeId>,
     /// Nodes that had no room for a copy a short time ago.
     pub full: BTreeSet<NodeId>,
@@ -180,13 +181,13 @@ impl Slot {
 /// a backup: until then, a node that the routing counts as a replica has another role.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Role {
-    /// It has heard of no order of the slot: it holds nothing, or waits for its first copy.
+    /// It has heard of no order of the slot: it has nothing, or waits for its first copy.
     #[default]
     Outside,
     /// It gives the slot's order.
     Master(Master),
-    /// The routing made it master, but it may lack acknowledged pushes. It serves nobody and
-    /// follows nobody until the routing says something else.
+    /// The routing made it master, but it may lack acknowledged pushes. It serves no
+    /// request and follows no master until the routing says something else.
     Unfit,
     /// It gave the slot's order, or holds the slot from its beginning. It is not master now, and
     /// the next master has said nothing yet.
@@ -195,15 +196,15 @@ pub(super) enum Role {
     Backup {
         /// Whose order the staged transactions are in.
         master: NodeId,
-        /// On the connection there is, the master has said how far its order goes: before, what
-        /// is staged here may have been undone.
+        /// Whether the master has sent Recover on the present connection. Before that, what is
+        /// staged here may have been undone.
         recovered: bool,
     },
     /// A copy of the slot has begun and not ended.
     Copied {
-        /// Who sends it.
+        /// The node that sends it.
         master: NodeId,
-        /// What came with it and behind it.
+        /// What came with the copy and behind it.
         copy: CopyIn,
     },
 }
@@ -251,32 +252,32 @@ impl Role {
 pub(super) struct Master {
     /// Whether its content is to come from a checkpoint.
     pub(super) load: Load,
-    /// Nothing commits without these.
+    /// Commits wait for these nodes.
     pub(super) required: Vec<NodeId>,
-    /// These get everything, too, but no commit waits for them.
+    /// These nodes get everything, too, but no commit waits for them.
     pub(super) extra: Vec<NodeId>,
 }
 
 /// Whether a slot's content is to come from a checkpoint before it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Load {
-    /// It is not.
+    /// It does not come from a checkpoint.
     #[default]
     NotAsked,
-    /// It is, says the routing.
+    /// The routing says that it does.
     Awaited,
-    /// It has come, and the routing does not know yet.
+    /// It is loaded, and the routing does not know yet.
     Done,
 }
 
-/// A copy of a slot that comes in. What was prepared since it began is staged when it has ended.
+/// A copy of a slot that comes in. `CopyEnd` stages what was prepared since it began.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CopyIn {
     /// The position of the copy.
     pub(super) position: u64,
-    /// The positions from there on, one after the other.
+    /// What was prepared behind the copy, position by position.
     pub(super) parts: VecDeque<(Arc<Transaction>, StagedRun)>,
-    /// Up to this position it is decided.
+    /// Everything up to this position is decided.
     pub(super) decided: u64,
     /// Why some of its rows could not be taken in.
     pub(super) failed: Option<Refusal>,
@@ -311,7 +312,7 @@ impl CopyIn {
         }
     }
 
-    /// Of each that is kept, its table and its keys.
+    /// The table and the keys of each part that is kept.
     pub(super) fn keys(&self) -> impl Iterator<Item = (u64, &[u64])> {
         self.parts.iter().map(|(transaction, place)| {
             let run = place.run.start as usize..place.run.end as usize;
@@ -330,24 +331,24 @@ impl CopyIn {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) lsn: u64,
-    /// More than one only in a recovery.
+    /// A push has one part; an entry that recovers slots may have more.
     pub(super) parts: Vec<Part>,
-    /// The slots that are recovered by it; empty for a push.
+    /// The slots that this entry recovers; empty for a push.
     pub(super) recovers: Vec<u32>,
-    /// Whose answers are missing, and how many.
+    /// The nodes whose answers are missing, and how many answers.
     pub(super) waiting: Vec<(NodeId, u32)>,
     pub(super) token: Option<Token>,
     pub(super) report: StageReport,
     pub(super) since: Micros,
 }
 
-/// Slots that were gained and are not served yet.
+/// Slots that this node has gained and does not serve yet.
 #[derive(Debug, Clone)]
 pub(super) struct Recovering {
     pub(super) lsn: u64,
     pub(super) slots: Vec<u32>,
     /// The routing version that gave them to this node.
     pub(super) version: u64,
-    /// Whether what was staged is applied, here and in the other replicas' orders.
+    /// Whether every replica in sync has accepted what was staged, and it is applied here.
     pub(super) done: bool,
 }

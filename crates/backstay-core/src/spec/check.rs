@@ -50,6 +50,17 @@ pub enum SpecError {
 }
 
 impl TableSpec {
+    /// Read and check a description.
+    pub fn from_json(text: &str) -> Result<Self, SpecError> {
+        if text.len() > MAX_JSON_BYTES {
+            return Err(SpecError::TooLong { bytes: text.len() });
+        }
+        let spec: Self =
+            serde_json::from_str(text).map_err(|error| SpecError::Parse(error.to_string()))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
     /// Check every field; [`TableSpec::from_json`] does it, a spec built by hand needs it.
     pub fn check(&self) -> Result<(), SpecError> {
         let checker = Checker { table: &self.name };
@@ -63,6 +74,25 @@ impl TableSpec {
                 checker.number("non_finite.clip.limit", limit, MIN_EPSILON, MAX_NUMBER)
             }
         }
+    }
+
+    /// The fields in which another description differs, as
+    /// `optimizer.adam.beta1: 0.9 here, 0.8 there; ...`; `None` if they are equal.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let (here, there) = (self.as_value(), other.as_value());
+        let mut found = Vec::new();
+        collect_differences("", &here, &there, &mut found);
+        (!found.is_empty()).then(|| found.join("; "))
+    }
+
+    /// The fields of another description that a table of this one cannot take over, as
+    /// [`Self::difference`] writes them; `None` if rows made here can go on under the other.
+    pub fn fixed_difference(&self, other: &Self) -> Option<String> {
+        self.with_settings_of(other).difference(other)
+    }
+
+    fn as_value(&self) -> Value {
+        serde_json::to_value(self).unwrap_or_default()
     }
 }
 
@@ -182,12 +212,7 @@ impl Checker<'_> {
 }
 
 /// Append `path: a here, b there` for every leaf in which two descriptions differ.
-pub(super) fn collect_differences(
-    path: &str,
-    here: &Value,
-    there: &Value,
-    found: &mut Vec<String>,
-) {
+fn collect_differences(path: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
     match (here, there) {
         (Value::Object(left), Value::Object(right)) if left.keys().eq(right.keys()) => {
             for ((key, left), right) in left.iter().zip(right.values()) {

@@ -173,7 +173,7 @@ impl Table {
         Ok(())
     }
 
-    /// Replace the rows of one slot by those that [`RowLayout::slot_rows`] has put together.
+    /// Replace the rows of one slot by rows that [`RowLayout::slot_rows`] has put together.
     pub fn replace_rows(&mut self, rows: SlotRows) {
         self.replace_map(rows.slot, rows.map);
     }

@@ -254,11 +254,11 @@ impl<'a> Reader<'a> {
         let length = self.u16()? as usize;
         if length > MAX_TEXT_BYTES {
             return Err(Refusal::Protocol(format!(
-                "a text field of {length} bytes, at most {MAX_TEXT_BYTES} are allowed"
+                "a string field of {length} bytes, at most {MAX_TEXT_BYTES} are allowed"
             )));
         }
         String::from_utf8(self.take(length)?.to_vec())
-            .map_err(|_| Refusal::Protocol("a text field is not UTF-8".into()))
+            .map_err(|_| Refusal::Protocol("a string field is not UTF-8".into()))
     }
 
     /// Everything that is left.

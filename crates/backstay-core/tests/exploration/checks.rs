@@ -42,7 +42,7 @@ impl World {
         Ok(())
     }
 
-    /// I4: what is applied anywhere was decided, so everybody who is in sync holds it.
+    /// I4: what is applied anywhere was decided, so every replica in sync holds it.
     fn check_decided(&self, slot: u32) -> Result<(), String> {
         let set = &self.newest().0[slot as usize];
         for (at, node) in self.nodes.iter().enumerate() {

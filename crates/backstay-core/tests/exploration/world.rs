@@ -58,7 +58,7 @@ pub struct Budget {
     /// Parts sent of each push; more than one for each master are retries.
     pub sends: u32,
     pub time: u32,
-    /// Whether the controller may take a backup out that nobody reported.
+    /// Whether the controller may take a backup out that no master reported.
     pub groundless: bool,
     /// Whether the controller changes the master of a slot only if that has died.
     pub forced: bool,
@@ -106,7 +106,7 @@ pub enum Step {
     Report(usize),
     /// A client sends what is missing of a push to the master of a slot.
     Send(usize, usize),
-    /// A client waits no more.
+    /// A client stops waiting.
     GiveUp(usize),
     Time,
 }
@@ -602,7 +602,7 @@ impl World {
                     Way::ToMaster if matches!(message, Message::ReadLease { .. }) => {
                         link.read_leases.push_back((print, message));
                     }
-                    // Answers on a connection that is no more go nowhere.
+                    // Answers on a closed connection go nowhere.
                     Way::ToMaster if !link.heard => {}
                     Way::ToMaster => link.back.push_back((print, message)),
                 }

@@ -19,12 +19,12 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Pace<'a> {
     /// Bytes in a second, at most; 0: no limit.
     pub bytes_per_s: u64,
-    /// Set when nobody wants the file any more.
+    /// Set when the file is not wanted any longer.
     pub cancelled: &'a AtomicBool,
 }
 
 impl Pace<'_> {
-    /// Wait until then, or until nobody wants the file any more.
+    /// Wait until then, or until the file is not wanted any longer.
     fn wait(&self, until: Instant) -> Result<(), CheckpointError> {
         loop {
             if self.cancelled.load(Ordering::Relaxed) {

@@ -47,7 +47,7 @@ pub struct LoadedSlot {
     pub slot: u32,
     /// Its epoch by the routing that asked for it.
     pub epoch: u64,
-    /// Whether the part has all its rows; else they go over those that are there.
+    /// Whether the part has all its rows; else its rows replace some of the rows that are there.
     pub whole: bool,
     /// Whether nothing comes behind: its streams are taken from here, and it is complete.
     pub last: bool,

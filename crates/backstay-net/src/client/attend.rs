@@ -1,5 +1,5 @@
-//! Waiting for a server's part of the work, while looking after the routing, the deadline and
-//! those who want to know what is waited for.
+//! Waiting for a server's part of the work, while watching the routing and the deadline, and
+//! telling listeners what is waited for.
 
 use std::future::{poll_fn, Future};
 use std::pin::{pin, Pin};
@@ -74,8 +74,8 @@ pub(super) fn slots_of(count: usize, server: &str) -> String {
     format!("{slots} ({server})")
 }
 
-/// Wait for `work`, and meanwhile look after the routing, the deadline, and those who want to
-/// know what is waited for.
+/// Wait for `work`, and meanwhile watch the routing and the deadline, and tell listeners what is
+/// waited for.
 pub(super) async fn attend<T>(
     client: &Client,
     leg: &Leg<'_>,

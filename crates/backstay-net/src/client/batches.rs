@@ -1,9 +1,9 @@
-//! The numbers of a task's pushes, their floor, and how many batches are acknowledged. Pure: who
-//! calls it sends, waits and locks.
+//! The numbers of a task's pushes, their floor, and how many batches are acknowledged. Pure: the
+//! caller sends, waits and locks.
 //!
-//! A push of batch `b` to the table with ordinal `t` of `K` has the number `b*K + t`, whoever
-//! sends it, so that a replay gives each push the number it had before. Numbers may be taken out
-//! of order within a batch; hence the floor stays at the start of the batch that has begun, and
+//! A push of batch `b` to the table with ordinal `t` of `K` has the number `b*K + t`, whichever
+//! worker sends it, so that a replay gives each push the number it had before. Numbers may be taken
+//! out of order within a batch; hence the floor stays at the start of the batch that has begun, and
 //! at the lowest push that is under way or has failed: a slot skips what lies below a floor.
 
 use std::collections::BTreeSet;

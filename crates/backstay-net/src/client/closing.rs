@@ -1,4 +1,4 @@
-//! Waiting for what is under way, and the ends of streams and of the client.
+//! Waits for pushes under way, and ends streams and the client.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use super::queue::PushQueue;
 use super::routing::Routing;
 use super::{no_routing, Client};
 
-/// A server that is told at the end to forget the client's stream gets so long to answer.
+/// How long a server may take to answer when a closing client asks it to forget its stream.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Client {
-    /// Wait until every push under way has ended, those of tasks included; the first failure
+    /// Wait until every push under way has ended, pushes of tasks included; the first failure
     /// is returned.
     pub async fn flush(&self) -> Result<(), ClientError> {
         let mut outcome = self.pushes.flush(self).await;
@@ -32,7 +32,7 @@ impl Client {
     }
 
     /// Wait for what is under way, tell the servers to forget the client's own stream, disconnect.
-    /// The streams of tasks stay: only who knows that a task is done may close its stream.
+    /// The streams of tasks stay: only a worker that knows that a task is done may close them.
     pub async fn close(&self, deadline: Deadline) -> Result<(), ClientError> {
         // In this order: a push that left behind the end of its stream would be skipped as a late
         // copy, without being applied.
@@ -62,9 +62,9 @@ impl Client {
         flushed
     }
 
-    /// Have every master close a stream, whoever pushed in it: what still comes of it counts as
-    /// a late copy and is skipped. Only for streams whose pushes have ended for good. A second
-    /// time changes nothing.
+    /// Have every master close a stream, whichever client pushed in it: what still comes of it
+    /// counts as a late copy and is skipped. Only for streams whose pushes have ended for good.
+    /// A second call changes nothing.
     pub async fn close_stream(
         &self,
         stream: StreamId,
@@ -73,7 +73,7 @@ impl Client {
         let mut backoff = Backoff::default();
         loop {
             let routing = self.newest().ok_or_else(no_routing)?;
-            // After the look at the routing: who goes by a newer one may rely on other rows.
+            // Check after reading the routing: with a newer one, the rows may be other ones.
             self.check_open()?;
             let (address, reason) = match self.close_once(stream, &routing, deadline).await? {
                 // Slots that moved meanwhile may have been with neither master.
@@ -97,8 +97,8 @@ impl Client {
         }
     }
 
-    /// Tell every master of a routing once; where and why one has not closed the stream, if that
-    /// may pass.
+    /// Tell every master of a routing once. Returns where and why a master has not closed the
+    /// stream, if a retry may help.
     async fn close_once(
         &self,
         stream: StreamId,

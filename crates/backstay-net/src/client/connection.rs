@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use tracing::debug;
 
 use super::error::ClientError;
-use super::ClientOptions;
+use super::options::ClientOptions;
 use crate::buffers::BufferPool;
 use crate::frame_io::{write_frame, Frame, FrameReader, ReadError};
 use crate::socket;
@@ -32,7 +32,7 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Nobody knows whether the request was taken.
+    /// It is unknown whether the request was taken.
     pub(crate) fn unanswered(reason: &str) -> Self {
         Self {
             reason: reason.into(),
@@ -52,7 +52,7 @@ struct Pending {
 /// What the reader task and the callers share.
 struct Shared {
     pending: Mutex<Pending>,
-    /// Taken while a frame is written: if that is broken off, it is not put back, for the
+    /// Taken while a frame is written. If the write breaks off, it is not put back, because the
     /// stream of frames is lost then.
     writer: tokio::sync::Mutex<Option<Writer>>,
     buffers: Arc<BufferPool>,
@@ -137,7 +137,7 @@ impl Connection {
     }
 
     /// Write a whole frame; its answer will come through the receiver. Frames leave in the
-    /// order of the calls. `None`: when its turn came it might not leave any more.
+    /// order of the calls. `None`: when its turn came, it was not allowed to leave.
     pub(crate) async fn send(
         &self,
         request_id: u64,
@@ -206,7 +206,7 @@ impl Shared {
             writer.take();
         }
         for (_, sender) in waiting {
-            // A caller that gave up has dropped its receiver: nobody is left to tell.
+            // A caller that gave up has dropped its receiver.
             let _ = sender.send(Err(lost.clone()));
         }
     }
@@ -271,7 +271,7 @@ impl OpenError {
     /// What an error frame in answer to the handshake means.
     fn of(address: &str, frame: &Frame) -> Result<Self, Refusal> {
         Ok(match refusal_of(address, frame)? {
-            // A full house, say: there may be room later.
+            // For example too many connections: there may be room later.
             error @ ClientError::Refused {
                 retry_safe: true, ..
             } => Self::Transient(error.to_string()),

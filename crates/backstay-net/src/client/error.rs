@@ -5,7 +5,7 @@ use thiserror::Error;
 /// See the module's documentation.
 #[derive(Debug, Clone, Error)]
 pub enum ClientError {
-    /// Nobody answered at the address until the deadline; nothing was applied.
+    /// No server answered at the address until the deadline; nothing was applied.
     #[error("{address}: {reason} (tried for {waited_ms} ms)")]
     Unavailable {
         /// Where.

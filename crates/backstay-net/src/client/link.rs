@@ -1,5 +1,5 @@
 //! The way to one server: keeps a connection, opens it anew, and tells what an answer means.
-//! It tries once; who tries again, and where, is decided by the call (see `request`).
+//! It tries once; the call decides whether and where to try again (see `request`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::connection::{refusal_of, Connection, Lost, OpenError, Reply};
 use super::error::ClientError;
+use super::options::ClientOptions;
 use super::routing::ServerAddress;
-use super::ClientOptions;
 use crate::buffers::BufferPool;
 use crate::frame_io::Frame;
 use backstay_core::wire::Opcode;
@@ -84,7 +84,7 @@ impl Ticket {
         !self.reply.is_empty()
     }
 
-    /// The connection has been silent for too long: as if it had broken.
+    /// The connection has been silent for too long, and counts as broken.
     pub(crate) fn give_up(&self, patience: Duration) -> Lost {
         self.connection
             .lose(&format!("no answer within {patience:?}"))
@@ -96,7 +96,7 @@ impl Ticket {
 pub(crate) enum Failure {
     /// Trying again may help; nothing was taken.
     Transient(String),
-    /// It will not.
+    /// Trying again does not help.
     Fatal(ClientError),
 }
 
@@ -143,7 +143,7 @@ impl Link {
         }
     }
 
-    /// The connection, if one is open and nobody is busy opening it.
+    /// The connection, if one is open and no caller is opening it.
     pub(crate) fn open_connection(&self) -> Option<Arc<Connection>> {
         let connection = self.connection.try_lock().ok()?.clone()?;
         connection.is_open().then_some(connection)
@@ -154,7 +154,7 @@ impl Link {
         self.connection.lock().await.take();
     }
 
-    /// What to hold while a request is under way.
+    /// A guard to keep while a request is under way.
     pub(crate) fn ticket(
         connection: Arc<Connection>,
         sent: Result<oneshot::Receiver<Reply>, Lost>,
@@ -198,7 +198,7 @@ impl Link {
         if expected == 0 {
             self.instance.store(instance, Ordering::Release);
         } else if expected != instance && self.server.instance == 0 {
-            // Nobody else says who holds what: what was there is not there any more.
+            // Without a routing table only the instance tells: the rows that were there are gone.
             return Err(OpenError::Refused(self.state_lost()));
         } else if expected != instance {
             return Err(OpenError::Transient(format!(
@@ -268,13 +268,14 @@ pub(crate) enum Answer {
     Again {
         reason: String,
         not_applied: bool,
-        /// Whether the server itself said so.
+        /// Whether the server itself refused.
         refused: bool,
     },
 }
 
-/// Whether to try again: the slot moves in, the other attempt finishes, the server restarts. Of what a
-/// later release may say, its own word is taken. A memory limit does not pass by waiting.
+/// Whether to try again, because a slot moves in, another attempt finishes, or the server
+/// restarts. An error of a later release says itself whether a retry is safe. A memory limit
+/// does not pass by waiting.
 fn passes_by_itself(code: u16, retry_safe: bool) -> bool {
     match code {
         code::NOT_MASTER

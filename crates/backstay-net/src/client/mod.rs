@@ -2,9 +2,9 @@
 //!
 //! [`plan`] merges and orders keys; [`routing`] says where they go; `link` keeps the way to
 //! each server; `request` tries one part of a call, `requests` all of them until they are
-//! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push` are the two kinds of calls; `queue` numbers
-//! pushes, those of a task by `batches` and while its `send_lease` is alive (`task_stream`); `closing`
-//! waits and ends; [`rows`] moves values;
+//! answered, `attend` waits meanwhile, [`split`] cuts them anew when slots move; `pull` and `push`
+//! are the two kinds of calls; `queue` numbers pushes, pushes of a task by `batches` and while its
+//! `send_lease` is alive (`task_stream`); `closing` waits and ends; [`rows`] moves values;
 //! `waiting` says what is waited for.
 
 mod attend;
@@ -13,6 +13,7 @@ mod closing;
 mod connection;
 mod error;
 mod link;
+mod options;
 mod out_frame;
 pub mod own_stream;
 pub mod plan;
@@ -31,7 +32,6 @@ mod waiting;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
 
 use backstay_core::stream::StreamId;
 use parking_lot::Mutex;
@@ -40,6 +40,7 @@ use tokio::time::{sleep_until, Instant};
 
 pub use error::ClientError;
 pub use link::Deadline;
+pub use options::ClientOptions;
 pub use pull::Pull;
 pub use push::{Push, PushRequest};
 pub use task_stream::TaskStream;
@@ -56,30 +57,6 @@ use crate::buffers::BufferPool;
 
 /// Memory kept for reuse, for requests and replies.
 const SPARE_BYTES: usize = 128 * 1024 * 1024;
-
-/// What a client needs to know.
-#[derive(Clone)]
-pub struct ClientOptions {
-    /// The cluster's name.
-    pub cluster_id: String,
-    /// The shared secret, if any.
-    pub token: Option<String>,
-    /// TLS, if any.
-    pub tls: Option<Arc<rustls::ClientConfig>>,
-    /// For the servers' logs.
-    pub client_name: String,
-    /// For one try to connect, handshake included.
-    pub connect_timeout: Duration,
-    /// From a reply's first byte to its last.
-    pub stall_timeout: Duration,
-    /// The largest reply that is accepted.
-    pub max_frame_bytes: u64,
-    /// Bodies are cut into parts of about so many bytes, so that the work of both sides and
-    /// the transfer overlap.
-    pub part_bytes: usize,
-    /// Pushes that may be under way at once.
-    pub max_pushes_in_flight: usize,
-}
 
 /// What a client has done so far.
 #[derive(Debug, Default)]
@@ -120,7 +97,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that numbers its pushes in `stream`, which nobody else may use.
+    /// A client that numbers its pushes in `stream`, which no other client may use.
     pub fn new(options: ClientOptions, stream: StreamId) -> Arc<Self> {
         Arc::new(Self {
             pushes: Arc::new(PushQueue::own(stream, options.max_pushes_in_flight)),
@@ -211,8 +188,8 @@ impl Client {
         }
     }
 
-    /// The next thing that whoever knows the control plane, or the user, should hear of; `None`
-    /// once nobody is to wait for it any more. For one listener.
+    /// The next thing that the watcher of the control plane, or the user, should hear of; `None`
+    /// when the client ends. For one listener.
     pub async fn next_event(&self) -> Option<Event> {
         self.waits.next().await
     }

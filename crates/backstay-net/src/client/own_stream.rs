@@ -1,10 +1,10 @@
 //! The stream of a client's own pushes: for how long it is used.
 //!
-//! Servers end streams of which they heard nothing for [`LEASE`], for those of killed clients
-//! would stay for ever. So a client begins a new one after [`USED`], whose numbers go on, and lets
-//! nothing of the old one leave after [`LEAVES`]: however long it was stopped or suspended, no
-//! push of it comes to servers that have forgotten it. What cannot leave any more fails, and
-//! whether it was applied is not known. Times are of the [clock].
+//! Servers end a stream when they have applied nothing of it for [`LEASE`]; otherwise the streams
+//! of killed clients would never end. So a client begins a new stream after [`USED`], whose numbers
+//! go on, and sends nothing of the old one after [`LEAVES`]. However long the client was stopped or
+//! suspended, no push reaches a server that has forgotten its stream. A push that cannot leave any
+//! longer fails, and its outcome is unknown. Times are of the [clock].
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use super::send_lease::SendLease;
 use crate::clock;
 
 const MINUTE: Micros = 60_000_000;
-/// For so long new pushes are of one stream.
+/// How long a client gives new pushes to one stream.
 const USED: Micros = 15 * MINUTE;
-/// For so long its pushes may leave, first tries and retries alike.
+/// How long pushes of the stream may leave, first tries and retries alike.
 const LEAVES: Micros = 45 * MINUTE;
-/// After so long without a push of it a server ends a stream.
+/// After so long without a push a server ends a stream.
 pub const LEASE: Micros = 60 * MINUTE;
 
 /// See the module's documentation.

@@ -162,7 +162,7 @@ impl Plan {
 
     /// Cut the plan into parts of about `keys_per_part` unique keys, never within a slot:
     /// a slot takes each push once. Parts of different servers alternate, so that all servers
-    /// work from the start; those of one server keep the order of their slots.
+    /// work from the start; parts of one server keep the order of their slots.
     ///
     /// `routing` may be newer than the one the plan was made for.
     pub fn parts(&self, routing: &Arc<Routing>, keys_per_part: usize) -> Vec<Part> {

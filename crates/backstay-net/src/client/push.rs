@@ -28,7 +28,7 @@ use super::routing::Routing;
 use super::send_lease::SendLease;
 use super::{no_routing, rows, Client};
 
-/// What to push where.
+/// What to push, and to which table.
 pub struct PushRequest<'a> {
     /// The table's id.
     pub table: u64,
@@ -86,7 +86,7 @@ impl Client {
         self.check_limits(request, &routing, &parts, deadline)
             .await?;
         let _turn = queue.take_turn(self, deadline).await?;
-        // It may have been closed while this one waited.
+        // The client may have been closed while this push waited.
         self.check_open()?;
         let (push, floor) = queue.number(ordinal, |id, lease| Push {
             queue: Arc::clone(queue),
@@ -105,7 +105,7 @@ impl Client {
             let frame = self.lay_out(request, plan, &part, routing.version, &push, floor);
             let link = self.link_to(&routing, part.server);
             let (sent, wanted) = (Opcode::Push, Opcode::PushReply);
-            // It is in the state before it is sent, so that an interrupted call keeps it.
+            // The state has it before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
             state.requests.add(one.under(Some(&push.lease)));
             // Until it has left, so that pushes leave in the order of their numbers.
@@ -124,8 +124,8 @@ impl Client {
         Ok(push)
     }
 
-    /// Refuse what a server would not take, before any part has left for another one. Of a
-    /// server that does not answer now, the limits show when it does.
+    /// Refuse what a server would not take, before any part has left for another one. If a server
+    /// does not answer now, it checks its limits itself later.
     async fn check_limits(
         &self,
         request: &PushRequest<'_>,
@@ -159,10 +159,10 @@ impl Client {
         Ok(())
     }
 
-    /// Finish a push whether or not anybody waits for it: send it again if that is needed.
+    /// Finish a push even if the caller does not wait: send it again if that is needed.
     pub fn finish_in_background(self: &Arc<Self>, push: &Arc<Push>) {
         let (client, push) = (Arc::clone(self), Arc::clone(push));
-        // A failure is kept until somebody asks for it.
+        // A failure is kept until the caller asks for it.
         tokio::spawn(async move { drop(push.finish(&client).await) });
     }
 
@@ -212,7 +212,7 @@ impl PushQueue<Push> {
         let turn = async {
             let turn = self.turn().await;
             while let Some(oldest) = self.oldest_if_full() {
-                // A failure is kept for its own caller or for a flush; here it is in the way.
+                // The queue keeps a failure for its own caller or for a flush; ignore it here.
                 let _ = oldest.finish(client).await;
             }
             turn
@@ -225,7 +225,7 @@ impl PushQueue<Push> {
         })
     }
 
-    /// Wait until every push has ended; the first failure that nobody was told of.
+    /// Wait until every push has ended; the first failure that the caller was not told of.
     pub(super) async fn flush(&self, client: &Client) -> Result<(), ClientError> {
         for push in self.in_flight() {
             // A failure is kept until it is reported, just below.
@@ -295,7 +295,7 @@ fn check_finite(request: &PushRequest<'_>, plan: &Plan) -> Result<(), ClientErro
 impl Push {
     /// Whether the outcome is known.
     pub fn is_over(&self) -> bool {
-        // Locked means that somebody is busy with it.
+        // Locked means that a task is busy with it.
         self.state
             .try_lock()
             .is_ok_and(|state| state.outcome.is_some())
@@ -376,7 +376,7 @@ impl State {
             | ClientError::Deadline {
                 address, reason, ..
             } => (address, reason),
-            // Refused here, but another server may have its part: not as if nothing happened.
+            // One server refused, but another may have its part, so the outcome is unknown.
             ClientError::Refused {
                 address, message, ..
             } if started => (address, message),

@@ -1,7 +1,7 @@
 //! The pushes of one stream that are under way: their numbers, their order, their failures.
 //!
 //! A client has a queue for its own stream, in which it numbers pushes one by one and gives up
-//! those that fail, and one for each task it works on, where [`super::batches`] numbers them and a
+//! pushes that fail, and one for each task it works on, where [`super::batches`] numbers them and a
 //! failed push ends everything: no batch may be counted without one before it.
 //!
 //! A queue does not know what a push `P` is: [`super::push`] sends pushes and waits for them.
@@ -18,7 +18,7 @@ use super::own_stream::OwnStream;
 use super::send_lease::SendLease;
 use crate::clock;
 
-/// Failures remembered until somebody asks.
+/// Failures remembered until the caller asks.
 const MAX_UNREPORTED: usize = 64;
 
 /// See the module's documentation.
@@ -45,7 +45,7 @@ struct Open<P> {
     in_flight: BTreeMap<u64, Arc<P>>,
     /// The first failure of a task's push: there will be no more.
     failure: Option<ClientError>,
-    /// Failures that nobody has been told of, by number; the oldest few.
+    /// Failures that the caller has not been told of, by number; the oldest few.
     unreported: BTreeMap<u64, ClientError>,
 }
 
@@ -102,7 +102,8 @@ impl<P> PushQueue<P> {
         self.open.lock().oldest_if_full(self.max_in_flight)
     }
 
-    /// Number a push and keep it in flight; also the floor to send along. For who has the turn.
+    /// Number a push and keep it in flight. Returns the floor to send along, too. The caller must
+    /// have the turn.
     pub(super) fn number(
         &self,
         ordinal: u32,
@@ -139,7 +140,7 @@ impl<P> PushQueue<P> {
         }
         if let Err(error) = outcome {
             open.fail(error);
-            // Who revokes a lease need not be told of it.
+            // The caller revoked the lease itself and need not hear of it.
             if open.unreported.len() < MAX_UNREPORTED
                 && !matches!(error, ClientError::TaskLeaseLost)
             {
@@ -157,7 +158,7 @@ impl<P> PushQueue<P> {
         open.fail(error);
     }
 
-    /// Somebody was told of the outcome of a push.
+    /// The caller was told of the outcome of a push.
     pub(super) fn reported(&self, sequence: u64) {
         self.open.lock().unreported.remove(&sequence);
     }
@@ -207,7 +208,7 @@ impl<P> PushQueue<P> {
         self.open.lock().in_flight.values().cloned().collect()
     }
 
-    /// The first failure that nobody was told of. All count as told then.
+    /// The first failure that the caller was not told of. All count as told then.
     pub(super) fn take_failure(&self) -> Option<ClientError> {
         let unreported = std::mem::take(&mut self.open.lock().unreported);
         unreported.into_values().next()

@@ -1,7 +1,7 @@
-//! One request of a call, tried until it is answered: by the newest routing, cut anew where
-//! slots have moved, until the deadline. A part that is answered stays so.
+//! One request of a call. It is tried by the newest routing until it is answered or the deadline
+//! is over, and cut anew where slots have moved. An answered part stays answered.
 //!
-//! What has happened to a request is in docs/internals/client-failover.md, with a diagram.
+//! docs/internals/data-plane.md draws what can happen to a request.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -40,7 +40,7 @@ pub(crate) struct Request {
     pub(super) frame: OutFrame,
     opcode: Opcode,
     wanted: Opcode,
-    /// Which part of the plan it is; only where the answer must be put back in its place.
+    /// Which part of the plan it is, if its answer must go back to that place.
     part: Option<Part>,
     /// Where it goes by that version of the routing; none if its slots have no master.
     link: Option<Arc<Link>>,
@@ -122,7 +122,7 @@ impl Request {
         }
     }
 
-    /// Since when it waits for what it should have.
+    /// Since when it waits.
     fn since(&self) -> Instant {
         match (&self.trouble, &self.ticket) {
             (Some(trouble), _) => trouble.since,
@@ -141,7 +141,7 @@ impl Request {
         });
     }
 
-    /// Send it once. What a retry may mend is no error: it has no ticket then.
+    /// Send it once. If a retry may help, this is no error, and there is no ticket.
     pub(super) async fn try_send(
         &mut self,
         client: &Client,
@@ -178,14 +178,14 @@ impl Request {
         };
         self.frame.check(&connection.hello)?;
         if !self.may_leave() {
-            self.wait_for_hold(client, deadline).await;
+            self.wait_for_lease(client, deadline).await;
             if !self.may_leave() || client.routing_version() > self.version {
                 return Ok(());
             }
         }
         let request_id = connection.next_request_id();
         self.frame.set_request_id(request_id);
-        // Until the answer says otherwise.
+        // It may be applied, until an answer says otherwise.
         self.sent = true;
         let sending = connection.send(request_id, self.frame.bytes(), || self.may_leave());
         match attend(client, &self.leg(), sending, deadline, None).await {
@@ -199,7 +199,7 @@ impl Request {
                 self.missed(client, reason.into(), false);
             }
             Attended::Moved | Attended::Stalled | Attended::TimeUp => {
-                // Broken off in the middle of a frame: it cannot have been taken.
+                // The frame broke off in the middle, so the server cannot have taken it.
                 self.sent = false;
                 self.missed(client, "it took no more bytes".into(), false);
             }
@@ -207,13 +207,13 @@ impl Request {
         Ok(())
     }
 
-    /// Whether what it is held by, if it is a push, is alive.
+    /// Whether its send lease, if it has one, is alive.
     fn may_leave(&self) -> bool {
         self.lease.as_ref().is_none_or(|lease| lease.is_alive())
     }
 
     /// Wait until it may leave or the time is up. Revoking the lease ends the whole call.
-    async fn wait_for_hold(&mut self, client: &Client, deadline: Deadline) {
+    async fn wait_for_lease(&mut self, client: &Client, deadline: Deadline) {
         let Some(lease) = self.lease.clone() else {
             return;
         };
@@ -276,7 +276,7 @@ impl Request {
                 self.missed(client, reason, !refused);
                 Ok(None)
             }
-            // A refusal says nothing of the tries before it: what they left in doubt stays so.
+            // A refusal says nothing about earlier tries: their outcome stays in doubt.
             Err(error) => Err(error),
         }
     }

@@ -49,7 +49,7 @@ impl Requests {
         self.list.iter().any(Request::is_missing)
     }
 
-    /// The error for what has not left until the deadline.
+    /// The error for requests that have not left by the deadline.
     pub(crate) fn check_all_left(
         &self,
         client: &Client,
@@ -67,7 +67,7 @@ impl Requests {
         self.list.iter().filter(answered).count()
     }
 
-    /// Whether some slot may have something of the call.
+    /// Whether some slot may have applied a part of the call.
     pub(crate) fn started(&self) -> bool {
         self.answered() > 0 || self.list.iter().any(Request::maybe_applied)
     }
@@ -77,8 +77,8 @@ impl Requests {
         self.list.last().map_or_else(String::new, Request::address)
     }
 
-    /// Send what is not under way, waiting and trying again until all have left or the time is
-    /// up. Only what no retry can mend is an error.
+    /// Send the requests that are not under way, and try again until all have left or the time is
+    /// up. Only a failure that no retry can mend is an error.
     pub(crate) async fn send_all(
         &mut self,
         client: &Client,
@@ -211,11 +211,15 @@ impl Requests {
         Instant::now() < deadline.at()
     }
 
-    /// The error for what was not answered until the deadline: whom it waited for, since when.
+    /// The error for requests that were not answered by the deadline. It names the servers that the
+    /// call waited for, and since when.
     fn unanswered(&self, client: &Client, deadline: Deadline) -> ClientError {
         let routing = client.newest();
         let open = || self.list.iter().filter(|request| !request.is_over());
-        let address = open().next().map_or_else(String::new, Request::address);
+        let known = open()
+            .map(Request::address)
+            .find(|address| !address.is_empty());
+        let address = known.unwrap_or_else(|| "no server".into());
         let mut targets: BTreeMap<(String, String), Waited> = BTreeMap::new();
         for request in open() {
             let leg = request.leg();
@@ -249,7 +253,7 @@ impl Requests {
             let _ = write!(reason, "; the routing is version {}", routing.version);
         }
         let waited_ms = deadline.waited_ms();
-        // Nothing but silence: no word of a server, none of the system.
+        // Only silence: neither a server nor the system has reported an error.
         if open().all(|request| request.ticket.is_some() && request.trouble.is_none()) {
             return ClientError::Deadline {
                 address,

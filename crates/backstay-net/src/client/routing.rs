@@ -1,4 +1,4 @@
-//! Who holds which slot, as a client needs it: for partitioning keys.
+//! Which server is master of each slot, as a client needs it to partition keys.
 
 use backstay_core::hash::{mix64, SlotSpace};
 

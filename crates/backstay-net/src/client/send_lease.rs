@@ -11,7 +11,7 @@ use crate::clock;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
-    /// Nobody has set a limit.
+    /// The caller has set no limit.
     Unlimited,
     Until(Micros),
     Revoked,
@@ -81,7 +81,7 @@ impl SendLease {
         self.state.borrow().is_alive()
     }
 
-    /// Wait until a frame may leave; for ever once it is revoked.
+    /// Wait until a frame may leave. After a revocation this never returns.
     pub(crate) async fn alive(&self) {
         let mut changes = self.state.subscribe();
         // The sender lives as long as this future.

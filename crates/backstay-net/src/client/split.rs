@@ -13,7 +13,7 @@ pub struct Group {
     pub ranges: Vec<Range<usize>>,
 }
 
-/// Group keys, of which those of a slot stand together, by the server of their slot. Each key
+/// Group keys by the server of their slot; keys of one slot must stand together. Each key
 /// is in one group, each slot's keys are in one range, and their order is kept.
 pub fn by_server(keys: &[u64], routing: &Routing) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();

@@ -39,7 +39,7 @@ impl Client {
         let most = self.options.max_pushes_in_flight;
         let queue = Arc::new(PushQueue::task(stream, batches, most));
         let mut tasks = self.tasks.lock();
-        // Of those that nobody uses, only what a flush has to wait for or to tell is kept.
+        // A queue that is not used stays only if a flush has to wait for it or to tell of it.
         tasks.retain(|known| Arc::strong_count(known) > 1 || !known.is_quiet());
         tasks.push(Arc::clone(&queue));
         Ok(TaskStream { queue })
@@ -93,7 +93,7 @@ impl Drop for Attempt<'_> {
 }
 
 impl TaskStream {
-    /// End the batch before and number pushes as those of this one.
+    /// End the batch before, and number pushes as pushes of this one.
     pub fn begin_batch(&self, batch: u64) -> Result<(), ClientError> {
         self.queue.with_batches(|batches| batches.begin(batch))
     }

@@ -1,4 +1,4 @@
-//! What a client's calls wait for, said aloud: silence must not look like a hang.
+//! Reports what a client's calls wait for, because silence must not look like a hang.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,21 +7,21 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Waiting longer than this is said.
+/// A wait longer than this is reported.
 const SILENCE: Duration = Duration::from_secs(1);
 /// And again at this pace.
 const PACE: Duration = Duration::from_secs(5);
 /// Lines kept for a listener that is slow.
 const MAX_LINES: usize = 16;
 
-/// Something that whoever knows the control plane, or the user, should hear of.
+/// Something that the watcher of the control plane, or the user, should hear of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A server does not answer or refuses: the routing may have changed.
     Trouble,
     /// A call has been waiting for some time; for what, in words.
     Waiting(String),
-    /// What was waited for is there; after how long, in words.
+    /// A wait has ended; after how long, in words.
     Resumed(String),
 }
 

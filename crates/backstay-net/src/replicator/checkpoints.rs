@@ -24,7 +24,7 @@ impl Replicator {
         let snapshot = self
             .store
             .snapshot(slot, base.map(|(position, _)| position))?;
-        // As with a read: what was copied counts only if nobody else could be master by now.
+        // As with a read: what was copied counts only if no other node could be master by now.
         self.check_alive().ok()?;
         let unchanged = self.state.lock().replica.epoch(slot) == epoch;
         unchanged.then_some((epoch, snapshot))
@@ -47,7 +47,7 @@ impl Replicator {
         })
     }
 
-    /// Slots have all their rows, of one file: those that still wait for them are loaded now. The
+    /// All rows of these slots, of one file, are here: slots that still wait are loaded now. The
     /// first refusal is returned.
     pub fn finish_loads(&self, slots: &[(LoadedSlot, SlotMemory)]) -> Result<(), Refusal> {
         self.with(|replica, now, store| {

@@ -1,11 +1,10 @@
-//! The ends of clients' own streams whose clients were killed.
+//! Ends the streams of killed clients.
 //!
-//! The master of a slot ends a stream of which nothing was applied for a lease, by a transaction
-//! in the slot's order: so all replicas forget the same at the same place, and the state machine
-//! needs no clock. Who becomes master counts from when it heard of the stream itself, as a backup
-//! or with a copy, which may only lengthen the lease. Clients use a stream for less than that
-//! ([`crate::client::own_stream`]); streams of tasks are closed by those who know that the task
-//! is done.
+//! The master of a slot ends a stream of which nothing was applied for [`LEASE`], by a transaction
+//! in the slot's order. So all replicas forget it at the same place, and the state machine needs no
+//! clock. A new master counts from when it first heard of the stream, as a backup or with a copy,
+//! which can only lengthen the time. Clients use a stream for less than that
+//! ([`crate::client::own_stream`]). Workers close the streams of tasks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +49,7 @@ impl Replicator {
                 stream,
                 sequence: u64::MAX,
             };
-            // Nobody waits for the answer: what is refused now is tried at the next look.
+            // The answer is not used: what is refused now is tried at the next look.
             match self.push(Transaction::close(id, slots)) {
                 Ok(_) => ended += 1,
                 Err(refusal) => debug!(?stream, %refusal, "a silent stream could not be ended"),

@@ -29,7 +29,7 @@ impl Store {
         let mut snapshot = self.write(self.stripe(slot), None, |engine| {
             serves(engine).then(|| engine.begin_snapshot(slot, base))
         })?;
-        // Pushes go on between two pieces; a fair lock lets those that wait go first.
+        // Pushes go on between two pieces; a fair lock lets waiting pushes go first.
         while engine.read().copy_more(&mut snapshot, ROWS_AT_ONCE) {}
         let engine = engine.read();
         (serves(&engine) && engine.finish_snapshot(&mut snapshot)).then_some(snapshot)

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use backstay_core::engine::{CopyPiece, CopyReader, ServingState, SlotMemory, StageReport, Staged};
+use backstay_core::engine::{
+    CopyPiece, CopyReader, ServingState, SlotCopy, SlotMemory, StageReport, Staged,
+};
 use backstay_core::error::Refusal;
-use backstay_core::replication::{Rows, SlotCopy};
+use backstay_core::replication::Rows;
 use backstay_core::table::PlainRows;
 use backstay_core::transaction::{StagedRun, Transaction};
 

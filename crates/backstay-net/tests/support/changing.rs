@@ -101,7 +101,7 @@ pub async fn rows(
     Ok(out.chunks(DIM).map(|row| row[0]).collect())
 }
 
-/// The counter of each key on one server, whoever is its master.
+/// The counter of each key on one server, whichever node is its master.
 pub fn counters(server: &Server, keys: &[u64]) -> Vec<f32> {
     let space = SlotSpace::new(SLOTS).unwrap();
     let count = |&key: &u64| {

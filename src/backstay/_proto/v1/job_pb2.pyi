@@ -882,6 +882,143 @@ class LeaveResponse(_message.Message):
 Global___LeaveResponse: _TypeAlias = LeaveResponse  # noqa: Y015
 
 @_typing.final
+class WorkerCalls(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerCall]: ...
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___WorkerCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCalls: _TypeAlias = WorkerCalls  # noqa: Y015
+
+@_typing.final
+class WorkerCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RENEW_LEASES_FIELD_NUMBER: _builtins.int
+    GET_TASK_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """No other call of the stream that waits for its answer has it."""
+    @_builtins.property
+    def renew_leases(self) -> Global___RenewLeasesRequest: ...
+    @_builtins.property
+    def get_task(self) -> Global___GetTaskRequest: ...
+    @_builtins.property
+    def complete(self) -> Global___CompleteRequest: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        renew_leases: Global___RenewLeasesRequest | None = ...,
+        get_task: Global___GetTaskRequest | None = ...,
+        complete: Global___CompleteRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "complete", b"complete", "get_task", b"get_task", "renew_leases", b"renew_leases"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "complete", b"complete", "get_task", b"get_task", "id", b"id", "renew_leases", b"renew_leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["renew_leases", "get_task", "complete"]  # noqa: Y015
+    _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
+
+Global___WorkerCall: _TypeAlias = WorkerCall  # noqa: Y015
+
+@_typing.final
+class WorkerAnswers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___WorkerAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerAnswers: _TypeAlias = WorkerAnswers  # noqa: Y015
+
+@_typing.final
+class WorkerAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RENEW_LEASES_FIELD_NUMBER: _builtins.int
+    GET_TASK_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the call."""
+    @_builtins.property
+    def renew_leases(self) -> Global___RenewLeasesResponse: ...
+    @_builtins.property
+    def get_task(self) -> Global___GetTaskResponse: ...
+    @_builtins.property
+    def complete(self) -> Global___CompleteResponse: ...
+    @_builtins.property
+    def error(self) -> Global___CallError: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        renew_leases: Global___RenewLeasesResponse | None = ...,
+        get_task: Global___GetTaskResponse | None = ...,
+        complete: Global___CompleteResponse | None = ...,
+        error: Global___CallError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "complete", b"complete", "error", b"error", "get_task", b"get_task", "renew_leases", b"renew_leases"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "complete", b"complete", "error", b"error", "get_task", b"get_task", "id", b"id", "renew_leases", b"renew_leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["renew_leases", "get_task", "complete", "error"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___WorkerAnswer: _TypeAlias = WorkerAnswer  # noqa: Y015
+
+@_typing.final
+class CallError(_message.Message):
+    """What a unary call says in its status."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """Class of the error, as in the metadata backstay-error; empty: a fault of the job master."""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        error: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallError: _TypeAlias = CallError  # noqa: Y015
+
+@_typing.final
 class GetJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1071,6 +1208,8 @@ class JobStatus(_message.Message):
     CHECKPOINTS_FAILED_FIELD_NUMBER: _builtins.int
     TABLE_NOTES_FIELD_NUMBER: _builtins.int
     CHECKPOINT_URL_FIELD_NUMBER: _builtins.int
+    WENT_BACK_FIELD_NUMBER: _builtins.int
+    SCALINGS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     uid: _builtins.str
     state: _builtins.str
@@ -1120,6 +1259,8 @@ class JobStatus(_message.Message):
     """Checkpoints that could not be written since this master began."""
     checkpoint_url: _builtins.str
     """The folder or URL that the newest checkpoint was written to; empty: not known."""
+    went_back: _builtins.int
+    """How often a restore of the cluster took the job back to a checkpoint."""
     @_builtins.property
     def tasks(self) -> Global___TaskCounts: ...
     @_builtins.property
@@ -1131,6 +1272,12 @@ class JobStatus(_message.Message):
     @_builtins.property
     def table_notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For people: what became of settings of the model file that the tables did not have."""
+
+    @_builtins.property
+    def scalings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The newest changes of the numbers of workers and servers by themselves, with time and reason;
+        newest last, a bounded number.
+        """
 
     def __init__(
         self,
@@ -1168,10 +1315,12 @@ class JobStatus(_message.Message):
         checkpoints_failed: _builtins.int = ...,
         table_notes: _abc.Iterable[_builtins.str] | None = ...,
         checkpoint_url: _builtins.str = ...,
+        went_back: _builtins.int = ...,
+        scalings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "tasks", b"tasks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "bad_records", b"bad_records", "checkpoint", b"checkpoint", "checkpoint_url", b"checkpoint_url", "checkpoints_failed", b"checkpoints_failed", "dead_letters", b"dead_letters", "evaluations", b"evaluations", "examples", b"examples", "examples_per_s", b"examples_per_s", "inexact", b"inexact", "job", b"job", "kind", b"kind", "loss", b"loss", "master_address", b"master_address", "master_instance", b"master_instance", "master_starts", b"master_starts", "now_ms", b"now_ms", "passes", b"passes", "reason", b"reason", "records_done", b"records_done", "records_total", b"records_total", "round", b"round", "saving", b"saving", "scalings", b"scalings", "started_ms", b"started_ms", "state", b"state", "steps", b"steps", "table_notes", b"table_notes", "tasks", b"tasks", "trouble", b"trouble", "uid", b"uid", "went_back", b"went_back", "workers", b"workers", "workers_desired", b"workers_desired", "workers_max", b"workers_max", "workers_min", b"workers_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

@@ -74,6 +74,11 @@ class JobServiceStub:
                 request_serializer=backstay_dot_v1_dot_job__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=backstay_dot_v1_dot_job__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.CallStream = channel.stream_stream(
+                '/backstay.v1.JobService/CallStream',
+                request_serializer=backstay_dot_v1_dot_job__pb2.WorkerCalls.SerializeToString,
+                response_deserializer=backstay_dot_v1_dot_job__pb2.WorkerAnswers.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/backstay.v1.JobService/GetJob',
                 request_serializer=backstay_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
@@ -168,6 +173,16 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CallStream(self, request_iterator, context):
+        """The frequent calls of a process on one stream, several in one message. The job master answers
+        each as the unary call of its name, in any order. While 1,024 calls of a stream wait for their
+        answers, it refuses further ones but signs of life: UNAVAILABLE, repeat them. When the stream
+        ends, the caller repeats on a new one what is not answered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -251,6 +266,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=backstay_dot_v1_dot_job__pb2.LeaveRequest.FromString,
                     response_serializer=backstay_dot_v1_dot_job__pb2.LeaveResponse.SerializeToString,
+            ),
+            'CallStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.CallStream,
+                    request_deserializer=backstay_dot_v1_dot_job__pb2.WorkerCalls.FromString,
+                    response_serializer=backstay_dot_v1_dot_job__pb2.WorkerAnswers.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -499,6 +519,33 @@ class JobService:
             '/backstay.v1.JobService/Leave',
             backstay_dot_v1_dot_job__pb2.LeaveRequest.SerializeToString,
             backstay_dot_v1_dot_job__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CallStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/backstay.v1.JobService/CallStream',
+            backstay_dot_v1_dot_job__pb2.WorkerCalls.SerializeToString,
+            backstay_dot_v1_dot_job__pb2.WorkerAnswers.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,12 @@ class JobServiceStub:
     """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
     Leave: _grpc.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]
     """A worker ends in good order; its tasks go back."""
+    CallStream: _grpc.StreamStreamMultiCallable[_job_pb2.WorkerCalls, _job_pb2.WorkerAnswers]
+    """The frequent calls of a process on one stream, several in one message. The job master answers
+    each as the unary call of its name, in any order. While 1,024 calls of a stream wait for their
+    answers, it refuses further ones but signs of life: UNAVAILABLE, repeat them. When the stream
+    ends, the caller repeats on a new one what is not answered.
+    """
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]
     Scale: _grpc.UnaryUnaryMultiCallable[_job_pb2.ScaleRequest, _job_pb2.ScaleResponse]
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
@@ -100,6 +106,12 @@ class JobServiceAsyncStub(JobServiceStub):
     """The task failed: user code or data. It is tried again so many times, then dead-lettered."""
     Leave: _aio.UnaryUnaryMultiCallable[_job_pb2.LeaveRequest, _job_pb2.LeaveResponse]  # type: ignore[assignment]
     """A worker ends in good order; its tasks go back."""
+    CallStream: _aio.StreamStreamMultiCallable[_job_pb2.WorkerCalls, _job_pb2.WorkerAnswers]  # type: ignore[assignment]
+    """The frequent calls of a process on one stream, several in one message. The job master answers
+    each as the unary call of its name, in any order. While 1,024 calls of a stream wait for their
+    answers, it refuses further ones but signs of life: UNAVAILABLE, repeat them. When the stream
+    ends, the caller repeats on a new one what is not answered.
+    """
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.JobStatus]  # type: ignore[assignment]
     Scale: _aio.UnaryUnaryMultiCallable[_job_pb2.ScaleRequest, _job_pb2.ScaleResponse]  # type: ignore[assignment]
     """Have so many workers. INVALID_ARGUMENT: outside of min and max of the job."""
@@ -183,6 +195,18 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.LeaveResponse, _abc.Awaitable[_job_pb2.LeaveResponse]]:
         """A worker ends in good order; its tasks go back."""
+
+    @_abc_1.abstractmethod
+    def CallStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_job_pb2.WorkerCalls],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_job_pb2.WorkerAnswers], _abc.AsyncIterator[_job_pb2.WorkerAnswers]]:
+        """The frequent calls of a process on one stream, several in one message. The job master answers
+        each as the unary call of its name, in any order. While 1,024 calls of a stream wait for their
+        answers, it refuses further ones but signs of life: UNAVAILABLE, repeat them. When the stream
+        ends, the caller repeats on a new one what is not answered.
+        """
 
     @_abc_1.abstractmethod
     def GetJob(

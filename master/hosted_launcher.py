@@ -1,0 +1,177 @@
+"""The job master's side of a job's launcher: its request handler, and the launcher if it runs here.
+
+A launcher reports, and is told which worker processes should run. The engine decides; the handler
+waits for its times. ``JobService`` calls it for a launcher in another process. A launcher in the
+job master's process waits for other programs, so it has a thread (``LaunchFollower``); its calls
+go to the handler in the event loop. Imports the launchers' interface and the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from types import TracebackType
+
+from backstay.config import ENDPOINT_VARIABLE
+from backstay.job_engine.launch import LauncherReport, WorkerExit, WorkerWish
+from backstay.job_spec import JobSpec
+from backstay.master.job import Job
+from backstay.master.launcher import LaunchFollower, WorkerProgram, launcher_class
+
+__all__ = ["ExitsSeen", "HostedLauncher", "LaunchHandler"]
+
+# How long workers may take to leave when the job is over.
+LEAVE_LIMIT_S = 5.0
+EXITS_KEPT = 20
+# An exit is told again until it is acknowledged, and that takes no longer than so many others.
+IDS_KEPT = 20_000
+WAIT_MS_MAX = 30_000
+# How long a call waits for the journal; launchers repeat it.
+DURABLE_S = 4.0
+
+log = logging.getLogger(__name__)
+
+
+class LaunchHandler:
+    """Answers the launcher of one job."""
+
+    def __init__(self, job: Job) -> None:
+        """Prepare."""
+        self._job = job
+
+    async def exchange(
+        self,
+        report: LauncherReport,
+        *,
+        known_version: int = 0,
+        wait_ms: int = 0,
+        trouble: str = "",
+    ) -> WorkerWish:
+        """Take in what runs and what has ended; return what should run, once it is recorded.
+
+        The id of a worker that was told must never be told again for another process.
+
+        Args:
+            report: What the launcher tells.
+            known_version: Of the wish that it knows; 0: none.
+            wait_ms: How long to wait for another wish, at most.
+            trouble: Why not all wanted workers run, for people; empty: nothing holds them up.
+
+        Raises:
+            StoreUnavailable: The journal cannot be written now.
+        """
+        job = self._job
+        job.note_trouble("launcher", trouble)
+        job.report(report)
+        wish = await self._news(known_version, wait_ms)
+        await job.journal.durable(DURABLE_S)
+        told = tuple(one.worker_id for one in report.exits)
+        return wish._replace(acknowledged=told, ended=job.ended)
+
+    async def _news(self, known_version: int, wait_ms: int) -> WorkerWish:
+        """Wait for another wish than the one that is known, or for the end of the job."""
+        job = self._job
+        deadline_s = job.now() + min(wait_ms, WAIT_MS_MAX) / 1000
+        while True:
+            changed = job.changed
+            wish, now_s = job.wish(), job.now()
+            if wish.version != known_version or job.is_over or now_s >= deadline_s:
+                return wish
+            next_s = job.workers.set.next_change_s()
+            until_s = deadline_s if next_s is None else min(deadline_s, next_s)
+            try:
+                await asyncio.wait_for(changed.wait(), max(until_s - now_s, 0.001))
+            except asyncio.TimeoutError:
+                continue
+
+
+class ExitsSeen:
+    """Counts the exits of workers by reason, and keeps the newest, for people."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.counts: Counter[str] = Counter()
+        self.newest: deque[WorkerExit] = deque(maxlen=EXITS_KEPT)
+        self._ids: dict[str, None] = {}
+
+    def __call__(self, end: WorkerExit) -> None:
+        """Take in an exit, which may be told more than once; from the launcher's thread."""
+        if end.worker_id in self._ids:
+            return
+        self._ids[end.worker_id] = None
+        if len(self._ids) > IDS_KEPT:
+            del self._ids[next(iter(self._ids))]
+        self.counts[end.reason.name] += 1
+        self.newest.append(end)
+
+
+class HostedLauncher:
+    """Runs the launcher inside ``async with``; does nothing if it runs in the command."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        endpoints: Sequence[str],
+        handler: LaunchHandler,
+        exits: ExitsSeen,
+        owner: str = "",
+    ) -> None:
+        """Prepare; call it while the event loop runs.
+
+        Args:
+            spec: The job.
+            endpoints: Control addresses of pservers, for the workers.
+            handler: Of the job.
+            exits: Told each exit.
+            owner: Of the job on Kubernetes; empty: it runs elsewhere.
+
+        Raises:
+            ConfigError: A setting of the job does not fit the launcher.
+        """
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._follower: LaunchFollower | None = None
+        kind = launcher_class(spec.launcher)
+        if kind.IN_JOB_MASTER:
+            env = {ENDPOINT_VARIABLE: ",".join(endpoints), **spec.workers.env}
+            self._launcher = kind.for_job(WorkerProgram(spec, env, owner))
+            self._follower = LaunchFollower(
+                self._launcher, self._exchange, on_trouble=_log_trouble, on_exit=exits
+            )
+
+    async def __aenter__(self) -> HostedLauncher:
+        if self._follower is not None:
+            self._follower.__enter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._follower is not None:
+            # The thread may be waiting for this loop.
+            await asyncio.to_thread(self._follower.__exit__, kind, error, traceback)
+
+    async def let_leave(self) -> None:
+        """Wait until all workers of a job that is over have left; tell the rest to end."""
+        if self._follower is not None:
+            await asyncio.to_thread(self._follower.let_leave, LEAVE_LIMIT_S)
+
+    def _exchange(self, report: LauncherReport, *, known_version: int, wait_ms: int) -> WorkerWish:
+        """Call the handler from the launcher's thread."""
+        answer = self._handler.exchange(
+            report,
+            known_version=known_version,
+            wait_ms=wait_ms,
+            trouble=self._launcher.trouble(),
+        )
+        return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
+
+
+def _log_trouble(trouble: str) -> None:
+    if trouble:
+        log.warning("the launcher gets no answer: %s", trouble)

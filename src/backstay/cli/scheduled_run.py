@@ -1,0 +1,129 @@
+"""``python -m backstay.cli.scheduled_run FILE``: one run of a job's schedule, in a Pod.
+
+A CronJob makes the Pod. The Pod runs the hooks, makes the objects of the job as ``backstay train
+--on kubernetes`` does, and looks on until the job is over, so that no two runs are under way. A Pod
+that takes the place of another finds what that one has made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from backstay.cli.exit_codes import EXIT_FAILED
+from backstay.cli.hooks import run_hooks
+from backstay.cli.kubernetes_follow import BegunJob
+from backstay.cli.kubernetes_manifest import objects_of
+from backstay.cli.kubernetes_submit import submit
+from backstay.cli.progress import Show
+from backstay.cli.stop_signals import StopOrder, StopSignals
+from backstay.cli.supervisor import Outcome
+from backstay.config import ENDPOINT_VARIABLE
+from backstay.errors import BackstayError, ConfigError, JobError, KubernetesError
+from backstay.exits import EXIT_WRONG_SETTING
+from backstay.job_spec import HooksSpec, JobSpec
+from backstay.logs import set_up_logging
+from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.names import RUN, object_name
+from backstay.master.kubernetes.objects import NAMESPACE_VARIABLE, RUN_VARIABLE, JobObjects, Owner
+
+__all__ = ["EXIT_AGAIN", "exit_code_of", "main"]
+
+# Another Pod is to go on with the run.
+EXIT_AGAIN = 75
+# Answers of the API that another time may be others.
+_PASSING = (0, 409, 429)
+_SERVER_ERRORS = 500
+
+
+def main(spec_file: Path) -> int:
+    """Carry out the run; return the exit code, as ``backstay train`` has it."""
+    run, stops = os.environ[RUN_VARIABLE], StopSignals()
+    try:
+        spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
+        set_up_logging("info", "text", f"run {run} of {spec.name}")
+        with stops:
+            outcome = _Run(spec, run, stops).to_its_end()
+    except BackstayError as error:
+        click.echo(f"Error: {error}", err=True)
+        return exit_code_of(error, stopped=stops.asked)
+    if outcome is None:
+        return EXIT_AGAIN
+    click.echo(f"{spec.name}: {outcome.state}{f' ({outcome.reason})' if outcome.reason else ''}")
+    return outcome.exit_code
+
+
+def exit_code_of(error: BackstayError, *, stopped: bool) -> int:
+    """Return the exit code of a run that an error ends: whether another Pod is to go on with it.
+
+    Args:
+        error: What has ended it.
+        stopped: Whether this Pod was told to end.
+    """
+    if isinstance(error, ConfigError):
+        return EXIT_WRONG_SETTING
+    if stopped:
+        return EXIT_AGAIN
+    if isinstance(error, KubernetesError):
+        passes = error.status in _PASSING or error.status >= _SERVER_ERRORS
+        return EXIT_AGAIN if passes else EXIT_FAILED
+    return EXIT_FAILED
+
+
+class _Run:
+    """One run."""
+
+    def __init__(self, spec: JobSpec, run: str, stops: StopOrder) -> None:
+        self._api = KubernetesApi.in_pod(os.environ.get(NAMESPACE_VARIABLE, ""))
+        self._hooks = spec.hooks
+        self._spec = replace(spec, schedule=None, hooks=HooksSpec())
+        self._run = run
+        self._stops = stops
+
+    def to_its_end(self) -> Outcome | None:
+        """Run hooks and job; return how the job ended, None if this Pod is to end before that."""
+        try:
+            outcome = self._to_the_end_of_the_job(self._objects())
+        except JobError as error:
+            # Otherwise another Pod goes on with the run.
+            if exit_code_of(error, stopped=self._stops.asked) != EXIT_AGAIN:
+                self._call_hooks_after("failed", str(error))
+            raise
+        if outcome is not None:
+            self._call_hooks_after(outcome.state, outcome.reason)
+        return outcome
+
+    def _objects(self) -> JobObjects:
+        name = object_name(self._spec.name)
+        cron_job = self._api.get("cronjobs", name)
+        if cron_job is None:
+            raise ConfigError(f"the CronJob {name} of this run is gone, and so is the schedule")
+        owner = Owner(name, cron_job["metadata"]["uid"], "CronJob")
+        return objects_of(self._spec, self._run, owner)
+
+    def _to_the_end_of_the_job(self, objects: JobObjects) -> Outcome | None:
+        name = objects.deployment["metadata"]["name"]
+        found = self._api.get("deployments", name)
+        if found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run:
+            self._call_hooks(self._hooks.before, {})
+        submit(self._api, self._spec.name, objects, self._stops.wait)
+        begun, show = BegunJob(self._api, self._spec, name), Show(self._spec.name)
+        with show:
+            return begun.follow(show, self._stops, lambda: False)
+
+    def _call_hooks_after(self, state: str, reason: str) -> None:
+        result = {"BACKSTAY_JOB_RESULT": state, "BACKSTAY_JOB_REASON": reason}
+        self._call_hooks(self._hooks.after, result)
+
+    def _call_hooks(self, commands: tuple[str, ...], result: dict[str, str]) -> None:
+        endpoints = ",".join(self._spec.servers.endpoints)
+        env = {ENDPOINT_VARIABLE: endpoints, "BACKSTAY_JOB": self._spec.name, **result}
+        run_hooks(commands, env, timeout_s=self._hooks.timeout_s, stopped=lambda: self._stops.asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

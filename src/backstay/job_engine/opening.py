@@ -1,0 +1,366 @@
+"""What a job is when it is opened: as its records say, as a checkpoint kept it, or new.
+
+The shell reads the records, asks the cluster and scans the data (``master.job``); here is what
+follows from them. What must be written or removed is staged.
+
+A job master may die between two groups of its journal. The schedule may then say that a round is
+over while the last bits of its tasks, or why some are dead-lettered, were not written; or its
+records may be removed in part. The schedule is believed: it was over. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from backstay.consensus.records.jobs import JobNameRecord, JobSpecRecord, JobStateRecord
+from backstay.consensus.records.keys import JobKeys
+from backstay.errors import InvalidRequest, JobRefused
+from backstay.job_engine.open_round import OpenRound, open_round, worker_policy
+from backstay.job_engine.progress import KeptJob
+from backstay.job_engine.records import Records
+from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
+from backstay.job_engine.values import DeadLetter, Failure, WorkerRecord, first_attempt
+from backstay.job_engine.worker_set import WorkerSet
+from backstay.job_spec import JobSpec
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
+from backstay.schedule.schedule import Schedule
+from backstay.schedule.task_table import TaskTable, round_table
+
+__all__ = [
+    "OpenedJob",
+    "RecordedJob",
+    "StateIncarnation",
+    "is_over",
+    "new_job",
+    "new_state",
+    "opened_job",
+    "reconcile",
+]
+
+_UNKNOWN = Failure("a job master died before it had recorded what was wrong with it", "")
+
+log = logging.getLogger(__name__)
+
+
+class StateIncarnation(NamedTuple):
+    """Which rows a cluster has: another identity, and what was pushed may be gone.
+
+    Attributes:
+        restore_version: Which restore was the last; 0: none.
+        generation: Grows with each restore, and when slots lose all their copies.
+    """
+
+    restore_version: int
+    generation: int
+
+
+class OpenedJob(NamedTuple):
+    """What a job is made of.
+
+    Attributes:
+        spec: What it is.
+        identity: Its spec record.
+        state: Where it stands.
+        tables: The tasks of training, validation and prediction data.
+        schedule: Which rounds are open, and which come next.
+        workers: How many worker processes there are to be, and which.
+        rounds: The rounds that the journal knows.
+        damaged: Damaged records of the data, as far as known.
+    """
+
+    spec: JobSpec
+    identity: JobSpecRecord
+    state: JobStateRecord
+    tables: Mapping[str, TaskTable]
+    schedule: Schedule
+    workers: WorkerSet
+    rounds: Mapping[RoundId, OpenRound]
+    damaged: DamagedRecords
+
+
+def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
+    """Return a job that begins."""
+    policy = worker_policy(spec)
+    return OpenedJob(
+        spec,
+        identity,
+        JobStateRecord("running"),
+        tables,
+        Schedule.of(spec),
+        WorkerSet(policy),
+        {},
+        DamagedRecords(),
+    )
+
+
+class RecordedJob:
+    """The records of a job, as they are in the store."""
+
+    def __init__(self, texts: Mapping[str, str], keys: JobKeys) -> None:
+        """Take them.
+
+        Args:
+            texts: By key.
+            keys: The job's keys.
+        """
+        self._texts = texts
+        self._keys = keys
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is a job, and not only what is left of one."""
+        return self._keys.spec in self._texts
+
+    @property
+    def uid(self) -> str:
+        """What tells the job from others of its name; it is recorded."""
+        return JobSpecRecord.from_json(self._texts[self._keys.spec]).uid
+
+    def removable(self) -> list[str]:
+        """Return the keys to remove before the job begins anew."""
+        return [key for key in self._texts if key not in (self._keys.master, self._keys.journal)]
+
+    def identity(
+        self, spec: JobSpec, *, uid: str, now_ms: int, kept: KeptJob | None = None
+    ) -> JobSpecRecord:
+        """Return which job it is: the recorded one, the one that a checkpoint kept, or a new one.
+
+        Args:
+            spec: What the job is to be.
+            uid: For a new job.
+            now_ms: Unix time, for a job that is not recorded.
+            kept: What the servers began with had of it; None: nothing.
+
+        Raises:
+            JobRefused: It exists with other settings; the message names them.
+        """
+        text, job = self._texts.get(self._keys.spec), self._keys.job
+        if text is not None:
+            recorded = JobSpecRecord.from_json(text)
+            _check_same(spec, recorded, job)
+            return replace(recorded, spec=spec.to_json())
+        if kept is not None:
+            where = "in the checkpoint that the servers were restored from "
+            _check_same(spec, kept.identity, job, where)
+            uid = kept.identity.uid
+        return JobSpecRecord(uid, now_ms, spec.to_json())
+
+    def table(self, data: str) -> TaskTable | None:
+        """Return the tasks of ``training``, ...; None: they are not recorded, or in part only.
+
+        Raises:
+            InvalidRequest: Records are missing.
+        """
+        count = self._texts.get(self._keys.shard_count(data))
+        if count is None:
+            return None
+        chunks = self.below(f"{self._keys.all_shards}{data}/")
+        if not count.isdecimal() or len(chunks) < int(count):
+            raise InvalidRequest(f"shards of {data}: {len(chunks)} records of {count}")
+        return TaskTable.from_chunks(chunks[key] for key in sorted(chunks))
+
+    def state(self, kept: KeptJob | None = None) -> JobStateRecord | None:
+        """Return where the job stands; None: it begins, see :func:`new_state`."""
+        text = self._texts.get(self._keys.state)
+        if text is not None:
+            return JobStateRecord.from_json(text)
+        if kept is not None:
+            # Its progress came with a restore that it has not taken note of yet. Its tables are
+            # there.
+            return JobStateRecord("running", tables=kept.state.tables)
+        return None
+
+    def below(self, prefix: str) -> dict[str, str]:
+        """Return the records below a prefix, by the rest of their keys."""
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self._texts.items()
+            if key.startswith(prefix)
+        }
+
+    def rounds(self) -> set[RoundId]:
+        """Return the rounds that there are records of."""
+        keys = self._keys
+        names = {
+            key.partition("/")[0]
+            for prefix in (keys.all_done, keys.all_leased, keys.all_dead_letters)
+            for key in self.below(prefix)
+        }
+        return {RoundId.parse(name) for name in names}
+
+
+def new_state(incarnation: StateIncarnation) -> JobStateRecord:
+    """Return where a job stands that begins with these rows.
+
+    What the cluster was restored from before the job began is where it begins.
+    """
+    return JobStateRecord("running", **incarnation._asdict())
+
+
+def opened_job(
+    spec: JobSpec,
+    keys: JobKeys,
+    records: Records,
+    recorded: RecordedJob,
+    *,
+    identity: JobSpecRecord,
+    state: JobStateRecord,
+    tables: Mapping[str, TaskTable],
+    now_s: float,
+    owner: str = "",
+) -> OpenedJob:
+    """Return what a job is made of, at the beginning of a job master's time.
+
+    Args:
+        spec: What it is to be.
+        keys: The job's keys.
+        records: Where changes go.
+        recorded: Its records.
+        identity: Which job it is.
+        state: Where it stands.
+        tables: The tasks of its data.
+        now_s: Monotonic seconds: the time of all leases begins now.
+        owner: Of the job on Kubernetes; what has ended under it goes on under another one only.
+
+    Raises:
+        InvalidRequest: A record cannot be read, or is not of this data.
+    """
+    schedule, workers = Schedule.of(spec, state.schedule), _workers(spec, state)
+    rounds = _rounds(recorded, keys, records, spec, tables, schedule, state, now_s)
+    has_ended = state.state == "done" and schedule.outcome is not None
+    if owner and owner == state.owner:
+        # A job that is unsaved goes on: its last checkpoint is tried again.
+        has_ended = state.state not in ("running", "unsaved")
+    state = replace(state, starts=state.starts + 1, table_notes=(), owner=owner)
+    if not has_ended:
+        state = replace(state, state="running", reason="")
+        _retry_dead_letters(schedule, rounds, records, keys)
+    records.stage_text(keys.name, JobNameRecord(identity.uid).to_json())
+    records.stage_text(keys.spec, identity.to_json())
+    damaged = DamagedRecords()
+    damaged.learn(recorded.below(keys.all_damaged))
+    return OpenedJob(spec, identity, state, tables, schedule, workers, rounds, damaged)
+
+
+def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
+    policy = worker_policy(spec)
+    goes_on = state.workers and state.state == "running"
+    return WorkerSet.from_json(policy, state.workers) if goes_on else WorkerSet(policy)
+
+
+def _check_same(spec: JobSpec, identity: JobSpecRecord, job: str, where: str = "") -> None:
+    recorded = JobSpec.from_json(identity.spec)
+    differing = spec.fixed_differences(recorded)
+    if differing:
+        shown = "; ".join(
+            f"{name} is {getattr(spec, name)!r}, was {getattr(recorded, name)!r}"
+            for name in differing
+        )
+        raise JobRefused(
+            f"job {job!r} exists {where}with other settings: {shown}. Use those, or another name, "
+            "or --fresh to begin anew"
+        )
+
+
+def _rounds(
+    recorded: RecordedJob,
+    keys: JobKeys,
+    records: Records,
+    spec: JobSpec,
+    tables: Mapping[str, TaskTable],
+    schedule: Schedule,
+    state: JobStateRecord,
+    now_s: float,
+) -> dict[RoundId, OpenRound]:
+    """Return the rounds that there are records of, with the leases of their workers."""
+    rounds: dict[RoundId, OpenRound] = {}
+    for round_id in sorted(recorded.rounds() | set(schedule.dead_letters), key=str):
+        if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
+            continue
+        name = str(round_id)
+        size = len(round_table(tables, round_id))
+        chunks = recorded.below(f"{keys.all_done}{name}/")
+        dead_texts = recorded.below(f"{keys.all_dead_letters}{name}/")
+        if is_over(schedule, round_id) and round_id not in schedule.dead_letters:
+            # A job master died before it had erased them. A worker's record may have streams to
+            # close.
+            for prefix in (keys.all_done, keys.all_dead_letters):
+                for key in recorded.below(f"{prefix}{name}/"):
+                    records.stage_removal(f"{prefix}{name}/{key}")
+            if not recorded.below(f"{keys.all_leased}{name}/"):
+                continue
+        chunk_texts = {int(number): text for number, text in chunks.items()}
+        if any(number * CHUNK_TASKS >= size for number in chunk_texts):
+            raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
+        done, dead_letters = reconcile(
+            schedule,
+            round_id,
+            TaskBits.from_chunks(size, chunk_texts),
+            [DeadLetter.from_json(text) for text in dead_texts.values()],
+        )
+        for lost in dead_letters[len(dead_texts) :]:
+            records.stage_text(keys.dead_letters(name, lost.task), lost.to_json())
+        opened = open_round(
+            round_id,
+            tables,
+            spec,
+            first_attempt=first_attempt(state.starts + 1),
+            # A worker counts on the time that it was told by an earlier job master.
+            task_lease_ttl_ms=max(spec.task_lease_ttl_ms, state.task_lease_ttl_ms),
+            steps=schedule.steps,
+            done=done,
+            dead_letters=dead_letters,
+        )
+        for key, text in recorded.below(f"{keys.all_leased}{name}/").items():
+            record = WorkerRecord.from_json(text)
+            opened.ledger.adopt_worker(keys.worker_of(key), record, now_s)
+        rounds[round_id] = opened
+    return rounds
+
+
+def _retry_dead_letters(
+    schedule: Schedule, rounds: Mapping[RoundId, OpenRound], records: Records, keys: JobKeys
+) -> None:
+    """Give the dead-lettered tasks of a job that ended with them their tries again: it goes on."""
+    if schedule.outcome != "finished_with_dead_letters":
+        return
+    for round_id, opened in rounds.items():
+        if opened.ledger.dead_letters and schedule.reopen(round_id):
+            back = opened.ledger.retry_dead_letters()
+            log.info("%s: %d dead-lettered tasks are tried again", round_id, len(back))
+            opened.stage(records, keys)
+
+
+def is_over(schedule: Schedule, round_id: RoundId) -> bool:
+    """Return whether all tasks of a round are done or dead-lettered, as the schedule has it.
+
+    A training pass that was cut short is not over, and neither is one that has yet to begin.
+    """
+    if round_id in schedule.open_rounds:
+        return False
+    return round_id.kind is not RoundKind.TRAINING or round_id.number <= schedule.passes_over
+
+
+def reconcile(
+    schedule: Schedule, round_id: RoundId, done: TaskBits, dead_letters: Sequence[DeadLetter]
+) -> tuple[TaskBits, list[DeadLetter]]:
+    """Return which tasks of a round are done and dead-lettered.
+
+    Args:
+        schedule: Where the job is.
+        round_id: Which round.
+        done: As it is recorded.
+        dead_letters: Likewise.
+    """
+    if not is_over(schedule, round_id):
+        return done, list(dead_letters)
+    if round_id not in schedule.dead_letters:
+        return TaskBits.full(done.size), []
+    # To try again what was done does no harm: its batches are known on the servers.
+    known = {one.task for one in dead_letters}
+    lost = (task for task in range(done.size) if task not in done and task not in known)
+    return done, [*dead_letters, *(DeadLetter(task, 0, _UNKNOWN, 0) for task in lost)]

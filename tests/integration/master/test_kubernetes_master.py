@@ -1,0 +1,116 @@
+"""The job master's process on Kubernetes, on real servers: what it publishes, and when it serves.
+
+The API of Kubernetes is a stand-in. ``tests/kubernetes`` has the whole on a real cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from backstay.cli import kubernetes_master
+from backstay.errors import UnknownJob
+from backstay.job_spec import JobSpec
+from backstay.kubernetes_spec import KubernetesSpec
+from backstay.master.config import MasterConfig
+from backstay.master.job_client import JobClient
+from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.names import object_name
+from backstay.master.kubernetes.owned_job import OwnedJob
+from backstay.master.kubernetes.pod_launcher import PodLauncher
+from backstay.master.launcher import WorkerProgram
+from backstay.pserver.local_cluster import LocalCluster
+from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
+from tests.unit.master.kubernetes_objects import Objects
+
+
+@pytest.fixture
+def endpoints() -> Iterator[list[str]]:
+    with LocalCluster(servers=1) as cluster:
+        yield cluster.endpoints
+
+
+def served(objects: Objects, endpoints: list[str], spec: JobSpec) -> str:
+    """Serve the job as the process does; return how it ended."""
+    api = cast(KubernetesApi, objects)
+    owned = OwnedJob.find(api, JOB)
+    config = MasterConfig(endpoints=tuple(endpoints), client=CLIENT, owner=owned.owner.uid)
+    over = kubernetes_master._serve(lambda: config, spec, api, owned)
+    asyncio.run(kubernetes_master._end_objects(owned, servers_end=over != "unsaved"))
+    return over
+
+
+def stop_when_open(endpoints: list[str], eventually: Eventually) -> None:
+    with closing(JobClient(endpoints, JOB, config=CLIENT)) as client:
+
+        def is_open() -> bool:
+            try:
+                return client.status().state == "running"
+            except UnknownJob:
+                return False
+
+        eventually(is_open)
+        client.stop("enough")
+
+
+def test_a_stopped_job_is_over_for_each_job_master_of_its_owner_and_goes_on_under_another(
+    endpoints: list[str],
+    tmp_path: Path,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kubernetes_master, "PUBLISH_S", 0.05)
+    spec, objects = counting_spec(tmp_path), Objects(JOB)
+    for uid in ("a", "b"):
+        # The user deletes the job and makes it anew.
+        objects.make_job(uid)
+        stopping = threading.Thread(target=stop_when_open, args=(endpoints, eventually))
+        stopping.start()
+        assert served(objects, endpoints, spec) == "stopped"
+        stopping.join(LIMIT_S)
+        data = objects.data()
+        assert (data["over"], data["reason"]) == ("stopped", "enough")
+        assert '"state": "stopped"' in data["status"]
+        assert objects.replicas("deployments", object_name(JOB)) == 0
+        # The published end was lost, or never written.
+        objects.make_job(uid)
+        assert served(objects, endpoints, spec) == "stopped"
+        assert objects.data()["over"] == "stopped"
+        # It was not: the job is not opened again.
+        again = served(objects, endpoints, spec)
+        assert (again, objects.data()["over"]) == ("stopped", "stopped")
+
+
+def test_a_job_that_cannot_be_opened_leaves_no_workers(
+    endpoints: list[str], tmp_path: Path
+) -> None:
+    spec, objects = counting_spec(tmp_path), Objects(JOB)
+    (path,) = spec.data["training"].paths
+    Path(path).write_text("", encoding="utf-8")
+    objects.make_job("a")
+    objects.make("pods", "w-0", "w-0", "a", status={"phase": "Running"})
+    objects.found["pods", "w-0"]["metadata"]["name"] = "w-0"
+    assert served(objects, endpoints, spec) == "failed"
+    assert objects.data()["over"] == "failed"
+    assert objects.deleted == ["w-0"]
+
+
+def test_the_launcher_of_a_deleted_job_makes_no_workers_for_the_next_one(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    objects = Objects(JOB)
+    objects.make_job("b")
+    spec = counting_spec(tmp_path, kubernetes=KubernetesSpec(image="registry/backstay:1"))
+    launcher = PodLauncher(WorkerProgram(spec, {}, "a"), cast(KubernetesApi, objects))
+    try:
+        launcher.reconcile(["w-0"])
+        eventually(lambda: "of this job is gone: it makes no more workers" in launcher.trouble())
+        assert launcher.report().running == ()
+    finally:
+        launcher.close()

@@ -1,0 +1,195 @@
+"""What is missing or forbidden when a job begins on a real cluster is told, and can be mended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backstay.master.kubernetes.objects import FILES_BYTES_MAX
+from backstay.master.kubernetes.published_status import read_status
+from tests.kubernetes.backstay_image import IMAGE
+from tests.kubernetes.test_jobs import JOB, LIMIT_S, KubernetesJob, both_work, job
+
+__all__ = ["job"]
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.torch, pytest.mark.timeout(600)]
+
+NAME = f"backstay-{JOB}"
+
+
+class Followed:
+    """A command that follows a job, and what it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: Path) -> None:
+        self._process = process
+        self._said = said
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text(encoding="utf-8")
+
+    def code(self) -> int:
+        """Wait for its end; return its exit code."""
+        return self._process.wait(LIMIT_S)
+
+
+@contextmanager
+def training(job: KubernetesJob, *words: str) -> Iterator[Followed]:
+    """Run ``backstay train`` beside the test; it is ended at the latest with the block."""
+    given = ["--on", "kubernetes", "--namespace", job.namespace.name, *words]
+    said = job.folder / "said"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "backstay.cli", "train", "job.yaml", *given],
+            cwd=job.folder,
+            env=job.env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield Followed(process, said)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def allow_pods(job: KubernetesJob, count: int) -> None:
+    """Have a quota that allows so many Pods in the namespace."""
+    body: dict[str, Any] = {"metadata": {"name": "pods"}, "spec": {"hard": {"pods": str(count)}}}
+    core, name = job.namespace.core, job.namespace.name
+    if core.list_namespaced_resource_quota(name).items:
+        core.patch_namespaced_resource_quota("pods", name, body)
+        return
+    core.create_namespaced_resource_quota(name, body)
+
+    def counts() -> bool:
+        # Before the controller has counted, the quota refuses everything.
+        (quota,) = core.list_namespaced_resource_quota(name).items
+        return bool(quota.status.used)
+
+    job.wait_until("the quota counts", counts)
+
+
+def test_a_missing_secret_is_told_and_the_job_begins_when_it_is_there(job: KubernetesJob) -> None:
+    with training(job, "--epochs", "1", "--set", "kubernetes.secrets=[nowhere]") as followed:
+        job.wait_until("the Secret is named", lambda: 'secret "nowhere" not found' in followed.said)
+        assert "the job master waits for CreateContainerConfigError" in followed.said
+        shown = job.jobs("list")
+        assert "starting" in shown.stdout, shown.stderr
+        job.namespace.core.create_namespaced_secret(
+            job.namespace.name, {"metadata": {"name": "nowhere"}, "stringData": {"A": "b"}}
+        )
+        assert followed.code() == 0, followed.said
+
+
+def test_a_secret_that_only_workers_miss_ends_the_job_with_its_name(job: KubernetesJob) -> None:
+    container = "{name: worker, envFrom: [{secretRef: {name: nowhere}}]}"
+    template = f"kubernetes.worker.pod_template={{spec: {{containers: [{container}]}}}}"
+    done = job.train("--set", template)
+    assert done.returncode == 1, done.stderr
+    assert 'could not be started:\nCreateContainerConfigError: secret "nowhere" not found' in (
+        done.stderr
+    )
+
+
+def test_an_init_container_that_fails_ends_the_job_with_its_words(job: KubernetesJob) -> None:
+    script = "echo no such bucket; exit 3"
+    first = f"{{name: fetch, image: {IMAGE}, imagePullPolicy: Never, command: [sh, -c, {script}]}}"
+    template = f"kubernetes.worker.pod_template={{spec: {{initContainers: [{first}]}}}}"
+    done = job.train("--set", template)
+    assert done.returncode == 1, done.stderr
+    assert "init container fetch: Error, exit code 3" in done.stderr
+    assert "no such bucket" in done.stderr
+
+
+def test_a_registry_that_is_away_is_told_and_no_failure_at_first(job: KubernetesJob) -> None:
+    container = "{name: worker, image: '127.0.0.1:1/nothing:1', imagePullPolicy: Always}"
+    template = f"kubernetes.worker.pod_template={{spec: {{containers: [{container}]}}}}"
+    with training(job, "--set", template) as followed:
+        job.wait_until("it is told", lambda: "ErrImagePull" in followed.said)
+        published = read_status(job.api, JOB)
+        assert published is not None
+        assert (published.over, dict(published.counts)) == ("", {})
+
+
+def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:
+    volumes = "kubernetes.worker.volumes=[{secret: nowhere, mount_path: /keys}]"
+    with training(job, "--epochs", "1", "--set", volumes) as followed:
+        job.wait_until(
+            "it is told",
+            lambda: "for volumes, network or image: `kubectl describe pod" in followed.said,
+        )
+        job.namespace.core.create_namespaced_secret(
+            job.namespace.name, {"metadata": {"name": "nowhere"}, "stringData": {"A": "b"}}
+        )
+        assert followed.code() == 0, followed.said
+
+
+@pytest.mark.chaos
+def test_a_quota_that_forbids_workers_is_told_and_the_others_work(job: KubernetesJob) -> None:
+    # The server, the job master and one worker.
+    allow_pods(job, 3)
+    assert job.train("--detach", "--epochs", "20").returncode == 0
+    told = job.wait("it is told", lambda one: "exceeded quota" in trouble_of(one))
+    assert told.status is not None
+    job.wait("one works", lambda one: one.status is not None and len(one.status.workers) == 1)
+    shown = job.jobs("show", JOB)
+    assert "exceeded quota" in shown.stdout, shown.stdout + shown.stderr
+    allow_pods(job, 4)
+    raised = job.wait("both work", both_work)
+    assert not raised.over
+    ended = job.wait("the end", lambda one: bool(one.over))
+    assert (ended.over, trouble_of(ended)) == ("done", "")
+    assert "records_counted_once true" in job.audit()
+
+
+def test_a_quota_that_forbids_the_job_master_is_told(job: KubernetesJob) -> None:
+    allow_pods(job, 1)
+    with training(job, "--epochs", "1") as followed:
+        job.wait_until("it is told", lambda: "exceeded quota" in followed.said)
+        assert "the job master has no Pod yet: " in followed.said
+        allow_pods(job, 4)
+        assert followed.code() == 0, followed.said
+
+
+def test_a_name_that_another_job_has_is_refused(job: KubernetesJob) -> None:
+    assert job.train("--detach", "--epochs", "10").returncode == 0
+    refused = job.train("--epochs", "10", "--batch-size", "50")
+    assert refused.returncode == 1
+    assert f"job {JOB!r} runs on Kubernetes already, with other settings or files" in refused.stderr
+    # The same file is the same job.
+    assert job.train("--detach", "--epochs", "10").returncode == 0
+
+
+def test_a_config_map_above_its_limit_is_refused_with_what_to_do(job: KubernetesJob) -> None:
+    name, words = "more.py", ("--detach", "--epochs", "1")
+    (job.folder / name).write_text("", encoding="utf-8")
+    assert job.train(*words).returncode == 0
+    files = job.api.get("configmaps", NAME)
+    assert files is not None
+    size = sum(len(key) + len(text.encode()) for key, text in files["data"].items())
+    job.api.delete("deployments", NAME)
+    job.wait_until("it is gone", lambda: job.api.get("configmaps", NAME) is None)
+    left = FILES_BYTES_MAX - size
+    (job.folder / name).write_text("#" * (left + 1), encoding="utf-8")
+    refused = job.train(*words)
+    assert refused.returncode == 2
+    assert "Put them into the image, and name their folder there: kubernetes.model_folder" in (
+        refused.stderr
+    )
+    assert job.api.get("deployments", NAME) is None
+    # The largest that is not refused is one that Kubernetes takes.
+    (job.folder / name).write_text("#" * left, encoding="utf-8")
+    done = job.train("--epochs", "1")
+    assert done.returncode == 0, done.stderr
+
+
+def trouble_of(published: Any) -> str:
+    return "" if published.status is None else str(published.status.trouble)

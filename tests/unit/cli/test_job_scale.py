@@ -1,0 +1,64 @@
+"""What is seen of a job before its numbers are decided, and what is said of its servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backstay.cli.job_scale import seen_of, waits_text
+from backstay.cli.server_scale import ServersSeen
+from backstay.job_engine.launch import LauncherReport
+from backstay.job_engine.scaling import Seen
+from backstay.master.hosted_launcher import LaunchHandler
+from tests.memory_store import MemoryBackend, MemoryStore
+from tests.unit.job_records_of import counting_spec, master_of
+from tests.unit.memory_nodes import run
+
+ROOM = "room on a node: 0/2 nodes are available: 2 Insufficient cpu."
+
+
+def test_what_is_seen_of_a_job(tmp_path: Path) -> None:
+    async def inside(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
+            handler = LaunchHandler(job)
+            first, second = (await handler.exchange(LauncherReport())).workers
+            job.join(first, 5, "here", 1)
+            # One works, one waits, and one that is not wanted any more has not ended.
+            await handler.exchange(LauncherReport((first, second, "w-9"), (), (second,)))
+            servers = ServersSeen(3, 2, {"ps-2": ROOM}, 1, True, 0.5, 0.25)
+            assert seen_of(job, servers, 7) == Seen(
+                now_ms=7,
+                workers=2,
+                lent=0,
+                placed=1,
+                waiting=1,
+                ending=1,
+                working=1,
+                is_training=True,
+                servers=3,
+                serving=2,
+                servers_waiting=1,
+                is_planning=True,
+                memory_share=0.5,
+                cpu_share=0.25,
+            )
+            job.follow_scaling(1, 1, "1 workers wanted, 2 before: for a test")
+            assert (await handler.exchange(LauncherReport((first, second)))).workers == (first,)
+            seen = seen_of(job, ServersSeen(), 8)
+            assert (seen.workers, seen.lent, seen.ending) == (1, 1, 1)
+            assert list(job.scalings) == ["1 workers wanted, 2 before: for a test"]
+            # Whoever says a number means it.
+            assert job.scale(2) == 1
+            assert job.workers.set.lent == 0
+
+    run(inside)
+
+
+def test_servers_that_a_job_waits_for_are_told() -> None:
+    assert waits_text(ServersSeen(3, 3), 2) == ""
+    assert waits_text(ServersSeen(3, 2, {"ps-2": ROOM}), 2) == f"1 server waits for {ROOM}"
+    both = ServersSeen(3, 1, {"ps-1": ROOM, "ps-2": ROOM})
+    assert waits_text(both, 2) == f"1 of at least 2 servers run; 2 servers wait for {ROOM}"
+    # Two run, and do not serve before the third has come.
+    first = ServersSeen(3, 0, {"ps-0": "", "ps-1": "", "ps-2": ROOM})
+    assert waits_text(first, 3) == f"2 of at least 3 servers run; 1 server waits for {ROOM}"
+    assert waits_text(ServersSeen(3, 1), 2) == "1 of at least 2 servers run"

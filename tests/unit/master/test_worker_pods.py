@@ -1,0 +1,418 @@
+"""Which worker Pods to make and to delete: decided from values, without a cluster."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from backstay.job_engine.launch import ExitReason
+from backstay.master.kubernetes.worker_pods import (
+    CALLS_AT_ONCE,
+    FAILED_KEPT,
+    PAUSE_MAX_S,
+    PULLING_MAX_S,
+    STARTING_MAX_S,
+    TERMINATING_MAX_S,
+    WISH_VALID_S,
+    PodPlan,
+    WorkerPods,
+)
+from tests.unit.master.kubernetes_pods import (
+    condition,
+    deleted,
+    disrupted,
+    on_silent_node,
+    pending,
+    running,
+    terminated,
+)
+
+
+def known(*pods: dict[str, Any], wish: tuple[str, ...] = (), priority: str = "") -> WorkerPods:
+    """A launcher's knowledge after its first list."""
+    found = WorkerPods(priority)
+    found.wish(wish, 0.0)
+    found.list_begins()
+    found.listed(pods, 0.0)
+    return found
+
+
+def made_by(pods: WorkerPods, now_s: float = 0.0) -> list[str]:
+    return [worker_id for worker_id, _ in pods.plan(now_s).create]
+
+
+def deleted_by(pods: WorkerPods, now_s: float = 0.0) -> list[str]:
+    return [worker_id for worker_id, _ in pods.plan(now_s).delete]
+
+
+def exits_of(pods: WorkerPods) -> dict[str, ExitReason]:
+    return {one.worker_id: one.reason for one in pods.report().exits}
+
+
+def test_nothing_is_made_before_the_first_list() -> None:
+    pods = WorkerPods()
+    pods.wish(("w-0",), 0.0)
+    assert made_by(pods) == []
+    pods.list_begins()
+    pods.listed((), 0.0)
+    assert made_by(pods) == ["w-0"]
+
+
+def test_no_pod_is_deleted_before_the_first_wish() -> None:
+    pods = WorkerPods()
+    pods.list_begins()
+    pods.listed([running("w-0"), running("w-1")], 0.0)
+    assert pods.plan(0.0) == PodPlan()
+    assert not pods.is_deleting_all()
+    pods.wish(("w-1",), 0.0)
+    assert deleted_by(pods) == ["w-0"]
+
+
+def test_an_old_wish_makes_and_deletes_nothing() -> None:
+    pods = known(running("w-0"), running("w-1"), wish=("w-1", "w-2"))
+    # This process stood still, and another one is the job master now.
+    assert pods.plan(WISH_VALID_S) == PodPlan()
+    pods.wish(("w-1", "w-2"), WISH_VALID_S)
+    assert deleted_by(pods, WISH_VALID_S) == ["w-0"]
+    assert made_by(pods, WISH_VALID_S) == ["w-2"]
+
+
+def test_the_end_of_a_job_waits_for_the_first_list() -> None:
+    pods = WorkerPods()
+    pods.wish((), 0.0)
+    assert pods.is_deleting_all()
+    pods.list_begins()
+    pods.listed([running("w-0")], 0.0)
+    assert pods.is_deleting_all()
+    assert deleted_by(pods) == ["w-0"]
+    pods.told_to_end("w-0")
+    assert not pods.is_deleting_all()
+
+
+def test_pods_that_cannot_be_made_do_not_keep_others_from_being_deleted() -> None:
+    wanted = tuple(f"w-{number}" for number in range(1, 41))
+    pods = known(running("w-0"), wish=wanted)
+    plan = pods.plan(0.0)
+    assert [worker_id for worker_id, _ in plan.delete] == ["w-0"]
+    assert 1 < len(plan.create) < len(wanted)
+
+
+def test_pods_of_an_earlier_job_master_are_adopted() -> None:
+    pods = known(running("w-0"), pending("w-1"), wish=("w-0", "w-1", "w-2"))
+    assert made_by(pods) == ["w-2"]
+    assert pods.report().running == ("w-0", "w-1")
+
+
+def test_an_end_that_no_job_master_saw_is_reported_by_the_next() -> None:
+    pods = known(terminated("w-0", 1, "Error"), wish=("w-0",))
+    assert exits_of(pods) == {"w-0": ExitReason.FAILED}
+    assert made_by(pods) == []
+
+
+def test_a_pod_that_was_made_is_not_made_again() -> None:
+    pods = known(wish=("w-0",))
+    pods.created("w-0", pending("w-0"), 0.0)
+    assert made_by(pods) == []
+    assert pods.report().running == ("w-0",)
+
+
+def test_a_pod_that_an_earlier_call_made_is_not_made_again() -> None:
+    pods = known(wish=("w-0",))
+    pods.created("w-0", None, 0.0)
+    assert made_by(pods) == []
+    assert pods.report().running == ("w-0",)
+    pods.changed(running("w-0"), 0.0)
+    pods.deleted(running("w-0"))
+    assert pods.report().running == ()
+
+
+def test_a_list_that_began_before_a_pod_was_made_does_not_lose_it() -> None:
+    pods = known(wish=("w-0",))
+    pods.list_begins()
+    pods.created("w-0", pending("w-0"), 0.0)
+    pods.listed((), 0.0)
+    assert exits_of(pods) == {}
+    pods.list_begins()
+    pods.listed((), 0.0)
+    assert exits_of(pods) == {"w-0": ExitReason.NODE_LOST}
+
+
+def test_a_watch_that_is_faster_than_the_answer_wins() -> None:
+    pods = known(wish=("w-0",))
+    pods.changed(running("w-0"), 0.0)
+    pods.deleted(disrupted(running("w-0"), "PreemptionByScheduler"))
+    pods.created("w-0", pending("w-0"), 0.0)
+    assert pods.report().running == ()
+    assert exits_of(pods) == {"w-0": ExitReason.PREEMPTED}
+    assert made_by(pods) == []
+
+
+def test_a_worker_that_ended_is_reported_until_it_is_acknowledged_and_never_made_again() -> None:
+    pods = known(running("w-0"), wish=("w-0",))
+    pods.changed(terminated("w-0", 1, "Error", "ValueError"), 0.0)
+    assert [one.last_words for one in pods.report().exits] == ["ValueError"]
+    pods.acknowledge(["w-0"])
+    assert exits_of(pods) == {}
+    pods.wish(("w-0",), 0.0)
+    assert exits_of(pods) == {"w-0": ExitReason.FAILED}
+    assert made_by(pods) == []
+    pods.acknowledge(["w-0"])
+    pods.wish(("w-1",), 0.0)
+    assert made_by(pods) == ["w-1"]
+
+
+def test_a_pod_is_deleted_once_when_its_worker_is_not_wanted() -> None:
+    pods = known(running("w-0"), running("w-1"), wish=("w-0",))
+    assert deleted_by(pods) == ["w-1"]
+    pods.told_to_end("w-1")
+    assert deleted_by(pods) == []
+    assert pods.report().running == ("w-0", "w-1")
+    pods.deleted(deleted(terminated("w-1", 0, "Completed")))
+    assert pods.report().running == ("w-0",)
+
+
+def test_the_pod_of_a_worker_that_finished_goes_once_its_end_is_known() -> None:
+    pods = known(terminated("w-0", 0, "Completed"), wish=("w-0",))
+    assert deleted_by(pods) == []
+    pods.acknowledge(["w-0"])
+    assert deleted_by(pods) == ["w-0"]
+
+
+def test_the_newest_failed_pods_are_kept_for_their_logs() -> None:
+    ids = [f"w-{number}" for number in range(FAILED_KEPT + 2)]
+    pods = known(*(running(one) for one in ids), wish=tuple(ids))
+    for one in ids:
+        pods.changed(terminated(one, 1, "Error"), 0.0)
+    pods.acknowledge(ids)
+    pods.wish(("w-99",), 0.0)
+    assert deleted_by(pods) == ids[:2]
+
+
+def test_at_the_end_of_a_job_what_was_not_acknowledged_goes_too() -> None:
+    pods = known(running("w-0"), terminated("w-1", 0), wish=("w-0", "w-1"))
+    assert not pods.is_deleting_all()
+    pods.wish((), 0.0)
+    assert pods.is_deleting_all()
+    assert sorted(deleted_by(pods)) == ["w-0", "w-1"]
+    pods.told_to_end("w-0")
+    pods.told_to_end("w-1")
+    assert not pods.is_deleting_all()
+
+
+def test_a_pod_on_a_lost_node_is_given_up() -> None:
+    pods = known(running("w-0"), wish=("w-0",))
+    pods.changed(deleted(running("w-0")), 10.0)
+    assert pods.next_change_s() == 10.0 + TERMINATING_MAX_S
+    assert exits_of(pods) == {}
+    pods.plan(10.0 + TERMINATING_MAX_S)
+    assert exits_of(pods) == {"w-0": ExitReason.NODE_LOST}
+    assert pods.report().running == ()
+    assert pods.next_change_s() is None
+
+
+def test_after_a_failed_call_all_calls_pause_longer_each_time_up_to_a_limit() -> None:
+    pods = known(running("w-9"), wish=("w-0",))
+    now_s, pauses = 0.0, []
+    for _ in range(10):
+        pods.call_failed("exceeded quota", now_s)
+        next_s = pods.next_change_s()
+        assert next_s is not None
+        pods.wish(("w-0",), next_s)
+        assert pods.plan(next_s - 0.01) == ((), ())
+        pauses.append(next_s - now_s)
+        now_s = next_s
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == PAUSE_MAX_S
+    assert pods.trouble(0.0) == "exceeded quota"
+    assert made_by(pods, now_s) == ["w-0"]
+    pods.created("w-0", pending("w-0"), now_s)
+    assert pods.trouble(0.0) == ""
+    assert deleted_by(pods, now_s) == ["w-9"]
+
+
+def test_a_pod_that_the_api_does_not_take_is_an_exit() -> None:
+    pods = known(wish=("w-0",))
+    pods.refused("w-0", "spec.containers[0].image: Required value")
+    assert exits_of(pods) == {"w-0": ExitReason.CANNOT_START}
+    assert "Required value" in pods.trouble(0.0)
+    assert made_by(pods) == []
+
+
+def test_what_holds_workers_up_is_told_until_it_is_over() -> None:
+    room = "0/2 nodes are available: 2 Insufficient cpu."
+    waits = [condition(pending(one), "PodScheduled", "False", "", room) for one in ("w-0", "w-1")]
+    pods = known(*waits, wish=("w-0", "w-1"))
+    assert pods.trouble(0.0) == f"2 workers wait for room on a node: {room}"
+    assert exits_of(pods) == {}
+    pods.changed(running("w-0"), 0.0)
+    assert pods.trouble(0.0) == f"1 worker waits for room on a node: {room}"
+    pods.changed(pending("w-1", "InvalidImageName", "a b"), 0.0)
+    assert pods.trouble(0.0) == "worker w-1 could not be started: InvalidImageName: a b"
+    pods.changed(running("w-2"), 0.0)
+    assert pods.trouble(0.0) == ""
+
+
+def test_an_image_that_does_not_come_is_told_at_once_and_counts_after_a_limit() -> None:
+    pods = known(running("w-0"), wish=("w-0", "w-1"))
+    pods.changed(pending("w-1", "ErrImagePull", "timeout"), 5.0)
+    pods.changed(pending("w-1", "ImagePullBackOff", "timeout"), 15.0)
+    assert pods.trouble(15.0) == "1 worker waits for ImagePullBackOff: timeout"
+    limit_s = pods.next_change_s()
+    assert limit_s == 5.0 + PULLING_MAX_S
+    pods.plan(limit_s - 1)
+    assert exits_of(pods) == {}
+    pods.plan(limit_s)
+    assert exits_of(pods) == {"w-1": ExitReason.CANNOT_START}
+    assert pods.next_change_s() is None
+    told = "worker w-1 could not be started: ImagePullBackOff: timeout"
+    assert pods.trouble(limit_s) == told
+    assert pods.report().running == ("w-0",)
+
+
+def test_a_registry_that_is_back_in_time_costs_no_worker() -> None:
+    pods = known(pending("w-0", "ErrImagePull", "timeout"), wish=("w-0",))
+    pods.changed(pending("w-0", "ContainerCreating"), PULLING_MAX_S - 1)
+    pods.changed(running("w-0"), PULLING_MAX_S + 1)
+    pods.plan(PULLING_MAX_S + 1)
+    assert exits_of(pods) == {}
+    assert pods.trouble(PULLING_MAX_S + 1) == ""
+
+
+def test_a_worker_that_is_not_wanted_on_a_node_that_falls_silent_is_lost_at_once() -> None:
+    pods = known(running("w-0"), wish=())
+    pods.told_to_end("w-0")
+    pods.changed(deleted(running("w-0")), 1.0)
+    assert exits_of(pods) == {}
+    pods.changed(deleted(on_silent_node(running("w-0"))), 20.0)
+    assert exits_of(pods) == {"w-0": ExitReason.NODE_LOST}
+
+
+def test_a_container_that_does_not_come_is_told_with_where_to_look() -> None:
+    pods = known(pending("w-0", "ContainerCreating"), wish=("w-0", "w-1"))
+    pods.changed(pending("w-1", "ContainerCreating"), 5.0)
+    assert pods.trouble(STARTING_MAX_S - 1) == ""
+    told = "1 worker waits for volumes, network or image: `kubectl describe pod backstay-census-0f8"
+    assert pods.trouble(STARTING_MAX_S).startswith(told)
+    assert pods.trouble(STARTING_MAX_S + 5).startswith("2 workers wait for volumes")
+    pods.changed(running("w-0"), STARTING_MAX_S + 5)
+    pods.deleted(deleted(pending("w-1")))
+    assert pods.trouble(STARTING_MAX_S + 5) == ""
+
+
+@pytest.mark.parametrize(
+    ("priority", "count", "classes"),
+    [
+        ("", 3, {"": 3}),
+        ("batch", 3, {"batch": 3}),
+        ("0.3", 10, {"high": 3, "low": 7}),
+        ("0.3", 4, {"high": 2, "low": 2}),
+        ("0", 2, {"low": 2}),
+        ("1", 2, {"high": 2}),
+    ],
+)
+def test_a_share_of_the_workers_gets_the_class_high(
+    priority: str, count: int, classes: dict[str, int]
+) -> None:
+    pods = known(wish=tuple(f"w-{number}" for number in range(count)), priority=priority)
+    assert Counter(kind for _, kind in pods.plan(0.0).create) == classes
+
+
+def test_the_share_is_kept_when_a_worker_is_replaced() -> None:
+    pods = known(priority="0.5", wish=("w-0", "w-1"))
+    for worker_id, kind in pods.plan(0.0).create:
+        pod = running(worker_id)
+        pod["spec"]["priorityClassName"] = kind
+        pods.created(worker_id, pod, 0.0)
+    pods.deleted(running("w-0"))
+    pods.wish(("w-1", "w-2"), 0.0)
+    assert pods.plan(0.0).create == (("w-2", "high"),)
+
+
+class Calls:
+    """Carries out plans as the API would, and counts the calls."""
+
+    def __init__(self, pods: WorkerPods) -> None:
+        self.pods = pods
+        self.counts: Counter[str] = Counter()
+        self.plans = 0
+
+    def settle(self) -> None:
+        """Go on until nothing is left to do; the watch tells of each Pod what became of it."""
+        while any(plan := self.pods.plan(0.0)):
+            self.plans += 1
+            assert len(plan.create) + len(plan.delete) <= CALLS_AT_ONCE
+            for worker_id, _ in plan.create:
+                self.counts["create"] += 1
+                self.pods.created(worker_id, pending(worker_id), 0.0)
+                self.pods.changed(running(worker_id), 0.0)
+            for worker_id, _ in plan.delete:
+                self.counts["delete"] += 1
+                self.pods.told_to_end(worker_id)
+                self.pods.changed(deleted(running(worker_id)), 0.0)
+                self.pods.deleted(deleted(terminated(worker_id, 0)))
+
+
+@pytest.mark.parametrize("workers", [50, 100, 500])
+def test_calls_of_a_job_grow_with_its_workers_only(workers: int) -> None:
+    preempted = workers // 10
+    pods = known()
+    calls = Calls(pods)
+    pods.wish([f"w-{number}" for number in range(workers)], 0.0)
+    calls.settle()
+    assert calls.counts == {"create": workers}
+    assert len(pods.report().running) == workers
+    # A tenth of them is taken away one by one, and another comes in the place of each.
+    for number in range(preempted):
+        taken = disrupted(running(f"w-{number}"), "PreemptionByScheduler")
+        pods.changed(deleted(taken), 0.0)
+        pods.deleted(deleted(taken))
+        assert exits_of(pods) == {f"w-{number}": ExitReason.PREEMPTED}
+        pods.acknowledge([f"w-{number}"])
+        pods.wish([f"w-{one}" for one in range(number + 1, workers + number + 1)], 0.0)
+        calls.settle()
+    assert calls.counts == {"create": workers + preempted}
+    # A new list, as after a watch that broke, finds all as it is.
+    pods.list_begins()
+    pods.listed([running(f"w-{n}") for n in range(preempted, workers + preempted)], 0.0)
+    calls.settle()
+    assert calls.counts == {"create": workers + preempted}
+    # The end of the job.
+    pods.wish((), 0.0)
+    calls.settle()
+    assert calls.counts == {"create": workers + preempted, "delete": workers}
+    assert calls.counts.total() * 10 == 21 * workers
+    # Each plan has one call at least: a preemption, or 20 of the start or the end.
+    assert calls.plans == preempted + 2 * math.ceil(workers / CALLS_AT_ONCE)
+    assert pods.report().running == ()
+
+
+def test_500_workers_that_fail_take_two_calls_each() -> None:
+    workers = 500
+    pods = known()
+    calls = Calls(pods)
+    for number in range(workers):
+        pods.wish([f"w-{number}"], 0.0)
+        calls.settle()
+        pods.changed(terminated(f"w-{number}", 1, "Error"), 0.0)
+        pods.acknowledge([f"w-{number}"])
+    pods.wish((), 0.0)
+    calls.settle()
+    # The newest are kept for their logs.
+    assert calls.counts == {"create": workers, "delete": workers - FAILED_KEPT}
+
+
+def test_an_api_that_refuses_pods_is_asked_less_and_less_often() -> None:
+    pods = known(wish=tuple(f"w-{number}" for number in range(500)))
+    asked, now_s = 0, 0.0
+    while now_s < 600.0:
+        pods.wish([f"w-{number}" for number in range(500)], now_s)
+        if pods.plan(now_s).create:
+            # The launcher breaks off at the first call that fails.
+            asked += 1
+            pods.call_failed("exceeded quota", now_s)
+        now_s += 0.5
+    # 0.5, 1, 2, 4, 8, 16 s, and then one each half a minute.
+    assert asked <= 6 + 600 / PAUSE_MAX_S
