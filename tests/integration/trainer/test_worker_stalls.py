@@ -42,6 +42,8 @@ class Trouble(Callback):
 
     def on_batch_begin(self, step):
         self.batches += 1
+        if self.batches == 1:
+            open(os.environ["HAS_BEGUN"], "w").close()
         # Until all workers are there.
         while self.batches == 1 and not os.path.exists(os.environ["GATE"]):
             time.sleep(0.05)
@@ -78,7 +80,11 @@ def spec_of(folder: Path, mode: ModeSpec, step_limit_s: float) -> JobSpec:
 def train(
     folder: Path, mode: ModeSpec, *workers: dict[str, str], step_limit_s: float = 30.0
 ) -> tuple[float, str]:
-    """Run a job, the first worker of which leads; return its model's logloss, and all logs."""
+    """Run a job, the first worker of which leads; return its model's logloss, and all logs.
+
+    The others come when the first one is in its first batch. One that has not begun is not waited
+    for: they could finish the job before it does.
+    """
     folder.mkdir()
     spec = spec_of(folder, mode, step_limit_s)
     names = [f"w-{number}" for number in range(len(workers))]
@@ -88,8 +94,10 @@ def train(
         JobProcesses(cluster, spec, folder) as processes,
     ):
         for name, variables in zip(names, workers, strict=True):
-            processes.start_worker(name, GATE=str(gate), **variables)
-            processes.until(lambda status: bool(status.workers))
+            begun = folder / f"{name}-has-begun"
+            processes.start_worker(name, GATE=str(gate), HAS_BEGUN=str(begun), **variables)
+            if name == names[0]:
+                processes.until(lambda _, begun=begun: begun.exists())  # type: ignore[misc]
         processes.until(lambda status: len(status.workers) == len(workers))
         gate.touch()
         stopped = [name for name, one in zip(names, workers, strict=True) if is_to_stop(one)]
