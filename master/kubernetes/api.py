@@ -27,6 +27,12 @@ CALL_S = 15.0
 WATCH_S = 290
 # A watch that says nothing for so long is broken: the server sends bookmarks each minute.
 WATCH_SILENT_S = 120.0
+# A connection on which nothing comes is tried after this time, and is broken after so many trials
+# without an answer: a machine or a router that is gone closes none. As long as Kubernetes' own
+# clients wait.
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_PAUSE_S = 5
+KEEPALIVE_TRIALS = 3
 EXEC_S = 60
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 PATCH = "application/merge-patch+json"
@@ -70,7 +76,7 @@ class KubernetesApi:
             ConfigError: This is no Pod with a service account, or the library is not installed.
         """
         client, config = _library()
-        settings = client.Configuration()
+        settings = _settings(client)
         try:
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException as error:
@@ -89,7 +95,7 @@ class KubernetesApi:
         import yaml
 
         client, config = _library()
-        settings = client.Configuration()
+        settings = _settings(client)
         try:
             # The library reads the variable once, when it is imported.
             file = os.environ.get("KUBECONFIG")
@@ -176,7 +182,12 @@ class KubernetesApi:
             allowWatchBookmarks="true",
             timeoutSeconds=str(WATCH_S),
         )
-        return PodWatch(self._send("GET", path, None, read_s=WATCH_SILENT_S))
+        # An answer begins at once, also where no event comes for long.
+        response = self._send("GET", path, None, read_s=CALL_S)
+        sock = _socket_of(response)
+        if sock is not None:
+            sock.settimeout(WATCH_SILENT_S)
+        return PodWatch(response)
 
     def log(self, pod: str, *, lines: int) -> str:
         """Return the end of a Pod's log."""
@@ -308,12 +319,16 @@ class PodWatch:
         """End the watch, from any thread; a read that waits ends at once."""
         self._is_closed = True
         # To close the response would wait for the thread that reads it.
-        connection = getattr(self._response, "_connection", None)
-        sock = getattr(connection, "sock", None)
+        sock = _socket_of(self._response)
         if sock is not None:
             # It may be closed already.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _socket_of(response: Any) -> socket.socket | None:
+    """Return the socket that the body of a response comes from; None: it is closed."""
+    return getattr(getattr(response, "_connection", None), "sock", None)
 
 
 def _opened(open_stream: Callable[[], Any]) -> Any:
@@ -384,6 +399,24 @@ def _words_of(content: bytes) -> tuple[str, str]:
         return str(document.get("message", "")), str(document.get("reason", ""))
     except (ValueError, AttributeError):
         return content[:200].decode("utf-8", "replace"), ""
+
+
+def _settings(client: Any) -> Any:
+    """Return settings of a client whose connections notice that the other side is gone."""
+    settings = client.Configuration()
+    options = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    ]
+    # Elsewhere than on Linux the system's own times hold.
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        options += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PAUSE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_TRIALS),
+        ]
+    settings.socket_options = options
+    return settings
 
 
 def _library() -> tuple[Any, Any]:

@@ -127,8 +127,6 @@ class Cluster:
             processes.start("etcd", self._layout.etcd_arguments(), self._layout.log("etcd"))
             self.start_api_server()
             for name, arguments in (
-                ("controller-manager", self._layout.controller_manager_arguments()),
-                ("scheduler", self._layout.scheduler_arguments()),
                 ("proxy", self._layout.proxy_arguments()),
                 ("dns", self._layout.dns_arguments()),
             ):
@@ -168,14 +166,25 @@ class Cluster:
             raise ClusterError("The cluster is not quite gone:\n" + "\n".join(problems))
 
     def start_api_server(self) -> None:
-        """Start the API server, also after it was killed: etcd has its data."""
-        arguments = self._layout.api_server_arguments()
-        processes.start("api-server", arguments, self._layout.log("api-server"))
+        """Start the API server and its controllers, also after a kill: etcd has the data."""
+        log = self._layout.log("api-server")
+        processes.start("api-server", self._layout.api_server_arguments(), log)
         self._wait("api-server", lambda: self._get("/readyz") is not None)
+        for name, arguments in (
+            ("controller-manager", self._layout.controller_manager_arguments()),
+            ("scheduler", self._layout.scheduler_arguments()),
+        ):
+            processes.start(name, arguments, self._layout.log(name))
 
     def kill_api_server(self) -> None:
-        """End it with SIGKILL."""
-        processes.kill("api-server")
+        """End it with SIGKILL, and its controllers.
+
+        Elsewhere these end by themselves: they cannot renew their leadership. Here there is one of
+        each, and it would go on. It looks for the API server again up to a minute after that is
+        back. Until then it takes nodes for silent and evicts Pods.
+        """
+        for name in ("api-server", "controller-manager", "scheduler"):
+            processes.kill(name)
 
     def start_node(self, number: int, images: Sequence[Path]) -> None:
         """Start a node, new or killed, and wait until it is Ready."""

@@ -34,6 +34,7 @@ PASSES = 3
 LONGER = ("--epochs", "10")
 LIMIT_S = 240.0
 PAUSE_S = 0.5
+LOG_LINES = 200
 # The objects of the account that users make.
 ACCOUNT_FILE = KUBERNETES / "job-master" / "job-master.yaml"
 SERVE = (
@@ -100,13 +101,30 @@ class KubernetesJob:
             if published is not None and holds(published):
                 return published
             time.sleep(PAUSE_S)
-        raise AssertionError(f"{what}: not within {LIMIT_S:.0f} s; last seen: {published}")
+        raise AssertionError(
+            f"{what}: not within {LIMIT_S:.0f} s; last seen: {published}\n{self._state()}"
+        )
 
     def wait_until(self, what: str, holds: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + LIMIT_S
         while not holds():
-            assert time.monotonic() < deadline_s, f"{what}: not within {LIMIT_S:.0f} s"
+            if time.monotonic() >= deadline_s:
+                raise AssertionError(f"{what}: not within {LIMIT_S:.0f} s\n{self._state()}")
             time.sleep(PAUSE_S)
+
+    def _state(self) -> str:
+        """What tells why a wait was in vain: Pods, events and the job master's log."""
+        pods = self.namespace.pods()
+        events = self.namespace.core.list_namespaced_event(self.namespace.name).items
+        lines = [f"{one.metadata.name}: {one.status}" for one in pods]
+        lines += [f"{e.last_timestamp} {e.involved_object.name} {e.message}" for e in events]
+        lines += [
+            self.api.log(one.metadata.name, lines=LOG_LINES)
+            for one in pods
+            if one.metadata.labels.get("app.kubernetes.io/component") == "job-master"
+            and one.status.phase == "Running"
+        ]
+        return "\n".join(lines)
 
     def workers(self) -> dict[str, str]:
         """The uid of each worker's Pod that was not told to end, by worker id."""

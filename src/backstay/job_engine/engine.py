@@ -201,9 +201,11 @@ class JobEngine:
         replaced.
         """
         wrong = ""
+        told = {one.worker_id for one in self.reported.exits}
         self.reported = report
         for one in report.exits:
-            log.info("worker %s %s %s", one.worker_id, one.how, one.last_words.strip())
+            if one.worker_id not in told:
+                log.info("worker %s %s %s", one.worker_id, one.how, one.last_words.strip())
             # A launcher tells old exits again to a new job master.
             if one.code == EXIT_WRONG_SETTING and self.workers.set.has_place(one.worker_id):
                 said = message_of(one.last_words.strip().rpartition("\n")[2])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from backstay.errors import JobRefused
@@ -50,6 +52,16 @@ def test_a_wish_has_a_new_version_only_if_it_is_another_one() -> None:
     second = one.wish()
     assert second.version > first.version
     assert second.workers != first.workers
+
+
+def test_an_end_that_is_told_again_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    one = job()
+    end = WorkerExit(one.wish().workers[0], ExitReason.NODE_LOST)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            # So it is while the journal cannot be written.
+            one.report(LauncherReport((), (end,)))
+    assert caplog.text.count(end.how) == 1
 
 
 def test_a_job_that_is_over_takes_no_worker_and_no_other_number_of_them() -> None:
