@@ -178,7 +178,7 @@ def _add_shared_libraries(layer: Layer) -> None:
     binaries = [
         str(path)
         for path in layer.sources()
-        if ".so" in path.suffixes or path.name == "sh" or path == Path(sys.executable).resolve()
+        if ".so" in path.suffixes or path.name in PROGRAMS or path == Path(sys.executable).resolve()
     ]
     done = subprocess.run(
         ["ldd", *binaries], capture_output=True, text=True, timeout=LDD_LIMIT_S, check=False

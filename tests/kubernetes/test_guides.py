@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ class Terminal:
 @pytest.fixture
 def terminal(cluster: Cluster, tmp_path: Path) -> Iterator[Terminal]:
     """A shell, and a cluster of pservers that was made as the page says."""
+    with pservers(cluster, tmp_path) as terminal:
+        yield terminal
+
+
+@pytest.fixture
+def guarded(cluster: Cluster, tmp_path: Path) -> Iterator[Terminal]:
+    """The same with TLS."""
+    with pservers(cluster, tmp_path, tls=True) as terminal:
+        yield terminal
+
+
+@contextmanager
+def pservers(cluster: Cluster, tmp_path: Path, *, tls: bool = False) -> Iterator[Terminal]:
     for number in range(1, NODES + 1):
         for name, image in IMAGES.items():
             cluster.tag_image(number, image, name)
@@ -127,9 +141,14 @@ def terminal(cluster: Cluster, tmp_path: Path) -> Iterator[Terminal]:
     terminal = Terminal(cluster, tmp_path)
     section = Section("kubernetes.md", "A cluster to try")
     overlay, trainer = section.of("yaml")
+    lines = section.commands()
+    if tls:
+        overlay += "components: [../deploy/kubernetes/components/tls]\n"
+        certificates, _ = Section("kubernetes.md", "For real work").commands().split("\n", 1)
+        lines = lines.replace("kubectl apply -k", f"{certificates}\nkubectl apply -k")
     terminal.save("my-cluster/kustomization.yaml", overlay)
     try:
-        said = terminal.type(section.commands())
+        said = terminal.type(lines)
         assert "cluster backstay: healthy, 2 nodes, 1024 slots, 2 copies" in said
         terminal.save("trainer.yaml", trainer)
         # Whether the namespace takes it: there is no such image to run.
@@ -181,7 +200,8 @@ def test_servers_grow_and_shrink_by_the_commands_of_the_page(terminal: Terminal)
     assert "healthy, 2 nodes" in said
 
 
-def test_a_job_by_the_commands_of_the_page(terminal: Terminal, volumes: None) -> None:
+def carry_data(terminal: Terminal) -> None:
+    """Write model and data of a new zoo folder to the claims, as the page says."""
     claim = yaml.safe_dump(
         {
             "apiVersion": "v1",
@@ -202,6 +222,9 @@ def test_a_job_by_the_commands_of_the_page(terminal: Terminal, volumes: None) ->
     terminal.type("cp clicks/model.py clicks/data/train.csv clicks/data/test.csv .")
     terminal.type(data.commands())
 
+
+def test_a_job_by_the_commands_of_the_page(terminal: Terminal, volumes: None) -> None:
+    carry_data(terminal)
     job = Section("kubernetes-jobs.md", "What you need").of("yaml")[0]
     terminal.save("job.yaml", job_with(job, audit=True, framework="torch"))
     classes = Section("kubernetes-jobs.md", "Priorities").commands()
@@ -221,6 +244,18 @@ def test_a_job_by_the_commands_of_the_page(terminal: Terminal, volumes: None) ->
         terminal.type("kubectl -n backstay delete deployment backstay-census")
     finally:
         delete_priority_classes()
+
+
+def test_a_job_on_servers_with_tls(guarded: Terminal, volumes: None) -> None:
+    carry_data(guarded)
+    job = yaml.safe_load(Section("kubernetes-jobs.md", "What you need").of("yaml")[0])
+    tls = yaml.safe_load(Section("kubernetes-jobs.md", "Servers with TLS").of("yaml")[0])
+    job["kubernetes"]["env"] = tls["kubernetes"]["env"]
+    job["kubernetes"]["volumes"] += tls["kubernetes"]["volumes"]
+    guarded.save("job.yaml", job_with(yaml.safe_dump(job), audit=True, framework="torch"))
+    assert "done" in guarded.type("backstay train job.yaml --on kubernetes")
+    jobs = "backstay jobs --on kubernetes --namespace backstay"
+    assert "records_counted_once true" in guarded.type(f"{jobs} audit census")
 
 
 def test_a_schedule_by_the_commands_of_the_page(terminal: Terminal, volumes: None) -> None:
