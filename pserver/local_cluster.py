@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from backstay.config import (
     ENDPOINT_VARIABLE,
     PADDLE_ENDPOINT_VARIABLE,
     ClientConfig,
+    SecurityConfig,
     ServerConfig,
 )
 from backstay.consensus.records.plans import ResizePlan
@@ -336,7 +337,7 @@ class LocalCluster:
 
     def client_config(self) -> ClientConfig:
         """Return what a client of this cluster needs: the environment, and the token given here."""
-        names = ("token", "tls_ca_file", "tls_cert_file", "tls_key_file")
+        names = [item.name for item in fields(SecurityConfig)]
         given = {name: self._settings[name] for name in names if name in self._settings}
         return ClientConfig.load(explicit=given)
 

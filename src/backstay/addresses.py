@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from backstay.errors import ConfigError
 
-__all__ = ["is_loopback", "parse_endpoints", "split_address"]
+__all__ = ["is_host_name", "is_loopback", "parse_endpoints", "split_address"]
 
 PORT_MAX = 65535
 ENDPOINTS_MAX = 4096
@@ -35,6 +35,11 @@ def split_address(setting: str, address: str) -> tuple[str, int]:
     if int(port) > PORT_MAX:
         raise ConfigError(f"{setting}: port {port} of {address!r} is over {PORT_MAX}")
     return host, int(port)
+
+
+def is_host_name(host: str) -> bool:
+    """Return whether a host name, or an IPv4 address, looks like this."""
+    return _HOST.fullmatch(host) is not None
 
 
 def is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
-from backstay.addresses import is_loopback, split_address
+from backstay.addresses import is_host_name, is_loopback, split_address
 from backstay.errors import ConfigError
 from backstay.profiles import PROFILES
 from backstay.settings import (
@@ -147,6 +147,11 @@ class SecurityConfig:
         None,
         "PEM file with the trusted authorities. It turns TLS on at a client.",
     )
+    job_tls_name: str | None = setting(
+        None,
+        "Name in the certificates of job masters and workers. Not set: the host at which each is "
+        "called, such as the IP address of its Pod.",
+    )
 
     def __post_init__(self) -> None:
         """Check the values, each alone and then together."""
@@ -159,6 +164,11 @@ class SecurityConfig:
             raise ConfigError(
                 f"{given}: {getattr(self, given)!r}, but {lacking} is not set: give both or neither"
             )
+        if self.job_tls_name is not None:
+            if not is_host_name(self.job_tls_name):
+                raise ConfigError(f"job_tls_name: {self.job_tls_name!r} is no host name")
+            if self.tls_ca_file is None:
+                raise ConfigError("job_tls_name: needs tls_ca_file, which turns TLS on")
 
     @classmethod
     def load(
@@ -210,6 +220,7 @@ class SecurityConfig:
             tls_cert_file=self.tls_cert_file,
             tls_key_file=self.tls_key_file,
             tls_ca_file=self.tls_ca_file,
+            job_tls_name=self.job_tls_name,
         )
 
     def read_pems(self) -> Pems:

@@ -43,7 +43,7 @@ RECONNECT_BACKOFF_MAX_MS = 2_000
 # gRPC refuses to carry much more than this in a status.
 ERROR_TEXT_MAX = 4_000
 
-CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+CHANNEL_OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
@@ -143,6 +143,11 @@ _UNAVAILABLE_REASONS = (
         "is tls_ca_file the authority that issued it?",
     ),
     (
+        "Hostname Verification Check failed",
+        "its certificate has another name",
+        "does it name the host? Certificates of job masters and workers may name job_tls_name",
+    ),
+    (
         ": Socket closed",
         "it closed the connection",
         "does it want TLS (tls_ca_file), or is it another program's port?",
@@ -161,8 +166,15 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def open_channel(address: str, security: SecurityConfig) -> grpc.Channel:
+def open_channel(
+    address: str, security: SecurityConfig, *, tls_name: str | None = None
+) -> grpc.Channel:
     """Return a channel to a control address; it connects when it is first used.
+
+    Args:
+        address: Of the server.
+        security: Token and TLS.
+        tls_name: Name that the server's certificate must have; default: the host of the address.
 
     Raises:
         ConfigError: A certificate file cannot be read.
@@ -171,7 +183,8 @@ def open_channel(address: str, security: SecurityConfig) -> grpc.Channel:
     if credentials is None:
         channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
     else:
-        channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        name = [("grpc.ssl_target_name_override", tls_name)] if tls_name is not None else []
+        channel = grpc.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, *name])
     if security.token is None:
         return channel
     return grpc.intercept_channel(channel, _SendToken(security.token))

@@ -34,7 +34,9 @@ class JobProcesses:
         client: For its status and orders.
     """
 
-    def __init__(self, cluster: LocalCluster, spec: JobSpec, folder: Path) -> None:
+    def __init__(
+        self, cluster: LocalCluster, spec: JobSpec, folder: Path, **variables: str
+    ) -> None:
         self.spec = spec
         self._cluster = cluster
         self._folder = folder
@@ -44,6 +46,7 @@ class JobProcesses:
             **cluster.environment(),
             "BACKSTAY_ENDPOINT": ",".join(cluster.endpoints),
             "OMP_NUM_THREADS": "1",
+            **variables,
         }
         self.client = JobClient(cluster.endpoints, spec.name, config=cluster.client_config())
 

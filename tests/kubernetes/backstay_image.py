@@ -30,6 +30,8 @@ PACKAGES_FOLDER = "opt/backstay"
 FRAMEWORKS_FOLDER = "/opt/frameworks"
 EXTRAS = ("kubernetes",)
 LDD_LIMIT_S = 120.0
+# What Debian's images have; `kubectl cp` calls tar.
+PROGRAMS = ("sh", "sleep", "tar")
 LIBRARIES = Path("/lib/x86_64-linux-gnu")
 # Frameworks need them, and nothing in the image itself.
 FRAMEWORKS_NEED = (
@@ -101,7 +103,8 @@ def _add_system(layer: Layer) -> None:
     layer.text("etc/passwd", f"backstay:x:{USER_ID}:{USER_ID}::/tmp:/bin/sh\n")
     layer.text("etc/group", f"backstay:x:{USER_ID}:\n")
     layer.text("etc/nsswitch.conf", "hosts: files dns\n")
-    layer.file("usr/bin/sh", Path("/bin/sh"))
+    for name in PROGRAMS:
+        layer.file(f"usr/bin/{name}", Path("/bin") / name)
     for library in FRAMEWORKS_NEED:
         layer.file(_inside(LIBRARIES / library), LIBRARIES / library)
 
@@ -175,7 +178,7 @@ def _add_shared_libraries(layer: Layer) -> None:
     binaries = [
         str(path)
         for path in layer.sources()
-        if ".so" in path.suffixes or path.name == "sh" or path == Path(sys.executable).resolve()
+        if ".so" in path.suffixes or path.name in PROGRAMS or path == Path(sys.executable).resolve()
     ]
     done = subprocess.run(
         ["ldd", *binaries], capture_output=True, text=True, timeout=LDD_LIMIT_S, check=False

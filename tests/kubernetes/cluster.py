@@ -207,6 +207,16 @@ class Cluster:
                 raise ClusterError(f"{node.name} cannot import {image}.")
         self.start_kubelet(number)
 
+    def tag_image(self, number: int, image: str, name: str) -> None:
+        """Give an image that a node has another name, too.
+
+        Raises:
+            ClusterError: The node has no such image.
+        """
+        words = ("--namespace=k8s.io", "images", "tag", "--force", image, name)
+        if not self._containerd(Node(number), *words):
+            raise ClusterError(f"{Node(number).name} cannot name {image} {name}.")
+
     def start_kubelet(self, number: int) -> None:
         """Start a node's kubelet, also after it was killed, and wait until the node is Ready."""
         node = Node(number)

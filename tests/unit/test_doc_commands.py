@@ -207,7 +207,7 @@ def test_every_job_file_of_the_guide_loads(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_on_jobs_has_job_files() -> None:
-    assert len(job_parts(KUBERNETES_PAGES[1])) == 4
+    assert len(job_parts(KUBERNETES_PAGES[1])) == 5
 
 
 @pytest.mark.parametrize(

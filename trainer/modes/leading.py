@@ -287,7 +287,7 @@ class FollowedTask:
         self._task = task.to_message()
         self._instance = instance
         self._timeout_s = deadline_ms / 1000
-        self._channel = rpc.open_channel(address, security)
+        self._channel = rpc.open_channel(address, security, tls_name=security.job_tls_name)
         self._stub = sync_pb2_grpc.SyncServiceStub(self._channel)
         self._call: Any = None
 

@@ -342,7 +342,8 @@ class JobCalls:
             if channel is None:
                 while len(self._channels) >= CHANNELS_MAX:
                     self._channels.pop(next(iter(self._channels))).close()
-                channel = rpc.open_channel(address, self.config.security)
+                security = self.config.security
+                channel = rpc.open_channel(address, security, tls_name=security.job_tls_name)
             # The last is the one used last; the first is closed when there are too many.
             self._channels[address] = channel
             return address, job_pb2_grpc.JobServiceStub(channel)
