@@ -117,7 +117,7 @@ class CallStream:
         except BackstayError as error:
             return _refused(call, error)
         except Exception as error:
-            log.exception("a call of a worker fails; this is a bug")
+            log.exception("a worker's call failed; this is a bug")
             answer.error.text = repr(error)
         return answer
 
@@ -131,7 +131,7 @@ class CallStream:
                     await self._context.write(job_pb2.WorkerAnswers(answers=ready))
                 except Exception:
                     # grpcio has several classes for it; the next read says that the stream is over.
-                    log.debug("answers find no stream any more", exc_info=True)
+                    log.debug("the call stream is closed; its answers are dropped", exc_info=True)
 
 
 def _refused(call: job_pb2.WorkerCall, error: BackstayError) -> job_pb2.WorkerAnswer:

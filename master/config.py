@@ -69,14 +69,16 @@ class MasterConfig:
                 "TLS, and it needs a certificate for that"
             )
         if host in ("0.0.0.0", "[::]") and self.advertise_host is None:
-            raise ConfigError(f"advertise_host: must be set, because {host} tells workers nothing")
+            raise ConfigError(
+                f"advertise_host: must be set, because no worker can connect to {host}"
+            )
         guarded = self.client.token is not None or self.client.tls_cert_file is not None
         if not (guarded or self.insecure or is_loopback(host)):
             raise ConfigError(
                 f"listen: {self.listen_control!r} can be reached from other machines. Set token "
-                "(and TLS), or listen on 127.0.0.1, or say --insecure if the network is guarded. "
-                "On Kubernetes, kubernetes.secrets names the Secret that has BACKSTAY_TOKEN, and "
-                "kubernetes.insecure: true does without"
+                "(and TLS), or listen on 127.0.0.1, or give --insecure if the network is guarded. "
+                "On Kubernetes, name the Secret that has BACKSTAY_TOKEN in kubernetes.secrets, or "
+                "set kubernetes.insecure: true"
             )
 
     @property

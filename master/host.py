@@ -354,7 +354,7 @@ class MasterHost:
         try:
             await asyncio.wait_for(self._leadership.leave(), FAREWELL_S)
         except (StoreUnavailable, asyncio.TimeoutError) as error:
-            log.warning("left without a word, the lease ends by itself: %s", error)
+            log.warning("the store does not answer, so the lease is left to expire: %s", error)
         await self._store.close()
         await asyncio.to_thread(self._directory.close)
 

@@ -174,4 +174,4 @@ class HostedLauncher:
 
 def _log_trouble(trouble: str) -> None:
     if trouble:
-        log.warning("the launcher gets no answer: %s", trouble)
+        log.warning("the job master does not answer the launcher: %s", trouble)

@@ -185,7 +185,7 @@ class Saving:
         try:
             await asyncio.wait_for(self._save(), limit_s)
         except asyncio.TimeoutError:
-            why = f"the last checkpoint took longer than {limit_s} s and is not waited for"
+            why = f"the last checkpoint took longer than {limit_s} s (checkpoint.stop_wait_s)"
             log.error("%s", why)
             self._job.note_no_checkpoint(why)
 
@@ -217,7 +217,7 @@ class Saving:
         try:
             changed = await self.look()
         except BackstayError as error:
-            why = f"no node tells whether it was restored: {error}"
+            why = f"no node says whether the cluster was restored: {error}"
             self._job.note_trouble("restore", why)
             await asyncio.sleep(LOOK_S)
             return _Unknown(why)

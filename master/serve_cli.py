@@ -58,27 +58,29 @@ log = logging.getLogger(__name__)
     help="Control addresses of pservers, host:port, several with commas. "
     f"[{', '.join(ENDPOINT_VARIABLES)}]",
 )
-@click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where workers call.")
+@click.option(
+    "--listen", default="127.0.0.1:0", show_default=True, help="Address that workers call."
+)
 @click.option("--advertise-host", help="Host under which workers reach this process.")
-@click.option("--instance", type=int, help="Number of this process; drawn at random if not given.")
+@click.option("--instance", type=int, help="Number of this process. Default: random.")
 @click.option(
     "--replaces",
     type=int,
     default=0,
-    help="Instance of a job master that is surely gone: no waiting.",
+    help="Instance of a job master that is known to be dead: its lease is not waited for.",
 )
-@click.option("--fresh", is_flag=True, help="Begin the job anew, whatever is recorded of it.")
+@click.option("--fresh", is_flag=True, help="Forget the job's records and begin it anew.")
 @click.option(
     "--lease-ttl-ms",
     default=3000,
     show_default=True,
-    help="How long a dead job master is waited for.",
+    help="Lease of the job master: when it dies, the next one waits so long.",
 )
 @click.option(
     "--linger-ms",
     default=10_000,
     show_default=True,
-    help="How long workers are waited for, at most, when the job is over.",
+    help="How long to wait for the workers when the job is over.",
 )
 @click.option(
     "--servers-end",
@@ -88,7 +90,7 @@ log = logging.getLogger(__name__)
 @click.option(
     "--first-contact-timeout-ms",
     type=int,
-    help="How long servers may take to answer a first time; 0: as long as it takes.",
+    help="Time limit of the servers' first answer. 0: no limit.",
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback with neither token nor TLS.")
 @click.option("--log-level", default="info", show_default=True)

@@ -92,7 +92,10 @@ class OwnedJob:
                 self._version = made["metadata"]["resourceVersion"]
                 self._data |= data
                 return True
-        raise KubernetesError(f"Kubernetes: others write {name} all the time", status=CONFLICT)
+        raise KubernetesError(
+            f"Kubernetes: ConfigMap {name} was changed during each of {CONFLICTS_MAX} writes",
+            status=CONFLICT,
+        )
 
     def delete_workers(self) -> None:
         """Have the worker Pods deleted that have not ended. The others are kept for their logs.

@@ -156,7 +156,7 @@ class PodLauncher:
         # Another one of the name is not of this job.
         if found is None or self._program.owner not in ("", found["metadata"]["uid"]):
             raise KubernetesError(
-                f"Kubernetes: the Deployment {name} of this job is gone: it makes no more workers"
+                f"Kubernetes: the Deployment {name} of this job is gone; no worker is started"
             )
         with self._changed:
             self._owner = Owner(name, found["metadata"]["uid"])

@@ -343,11 +343,11 @@ def test_a_job_that_runs_is_not_run_twice(folder: Path) -> None:
             wait_until(lambda: shown(folder).get("tasks", {}).get("doing") == "2")
             again = run_to_its_end(folder, *command)
             assert again.returncode == 1
-            assert f"is run already, by process {process.pid} on " in again.stderr
+            assert f"is already run by process {process.pid} on " in again.stderr
             # Elsewhere, with logs of its own.
             again = run_to_its_end(folder, *command, "--log-dir", "other")
             assert again.returncode == 1
-            assert "is run already: its job master is at 127.0.0.1:" in again.stderr
+            assert "is running already: its job master is at 127.0.0.1:" in again.stderr
             assert not (folder / "other" / "workers").exists()
             # The first one has not noticed, and may be killed: the same command goes on.
             assert process.poll() is None

@@ -74,8 +74,8 @@ def audit_lines(audit: RecordsAudit) -> list[str]:
     ]
     if audit.unfinished:
         lines.append(
-            f"{audit.unfinished:,} of them are of tasks that a pass has dropped or dead-lettered: "
-            "counted in it at most once"
+            f"{audit.unfinished:,} of them belong to tasks that a pass dropped or dead-lettered, "
+            "and count in it at most once"
         )
     if audit.inexact:
         lines.append(f"not exact {audit.inexact}")

@@ -57,7 +57,7 @@ def sole_run(folder: Path, job: str) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise JobRefused(
-                f"job {job!r} is run already, by {file.read().strip() or 'another process'}, with "
+                f"job {job!r} is already run by {file.read().strip() or 'another process'}, with "
                 f"the same log_dir, {folder}: end that one (Ctrl-C, or `backstay jobs stop {job}`),"
                 " or give this one another --name"
             ) from None
@@ -86,7 +86,7 @@ def goes_on(servers: JobServers, job: str, stopped: Callable[[float], bool]) -> 
         entry = find_job(servers.endpoints, job, config=servers.config)
         if entry is not None and entry.master_address:
             raise JobRefused(
-                f"job {job!r} is run already: its job master is at {entry.master_address}. End "
+                f"job {job!r} is running already: its job master is at {entry.master_address}. End "
                 f"one (`backstay jobs stop {job}`), or give this one another --name"
             )
         return entry is not None

@@ -73,17 +73,17 @@ class _Found(NamedTuple):
     "--model",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The model file, or the job.json of a log_dir; a job has its own.",
+    help="The model file, or the job.json of a log_dir. A job needs none.",
 )
-@click.option("--job", metavar="NAME", help="Whose tables, if the checkpoint has those of several.")
-@click.option("--checkpoint", metavar="ID", help="Which checkpoint. Default: the newest.")
+@click.option("--job", metavar="NAME", help="The job to export, if the checkpoint has several.")
+@click.option("--checkpoint", metavar="ID", help="Checkpoint to export. Default: the newest.")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["safetensors", "parquet"]),
     default="safetensors",
     show_default=True,
-    help="Of the embeddings' rows.",
+    help="Format of the embeddings' files.",
 )
 @click.option(
     "--log-dir",
@@ -222,8 +222,8 @@ def _show(made: Export, untrained: list[str], *, as_json: bool) -> None:
         shapes = {name: list(value.shape) for name, value in part.state.items()}
     if untrained:
         click.echo(
-            f"warning: {listed(untrained)}: on no server, and not saved in "
-            "the job's output; they are as the model file makes them",
+            f"warning: {listed(untrained)}: neither on the servers nor in the "
+            "job's output; exported as the model file initializes them",
             err=True,
         )
     if as_json:
@@ -245,4 +245,4 @@ def _show(made: Export, untrained: list[str], *, as_json: bool) -> None:
         click.echo(f"{name}  {shape}")
     click.echo(f"{made.checkpoint} exported to {made.directory}")
     if part is None:
-        click.echo("It has the tables as they are; with --model FILE it has the model.", err=True)
+        click.echo("It has the tables only; give --model FILE to export the model.", err=True)

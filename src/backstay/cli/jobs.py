@@ -119,8 +119,8 @@ def _cluster(options: ClusterOptions, job: str) -> Cluster:
         chosen = _endpoints_of_running(job)
     if chosen is None:
         raise ConfigError(
-            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; what a "
-            "job left in its log_dir, `show` and `logs` read with --log-dir FOLDER"
+            f"endpoint: give --endpoint HOST:PORT or set {' or '.join(ENDPOINT_VARIABLES)}; to "
+            "read the log_dir of an ended job, give `show` or `logs` --log-dir FOLDER"
         )
     return Cluster.at(chosen, ClientConfig.load(file=options.config_file))
 
@@ -183,7 +183,7 @@ class _JobsGroup(click.Group):
     "--on",
     "where",
     type=click.Choice(["kubernetes"]),
-    help="The jobs on Kubernetes: reach the cluster that KUBECONFIG names, and no server.",
+    help="The jobs on Kubernetes, in the cluster that KUBECONFIG names; needs no server.",
 )
 @click.option("--namespace", metavar="NAME", default="", help="With --on: their namespace.")
 @click.pass_context
@@ -206,8 +206,8 @@ def jobs(
     with exit_on_error(EXIT_NO_ANSWER, as_json=bool(given.get("as_json")), others=others):
         if endpoint is not None or given.get("folder") is not None or given.get("follow"):
             raise ConfigError(
-                "--on kubernetes: not with --endpoint, --log-dir or --follow; the API of "
-                "Kubernetes is asked"
+                "--on kubernetes: asks the API of Kubernetes; leave out --endpoint, --log-dir "
+                "and --follow"
             )
         code = jobs_on_kubernetes(namespace, context.invoked_subcommand, given, words)
     context.exit(code)
@@ -329,8 +329,8 @@ def scale(options: ClusterOptions, job: str, workers: int, as_json: bool) -> Non
     )
 )
 @json_option()
-@click.option("--reason", default="jobs stop", metavar="TEXT", help="Shown wherever the job is.")
-@click.option("--discard", is_flag=True, help="Count the job as ended: no command goes on with it.")
+@click.option("--reason", default="jobs stop", metavar="TEXT", help="Reason to show with the job.")
+@click.option("--discard", is_flag=True, help="End the job for good: no command can continue it.")
 @job_argument
 @click.pass_obj
 def stop(options: ClusterOptions, job: str, reason: str, discard: bool, as_json: bool) -> None:
@@ -378,16 +378,16 @@ def retry(options: ClusterOptions, job: str, tasks: tuple[int, ...], as_json: bo
     )
 )
 @_folder_option()
-@click.option("--worker", metavar="ID", help="A worker, or `master`. Default: list what there is.")
+@click.option("--worker", metavar="ID", help="A worker, or `master`. Default: list the logs.")
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(1, LOG_LINES_MAX),
     default=LOG_LINES,
     show_default=True,
-    help="The newest lines.",
+    help="Number of newest lines.",
 )
-@click.option("--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Print new lines as they come, until Ctrl-C.")
 @job_argument
 @click.pass_obj
 def logs(

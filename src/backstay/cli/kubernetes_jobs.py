@@ -139,9 +139,9 @@ def _check_has_master(job: _Found, command: str) -> None:
         if job.cron_job is not None:
             goes_on = "Its schedule begins the next run"
         raise JobRefused(
-            f"job {job.name!r} is {job.published.over}, so it has no job master. {goes_on}; what "
-            "its servers know of it tells "
-            f"`backstay jobs --endpoint HOST:PORT {command} {job.name}` in a Pod of theirs"
+            f"job {job.name!r} is {job.published.over}, so it has no job master. {goes_on}. "
+            f"`backstay jobs --endpoint HOST:PORT {command} {job.name}`, in a Pod of its servers, "
+            "asks them about it"
         )
 
 
@@ -153,7 +153,7 @@ def _schedule_text(job: str, cron_job: Mapping[str, Any], namespace: str) -> str
         f"{job}: runs by `{spec['schedule']}` ({spec.get('timeZone', 'time zone of the cluster')})"
         + (", suspended" if spec.get("suspend") else ""),
         f"  run under way: {under_way or 'none'}",
-        f"  last run: begun {status.get('lastScheduleTime', 'never')}, one that went well ended "
+        f"  last run: begun {status.get('lastScheduleTime', 'never')}, last success: "
         f"{status.get('lastSuccessfulTime', 'never')}",
         f"  {removal_text(job, namespace)}",
     ]

@@ -53,7 +53,7 @@ def objects_of(spec: JobSpec, run: str = "", owner: Owner | None = None) -> JobO
     """
     if spec.hooks.before or spec.hooks.after:
         raise ConfigError(
-            "hooks: are run on Kubernetes with a schedule only, by each of its runs; leave them out"
+            "hooks: on Kubernetes only a job with a schedule runs them; leave them out"
         )
     files, chosen = _carried(spec), chosen_servers(spec, os.environ)
     if not chosen.local:

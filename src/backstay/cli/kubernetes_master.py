@@ -221,8 +221,8 @@ async def _keep_numbers(servers: ServerScale | None, scale: JobScale) -> None:
         await asyncio.sleep(PLAN_PAUSE_S)
         if servers is not None:
             follow = asyncio.to_thread(servers.follow)
-            await _try("plans of the servers are not followed", follow, said)
-        await _try("the numbers of workers and servers stay", scale.look(), said)
+            await _try("the resize of the servers is not carried out", follow, said)
+        await _try("the numbers of workers and servers cannot be changed", scale.look(), said)
 
 
 async def _try(what: str, call: Awaitable[None], said: dict[str, str]) -> None:

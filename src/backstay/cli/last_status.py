@@ -158,7 +158,7 @@ class LastStatus:
         then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.written_ms / 1000))
         text = f"as of {then}, by {folder / FILE_NAME}"
         if self.are_own and self.is_over:
-            return f"{text}; its command has ended, and servers of its own with it"
+            return f"{text}; its command and its own servers have ended"
         end = "" if self.is_over else " (its command runs, or was killed)"
         return f"{text}{end}; its servers: --endpoint {','.join(self.endpoints)}"
 

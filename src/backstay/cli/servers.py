@@ -352,7 +352,7 @@ class _OwnServers:
             # One that ended by itself with 0 was let go by a resize.
             dead = [one for one in self._cluster.servers if one.process.poll() not in (None, 0)]
             if dead and self._restarts >= RESTARTS_MAX:
-                log.error("%s ended; it was started again too often", dead[0].node_id)
+                log.error("%s ended, and has been restarted too often", dead[0].node_id)
                 return
             if dead:
                 self._restart(dead)
@@ -360,7 +360,7 @@ class _OwnServers:
     def _restart(self, dead: list[LocalServer]) -> None:
         self._restarts += len(dead)
         names = ", ".join(one.node_id for one in dead)
-        log.warning("%s ended and is started again, empty", names)
+        log.warning("%s ended and is restarted, empty", names)
         indexes = [self._cluster.servers.index(one) for one in dead]
         for one in dead:
             one.line.close()

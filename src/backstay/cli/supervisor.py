@@ -394,7 +394,7 @@ class Supervisor:
             return f"the servers end with this command: the job goes on from checkpoint {newest}"
         return (
             "the servers end with this command, and no checkpoint was written yet: the job begins "
-            "anew (checkpoint.every_tasks has them written more often)"
+            "anew (checkpoint.every_tasks writes checkpoints more often)"
         )
 
     def _last_words(self) -> str:
@@ -479,8 +479,8 @@ class Supervisor:
         checkpoint = self._spec.checkpoint
         if servers.are_own and checkpoint.is_wanted and checkpoint.stop_wait_s:
             text += (
-                f", and a checkpoint is written, in {checkpoint.stop_wait_s} s at most; Ctrl-C "
-                "again ends all of it at once"
+                f", and a checkpoint is written within {checkpoint.stop_wait_s} s; a second "
+                "Ctrl-C ends everything at once"
             )
         return text
 
@@ -586,4 +586,4 @@ class _ExitsSaid:
 
 def _log_trouble(trouble: str) -> None:
     if trouble:
-        log.warning("the launcher gets no answer: %s", trouble)
+        log.warning("the job master does not answer the launcher: %s", trouble)

@@ -218,7 +218,7 @@ class Stalls:
     def _withdraw(self, opened: OpenRound, lease: Lease, stands_s: float) -> None:
         if lease.withdrawn:
             return
-        lease.withdrawn = f"{lease.worker} ended no step for {stands_s:.0f} s"
+        lease.withdrawn = f"{lease.worker} completed no step for {stands_s:.0f} s"
         times = self._times
         times[opened.id, lease.task.number] = times.get((opened.id, lease.task.number), 0) + 1
         log.warning(
@@ -238,9 +238,9 @@ class Stalls:
         if self._mode != "bounded":
             return
         for worker in sorted(stalled - self._not_waited_for):
-            log.warning("%s ends no step: the others do not wait for it any more", worker)
+            log.warning("%s completes no step: the others no longer wait for it", worker)
         for worker in sorted(self._not_waited_for - stalled):
-            log.info("%s is waited for again, or has no task any more", worker)
+            log.info("the others wait for %s again, or it has no task any more", worker)
         self._not_waited_for = stalled
 
     def _stands(self, stands_s: float, may_take_s: float) -> str:
@@ -248,14 +248,14 @@ class Stalls:
         if self._mode == "sync":
             return f"{text}; after {may_take_s:.0f} s its task goes to another worker"
         if stands_s >= may_take_s:
-            return f"no step for {stands_s:.0f} s: the others do not wait for it any more"
+            return f"no step for {stands_s:.0f} s: the others no longer wait for it"
         return f"{text}; after {may_take_s:.0f} s they stop waiting"
 
     def _waits(self, waiting_s: float, waits_for: Sequence[str]) -> str:
         if waiting_s <= 1.0:
             return ""
         whom = ", ".join(waits_for) or "those behind"
-        what_then = "; later it computes their pieces itself" if self._mode == "sync" else ""
+        what_then = "; it will compute their pieces itself" if self._mode == "sync" else ""
         return f"waits for {whom}, {waiting_s:.0f} s so far{what_then}"
 
 

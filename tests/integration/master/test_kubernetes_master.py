@@ -110,7 +110,7 @@ def test_the_launcher_of_a_deleted_job_makes_no_workers_for_the_next_one(
     launcher = PodLauncher(WorkerProgram(spec, {}, "a"), cast(KubernetesApi, objects))
     try:
         launcher.reconcile(["w-0"])
-        eventually(lambda: "of this job is gone: it makes no more workers" in launcher.trouble())
+        eventually(lambda: "of this job is gone; no worker is started" in launcher.trouble())
         assert launcher.report().running == ()
     finally:
         launcher.close()

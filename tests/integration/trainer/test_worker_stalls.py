@@ -144,7 +144,7 @@ SLOW = {"STEP_S": "0.25"}
 def test_a_leader_that_hangs_is_followed_by_another(alone: float, tmp_path: Path) -> None:
     logloss, logs = train(tmp_path / "job", ModeSpec(kind="sync"), HANG, {}, {}, step_limit_s=5.0)
     assert logloss == pytest.approx(alone, abs=1e-6)
-    assert "w-0 ended no step for" in logs
+    assert "w-0 completed no step for" in logs
 
 
 def test_a_follower_that_hangs_loses_its_place(alone: float, tmp_path: Path) -> None:
@@ -168,4 +168,4 @@ def test_in_bounded_mode_a_worker_that_hangs_is_not_waited_for(tmp_path: Path) -
     _, logs = train(
         tmp_path / "job", ModeSpec(kind="bounded", staleness=2), HANG, {}, {}, step_limit_s=5.0
     )
-    assert "w-0 ends no step: the others do not wait for it any more" in logs
+    assert "w-0 completes no step: the others no longer wait for it" in logs

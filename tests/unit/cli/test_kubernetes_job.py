@@ -125,7 +125,10 @@ def test_a_model_in_the_image_is_not_carried(folder: Path) -> None:
             ("--on", "kubernetes", "--servers", "2", "--set", "schedule='@daily'"),
             "servers: a job with a schedule trains on a cluster that runs; give --endpoint",
         ),
-        (("--on", "kubernetes", "--set", "hooks.after=[ls]"), "hooks: are run on Kubernetes with"),
+        (
+            ("--on", "kubernetes", "--set", "hooks.after=[ls]"),
+            "hooks: on Kubernetes only a job with a schedule",
+        ),
         (("--on", "kubernetes", "--set", "kubernetes=null"), "kubernetes: is missing; a job on"),
     ],
 )
@@ -149,8 +152,8 @@ def test_data_that_only_the_workers_have_is_warned_of(folder: Path) -> None:
     [
         (("stop", "--reason"), "requires an argument"),
         (("show",), "Missing argument 'JOB'"),
-        (("logs", "census", "--follow"), "--on kubernetes: not with --endpoint"),
-        (("show", "census", "--log-dir", "logs"), "--on kubernetes: not with --endpoint"),
+        (("logs", "census", "--follow"), "leave out --endpoint"),
+        (("show", "census", "--log-dir", "logs"), "leave out --endpoint"),
     ],
 )
 def test_jobs_on_kubernetes_take_words_as_the_command_does(

@@ -81,7 +81,7 @@ def test_a_job_of_this_folder_is_shown_when_its_servers_have_ended(folder: Path)
         assert code == 0
         for part in ("tiny: failed (too many)", "auc 0.7500", "task 3", "  ValueError: no"):
             assert part in shown
-        assert "its command has ended, and servers of its own" in shown
+        assert "its command and its own servers have ended" in shown
     document = json.loads(backstay("show", "tiny", "--json")[1])
     assert (document["state"], document["status"]["steps"]) == ("failed", "9")
     assert document["dead_letters"][0]["error"] == "ValueError: no"

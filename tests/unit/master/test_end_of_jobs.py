@@ -306,7 +306,7 @@ def test_a_job_at_its_end_that_no_node_answers_is_unsaved_until_one_does(tmp_pat
         await end.waits()
         status = job_status(end.job, MasterRecord("", 1, "", 0), 0)
         assert (status.state, status.saving) == ("unsaved", True)
-        assert "no node tells whether it was restored" in status.reason
+        assert "no node says whether the cluster was restored" in status.reason
         assert end.saving.try_now()
         end.rows.is_silent = False
         assert await end.ended() == "done"
