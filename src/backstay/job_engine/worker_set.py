@@ -3,25 +3,22 @@
 Level-triggered: the launcher reports which workers run and which ended, and why; ``wanted`` says
 which ids should run. An id stands for one process and is never used again. A *place* is what a
 worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
-often. ``WorkerSet`` decides; ``JobWorkers`` has what it decided recorded, and gives back the tasks
-of a process that is gone.
-Imports ``backstay.errors``, ``json_record`` and ``job_engine``; does no I/O.
+often. Imports ``backstay.errors``, ``json_record`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from annotated_types import Interval
 
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.job_engine.known_workers import KnownWorkers
-from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
+from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.json_record import NUMBER_MAX, Count, JsonRecord
 
-__all__ = ["JobWorkers", "WorkerPolicy", "WorkerSet"]
+__all__ = ["WorkerPolicy", "WorkerSet"]
 
 # Workers that hung, of which no end was told yet.
 HUNG_MAX = 1000
@@ -376,95 +373,3 @@ def _numbers(runs: Iterable[tuple[int, int]]) -> list[int]:
             raise InvalidRequest(f"worker set: more than {PLACES_MAX} places")
         numbers += [-1] * count if first == -1 else range(first, first + count)
     return numbers
-
-
-class JobWorkers:
-    """The worker processes of one job; belongs to one event loop.
-
-    Attributes:
-        set: Which should run.
-    """
-
-    def __init__(
-        self,
-        workers: WorkerSet,
-        known: KnownWorkers,
-        clock: Callable[[], float],
-        *,
-        drop: Callable[[str, str], None],
-        changed: Callable[[], None],
-    ) -> None:
-        """Take over what the records say.
-
-        Args:
-            workers: Which are wanted.
-            known: Which were heard of.
-            clock: Monotonic seconds.
-            drop: Takes back all tasks of a worker that is gone; is told why.
-            changed: Has the journal write which are wanted.
-        """
-        self.set = workers
-        self._known = known
-        self._now = clock
-        self._drop = drop
-        self._changed = changed
-        self._wanted: tuple[str, ...] = ()
-
-    def join(self, worker: str, instance: int, host: str, pid: int) -> None:
-        """Take note of a process; the tasks of another one of its name go back.
-
-        Raises:
-            InvalidRequest: Name or instance is missing.
-            LimitExceeded: There are too many workers.
-        """
-        _, replaces = self._known.join(worker, instance, host, pid, self._now())
-        if replaces:
-            self._drop(worker, "another process has joined in its place")
-            self._known.join(worker, instance, host, pid, self._now())
-
-    def report(self, report: LauncherReport) -> None:
-        """Take in what a launcher reports. The tasks of each worker that has ended go back."""
-        for end in report.exits:
-            self._ended(end)
-        for end in self.set.running(report.running, self._now()):
-            self._ended(end)
-
-    def _ended(self, end: WorkerExit) -> None:
-        self.set.exited(end, self._now())
-        self._drop(end.worker_id, f"it {end.how}")
-        self._changed()
-
-    def replace(self, worker: str, why: str) -> bool:
-        """Want another process instead of one that hangs; False if it is not wanted."""
-        if not self.set.replace(worker, self._now()):
-            return False
-        self._drop(worker, why)
-        self._changed()
-        return True
-
-    def wanted(self) -> tuple[str, ...]:
-        """Return the workers that should run; wait for the journal before they are started."""
-        wanted = self.set.wanted(self._now())
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._changed()
-        return wanted
-
-    def scale(self, workers: int, *, lent: int = 0) -> int:
-        """Want so many; returns how many were wanted before.
-
-        Args:
-            workers: How many.
-            lent: How many more are wanted once servers need their room no more.
-
-        Raises:
-            InvalidRequest: That is outside of the job's min and max.
-        """
-        before = self.set.desired
-        self.set.scale(workers, lent=lent)
-        self._changed()
-        return before
-
-    def begin_anew(self, policy: WorkerPolicy) -> None:
-        """Want as many as at the beginning of the job."""
-        self.set = WorkerSet(policy)
