@@ -22,6 +22,7 @@ from backstay.job_engine.leases import RENEWALS_PER_S_MAX
 from backstay.job_engine.open_round import JobRounds, OpenRound
 from backstay.job_engine.opening import OpenedJob, StateIncarnation
 from backstay.job_engine.records import Records
+from backstay.job_engine.refusals import Refusals
 from backstay.job_engine.stalls import Stalls
 from backstay.job_engine.task_store import TaskBits
 from backstay.job_engine.values import DeadLetter, first_attempt
@@ -48,6 +49,7 @@ class JobCore:
         known: The workers that were heard of.
         workers: Which worker processes should run.
         stalls: The workers that make no progress though others wait for them.
+        refusals: The log of answers that say no to a worker.
         state: Where the job stands, as recorded last; ``record`` adds what is kept elsewhere.
         figures: Sums over the job's life, such as of examples.
         task_lease_ttl_ms: How long leases last; the record may already have a longer time
@@ -95,6 +97,7 @@ class JobCore:
         self.workers = opened.workers
         self.stalls = Stalls(self.spec, self.known, self.rounds.values)
         self.rounds.on_leases = self.stalls.leases_changed
+        self.refusals = Refusals()
         digests = {name: table.digest() for name, table in opened.tables.items()}
         self.task_lease_ttl_ms = max(opened.spec.task_lease_ttl_ms, opened.state.task_lease_ttl_ms)
         self.state = replace(opened.state, data=digests, task_lease_ttl_ms=self.task_lease_ttl_ms)

@@ -173,6 +173,36 @@ class TaskLedger:
                 self._enter(lease)
         return revoked
 
+    def withdraw(self, lease: Lease, why: str) -> bool:
+        """Have a lease not be renewed any more: its task goes to another worker when it expires.
+
+        Returns:
+            False if it is over or was withdrawn before, and nothing changed.
+        """
+        if lease.ended or lease.withdrawn:
+            return False
+        lease.withdrawn = why
+        return True
+
+    def why_revoked(self, worker: str, task: int, attempt: int) -> str:
+        """Return why a worker may not work on a task under an attempt, as far as is still known."""
+        if not 0 <= task < self._size:
+            return "the round has no such task"
+        lease = self._find(worker, task, attempt)
+        if lease is not None:
+            return lease.withdrawn
+        if self._cut:
+            return "the round was cut short"
+        state = self._tasks.state_of(task)
+        if state is State.DONE:
+            return "the task is done"
+        if state is State.DEAD_LETTERED:
+            return "the task failed too often"
+        record = self._tasks.find(task)
+        for other in record.leases if record is not None else ():
+            return f"{other.worker} has the task now (attempt {other.attempt})"
+        return "the task was taken back"
+
     def complete(
         self, worker: str, task: int, attempt: int, now_s: float, batches: int = 0
     ) -> bool:
@@ -456,7 +486,7 @@ class TaskLedger:
 
     @property
     def leases(self) -> Iterator[Lease]:
-        """All leases, live and expired; one that the caller has ``withdrawn`` is not renewed."""
+        """All leases, live and expired; only this ledger changes them."""
         return iter(self._leases)
 
     def has_lease(self, worker: str) -> bool:

@@ -216,14 +216,12 @@ class Stalls:
                         yield opened, lease
 
     def _withdraw(self, opened: OpenRound, lease: Lease, stands_s: float) -> None:
-        if lease.withdrawn:
+        why = f"{lease.worker} ended no step for {stands_s:.0f} s"
+        if not opened.ledger.withdraw(lease, why):
             return
-        lease.withdrawn = f"{lease.worker} ended no step for {stands_s:.0f} s"
         times = self._times
         times[opened.id, lease.task.number] = times.get((opened.id, lease.task.number), 0) + 1
-        log.warning(
-            "%s: %s task %d goes to another worker", lease.withdrawn, opened.id, lease.task.number
-        )
+        log.warning("%s: %s task %d goes to another worker", why, opened.id, lease.task.number)
 
     def _forget_done(self) -> None:
         if self._times:

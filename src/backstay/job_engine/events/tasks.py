@@ -35,22 +35,7 @@ log = logging.getLogger(__name__)
 class TaskEvents(JobCore):
     """The events of tasks and leases."""
 
-    def assign(self, worker: str) -> Assignment | None:
-        """Give a worker a task, from the rounds that come first; None: there is none now."""
-        if self.is_over:
-            return None
-        for round_id in self.schedule.open_rounds:
-            opened = self.rounds.get(round_id)
-            if opened is not None and self.spec.mode.kind == "sync" and _is_led(opened):
-                return _led_by_other(opened, self.known, worker)
-            grant = None if opened is None else opened.ledger.assign(worker, self.now())
-            if opened is not None and grant is not None:
-                if grant.speculative:
-                    log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
-                self.rounds.stage(opened)
-                self.stalls.begins(worker, self.now())
-                return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
-        return None
+    # A worker asks for a task.
 
     def give(
         self,
@@ -78,17 +63,22 @@ class TaskEvents(JobCore):
             return None
         known.has_program = True
         given = self._given_before(known, request)
-        # What is acknowledged in another state incarnation is not in this one, and what is done
-        # may have to be done again.
-        if given is None and can_record and self.goes_with(incarnation):
+        if not self.goes_with(incarnation):
+            # What is acknowledged in another state incarnation is not in this one, and what is
+            # done may have to be done again.
+            self._refuse_rows(worker, incarnation)
+        elif given is None and can_record:
             given = self.assign(worker)
         # Whom to follow is news each time.
         known.request, known.answer = request, None if given and given.leader else given
         return given
 
-    def goes_with(self, incarnation: StateIncarnation | None) -> bool:
-        """Return whether the progress is of the rows that a worker pushes to; None: unknown."""
-        return incarnation is None or incarnation == self.incarnation
+    def _refuse_rows(self, worker: str, rows: StateIncarnation | None) -> None:
+        if rows is not None:
+            its = "restore {}, generation {}".format(*rows)
+            jobs = "restore {}, generation {}".format(*self.incarnation)
+            why = f"it pushes to the rows of {its}; the progress of the job belongs to {jobs}"
+            self.refusals.log(worker, why, self.now())
 
     def _given_before(self, known: KnownWorker, request: int) -> Assignment | None:
         """Return what the same request was given already, if that still holds."""
@@ -105,12 +95,35 @@ class TaskEvents(JobCore):
         self.rounds.stage(given.round)
         return None if revoked else given
 
+    def goes_with(self, incarnation: StateIncarnation | None) -> bool:
+        """Return whether the progress is of the rows that a worker pushes to; None: unknown."""
+        return incarnation is None or incarnation == self.incarnation
+
+    def assign(self, worker: str) -> Assignment | None:
+        """Give a worker a task, from the rounds that come first; None: there is none now."""
+        if self.is_over:
+            return None
+        for round_id in self.schedule.open_rounds:
+            opened = self.rounds.get(round_id)
+            if opened is not None and self.spec.mode.kind == "sync" and _is_led(opened):
+                return _led_by_other(opened, self.known, worker)
+            grant = None if opened is None else opened.ledger.assign(worker, self.now())
+            if opened is not None and grant is not None:
+                if grant.speculative:
+                    log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
+                self.rounds.stage(opened)
+                self.stalls.begins(worker, self.now())
+                return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
+        return None
+
     def ask_again_ms(self) -> int:
         """Return how long a worker that got no task is to wait before it asks again.
 
         A crowd that waits makes no more than 1000 calls a second.
         """
         return min(max(len(self.known) * WAIT_MS_PER_WORKER, WAIT_MS_MIN), WAIT_MS_MAX)
+
+    # A worker has leases.
 
     def renew(
         self,
@@ -131,22 +144,41 @@ class TaskEvents(JobCore):
             # It may have told its tables to an earlier job master.
             known.has_program |= bool(leases)
             self.stalls.heard(worker, signs, self.now())
-        revoked: list[tuple[RoundId, LeasedTask]] = []
         by_round: dict[RoundId, list[LeasedTask]] = {}
         for round_id, leased in leases:
             by_round.setdefault(round_id, []).append(leased)
+        revoked: list[tuple[RoundId, LeasedTask]] = []
         for round_id, leased_tasks in by_round.items():
-            opened = self.rounds.get(round_id)
-            if opened is None or self.is_over:
-                revoked += [(round_id, leased) for leased in leased_tasks]
-                continue
-            before = opened.ledger.batches
-            over = opened.ledger.renew(worker, leased_tasks, self.now())
-            revoked += [(round_id, leased) for leased in over]
-            self.rounds.stage(opened)
-            if opened.ledger.batches != before:
-                self._count_steps(opened)
+            for leased in self._renew_in_round(worker, round_id, leased_tasks):
+                revoked.append((round_id, leased))
+                self._refuse(worker, round_id, leased, "the lease of {} is over")
         return revoked
+
+    def _renew_in_round(
+        self, worker: str, round_id: RoundId, leases: Sequence[LeasedTask]
+    ) -> Sequence[LeasedTask]:
+        """Extend leases of one round; returns the revoked ones."""
+        opened = self.rounds.get(round_id)
+        if opened is None or self.is_over:
+            return leases
+        before = opened.ledger.batches
+        revoked = opened.ledger.renew(worker, leases, self.now())
+        self.rounds.stage(opened)
+        if opened.ledger.batches != before:
+            self._count_steps(opened)
+        return revoked
+
+    def _refuse(self, worker: str, round_id: RoundId, leased: LeasedTask, what: str) -> None:
+        """Log that a lease, which ``{}`` in ``what`` names, gives its worker no right any more."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            why = "the round is not open"
+        else:
+            why = opened.ledger.why_revoked(worker, leased.task, leased.attempt)
+            # Nothing is wrong with the lease itself.
+            why = why or f"the job is {self.state.state}"
+        lease = f"{round_id} task {leased.task}, attempt {leased.attempt}"
+        self.refusals.log(worker, f"{what.format(lease)}: {why}", self.now())
 
     def complete(
         self,
@@ -178,11 +210,15 @@ class TaskEvents(JobCore):
         self._note_damaged(round_id, lease.task, damaged)
         opened = self.rounds.get(round_id)
         if opened is None:
+            self._refuse(worker, round_id, lease, "the completion of {} does not count")
             return False, False
         before = opened.ledger.counts.done
-        counts = opened.ledger.complete(
-            worker, lease.task, lease.attempt, self.now(), batches=batches
-        )
+        with self.refusals.logged(worker, self.now()):
+            counts = opened.ledger.complete(
+                worker, lease.task, lease.attempt, self.now(), batches=batches
+            )
+        if not counts:
+            self._refuse(worker, round_id, lease, "the completion of {} does not count")
         is_new = opened.ledger.counts.done > before
         self._count_steps(opened)
         if is_new:
@@ -238,11 +274,16 @@ class TaskEvents(JobCore):
             self._note_damaged(round_id, lease.task, damaged)
         opened = self.rounds.get(round_id)
         if opened is None:
+            self._refuse(worker, round_id, lease, "the return of {} does not count")
             return
-        log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
-        opened.ledger.give_back(
-            worker, lease.task, lease.attempt, lease.acknowledged, reason=reason
-        )
+        with self.refusals.logged(worker, self.now()):
+            had_it = opened.ledger.give_back(
+                worker, lease.task, lease.attempt, lease.acknowledged, reason=reason
+            )
+        if had_it:
+            log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
+        else:
+            self._refuse(worker, round_id, lease, "the return of {} does not count")
         self._came_back(opened)
 
     def fail(
@@ -270,13 +311,17 @@ class TaskEvents(JobCore):
             self._note_damaged(round_id, lease.task, damaged, first_damaged)
         opened = self.rounds.get(round_id)
         if opened is None:
+            self._refuse(worker, round_id, lease, "the failure of {} does not count")
             return False
-        outcome = opened.ledger.fail(
-            worker, lease.task, lease.attempt, failure, acknowledged=lease.acknowledged
-        )
+        with self.refusals.logged(worker, self.now()):
+            outcome = opened.ledger.fail(
+                worker, lease.task, lease.attempt, failure, acknowledged=lease.acknowledged
+            )
         level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
         last_line = failure.error.strip().rpartition("\n")[2]
         log.log(level, "%s task %d (%s): %s", round_id, lease.task, outcome, last_line)
+        if outcome == "revoked":
+            self._refuse(worker, round_id, lease, "the failure of {} does not count")
         self._came_back(opened)
         return outcome == "dead_lettered"
 

@@ -40,9 +40,11 @@ class WorkerEvents(JobCore):
             InvalidRequest: Name or instance is missing.
             LimitExceeded: There are too many workers.
         """
-        if self.is_over:
-            raise JobRefused(f"job {self.spec.name!r} is {self.state.state}: {self.state.reason}")
-        _, replaces = self.known.join(worker, instance, host, pid, self.now())
+        with self.refusals.logged(worker, self.now()):
+            if self.is_over:
+                state = self.state
+                raise JobRefused(f"job {self.spec.name!r} is {state.state}: {state.reason}")
+            _, replaces = self.known.join(worker, instance, host, pid, self.now())
         if replaces:
             self._take_tasks_back(worker, "another process has joined in its place")
 
@@ -56,7 +58,8 @@ class WorkerEvents(JobCore):
             InvalidRequest: Name or instance is missing.
             LimitExceeded: There are too many workers.
         """
-        known = self.known.hear(worker, instance, host, pid, self.now())
+        with self.refusals.logged(worker, self.now()):
+            known = self.known.hear(worker, instance, host, pid, self.now())
         known.sync_address = sync_address
         return known
 
@@ -88,7 +91,8 @@ class WorkerEvents(JobCore):
             TableConflict: They differ.
             InvalidRequest: These cannot be the tables of a job.
         """
-        _check_tables(names, self.state.tables)
+        with self.refusals.logged(worker, self.now()):
+            _check_tables(names, self.state.tables)
         if not self.state.tables:
             self.state = replace(self.state, tables=tuple(names))
             self.stage_state()
