@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from backstay.errors import InvalidRequest, LimitExceeded, WorkerReplaced
+from backstay.job_engine.open_round import Assignment
 
 __all__ = ["KnownWorker", "KnownWorkers", "WorkerSigns"]
 
@@ -53,7 +54,7 @@ class KnownWorker:
         loss: Running mean; None: none yet.
         examples_per_s: Of late.
         request: Number of its last request for a task.
-        answer: What it was answered; None: nothing.
+        answer: The task that it was given for that; None: none.
         knows_end: It was told that the job is over.
         waiting_s: How long it has been waiting for other workers; 0: it does not.
         waits_for: For whom, as far as it knows.
@@ -72,7 +73,7 @@ class KnownWorker:
     loss: float | None = None
     examples_per_s: float = 0.0
     request: int = 0
-    answer: Any = None
+    answer: Assignment | None = None
     knows_end: bool = False
     waiting_s: float = 0.0
     waits_for: tuple[str, ...] = ()

@@ -19,14 +19,13 @@ from backstay.job_engine.ledger import NOBODY, TaskLedger
 from backstay.job_engine.records import Records
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, LeasedTask, LedgerLimits
-from backstay.job_engine.worker_set import WorkerPolicy
 from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import RoundOutputs
-from backstay.schedule.orders import record_order_seed, task_order_seed
+from backstay.schedule.orders import task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
-__all__ = ["Assignment", "JobRounds", "OpenRound", "ledger_limits", "open_round", "worker_policy"]
+__all__ = ["Assignment", "JobRounds", "OpenRound", "ledger_limits", "open_round"]
 
 NEVER_S = 1e9
 
@@ -107,12 +106,8 @@ class OpenRound:
             records.stage_removal(keys.leased(name, worker))
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics of an evaluation; takes its time, call it in a thread."""
+        """Return the metrics of an evaluation; may take seconds, so call it in a thread."""
         return self.outputs.compute({name: METRICS[kind] for name, kind in self.metrics.items()})
-
-    def seed_of(self, spec: JobSpec, task: int) -> int:
-        """Return the seed of the order of a task's records, 0 for the order that they have."""
-        return record_order_seed(spec, self.id, task)
 
 
 class Assignment(NamedTuple):
@@ -193,17 +188,6 @@ def ledger_limits(
         max_retries=spec.max_task_retries,
         straggler_factor=spec.straggler_factor if speculative else NEVER_S,
         straggler_min_s=spec.straggler_min_s if speculative else NEVER_S,
-    )
-
-
-def worker_policy(spec: JobSpec) -> WorkerPolicy:
-    """Return how many workers there are to be."""
-    workers = spec.workers
-    return WorkerPolicy(
-        initial=workers.initial,
-        least=workers.min,
-        most=workers.max,
-        max_relaunches=workers.max_relaunches,
     )
 
 

@@ -18,12 +18,12 @@ from typing import NamedTuple
 from backstay.consensus.records.jobs import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import InvalidRequest, JobRefused
-from backstay.job_engine.open_round import OpenRound, open_round, worker_policy
+from backstay.job_engine.open_round import OpenRound, open_round
 from backstay.job_engine.progress import KeptJob
 from backstay.job_engine.records import Records
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, Failure, WorkerRecord, first_attempt
-from backstay.job_engine.worker_set import WorkerSet
+from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.job_spec import JobSpec
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
@@ -84,7 +84,7 @@ class OpenedJob(NamedTuple):
 
 def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
     """Return a job that begins."""
-    policy = worker_policy(spec)
+    policy = WorkerPolicy.of(spec)
     return OpenedJob(
         spec,
         identity,
@@ -247,7 +247,7 @@ def opened_job(
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
-    policy = worker_policy(spec)
+    policy = WorkerPolicy.of(spec)
     goes_on = state.workers and state.state == "running"
     return WorkerSet.from_json(policy, state.workers) if goes_on else WorkerSet(policy)
 

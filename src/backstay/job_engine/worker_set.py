@@ -3,7 +3,7 @@
 Level-triggered: the launcher reports which workers run and which ended, and why; ``wanted`` says
 which ids should run. An id stands for one process and is never used again. A *place* is what a
 worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
-often. Imports ``backstay.errors``, ``json_record`` and ``job_engine``; does no I/O.
+often. Imports ``backstay.errors``, ``job_spec``, ``json_record`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from annotated_types import Interval
 
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job_engine.launch import ExitReason, WorkerExit
+from backstay.job_spec import JobSpec
 from backstay.json_record import NUMBER_MAX, Count, JsonRecord
 
 __all__ = ["WorkerPolicy", "WorkerSet"]
@@ -47,6 +48,17 @@ class WorkerPolicy:
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
     steady_s: float = 300.0
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> WorkerPolicy:
+        """Return the policy that a job asks for."""
+        workers = spec.workers
+        return cls(
+            initial=workers.initial,
+            least=workers.min,
+            most=workers.max,
+            max_relaunches=workers.max_relaunches,
+        )
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.initial <= self.most:

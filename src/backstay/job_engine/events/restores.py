@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 
 from backstay.checkpoint.restore_state import RestoreState
 from backstay.job_engine.core import JobCore
-from backstay.job_engine.open_round import worker_policy
 from backstay.job_engine.opening import StateIncarnation, reconcile
 from backstay.job_engine.progress import JobProgress, kept_job
 from backstay.job_engine.rows_change import (
@@ -24,7 +23,7 @@ from backstay.job_engine.rows_change import (
     what_to_do,
     why_inexact,
 )
-from backstay.job_engine.worker_set import WorkerSet
+from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.schedule import Schedule
 
@@ -155,7 +154,7 @@ class RestoreEvents(JobCore):
         self.stage_state()
         if schedule.outcome is None and self.is_over:
             self.state = replace(self.state, state="running", reason="")
-            self.workers = WorkerSet(worker_policy(self.spec))
+            self.workers = WorkerSet(WorkerPolicy.of(self.spec))
         for known in self.known:
             known.answer = None
 

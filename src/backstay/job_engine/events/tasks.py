@@ -82,7 +82,7 @@ class TaskEvents(JobCore):
 
     def _given_before(self, known: KnownWorker, request: int) -> Assignment | None:
         """Return what the same request was given already, if that still holds."""
-        given: Assignment | None = known.answer
+        given = known.answer
         if not request or request != known.request or given is None:
             return None
         if self.rounds.get(given.round.id) is not given.round:
@@ -112,7 +112,7 @@ class TaskEvents(JobCore):
                 if grant.speculative:
                     log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
                 self.rounds.stage(opened)
-                self.stalls.begins(worker, self.now())
+                self.stalls.task_given(worker, self.now())
                 return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
         return None
 

@@ -27,7 +27,7 @@ class TimerEvents(JobCore):
         Returns:
             A time before which no lease runs out that there is now; None: there is none.
         """
-        self.stalls.look(self.now())
+        self.stalls.check(self.now())
         for opened in self.rounds.values():
             tasks = opened.ledger.expire(self.now())
             if tasks:
