@@ -16,7 +16,7 @@ class CheckpointEvents(JobCore):
     """The events of checkpoints."""
 
     def keep_checkpoints(self, *, servers_end: bool) -> None:
-        """Let the job go on after its schedule, until its driver has saved what is to be kept.
+        """Let the job outlast its schedule, until the caller has saved it and calls ``finish``.
 
         Args:
             servers_end: Whether the servers end with the job: what is not saved then is gone.
@@ -28,12 +28,18 @@ class CheckpointEvents(JobCore):
             self.saves_still = self._saves_when_stopped and self.has_unsaved_steps
 
     def take_checkpoint_due(self) -> bool:
-        """Return whether one is to be written now; the caller writes it."""
+        """Return whether a checkpoint is to be written now; the caller writes it."""
         due, self.checkpoint_due = self.checkpoint_due, False
         return due
 
     def note_checkpoint(self, checkpoint: str, steps: int, url: str) -> None:
-        """Take note of the newest one, how many steps there were when it was begun, and where."""
+        """Take note of a written checkpoint.
+
+        Args:
+            checkpoint: Its id.
+            steps: Of the job when it was begun.
+            url: Its folder.
+        """
         self.note_trouble("checkpoint", "")
         self.figures["saved_steps"] = steps
         self.state = replace(self.state, checkpoint=checkpoint, checkpoint_url=url)
@@ -44,7 +50,7 @@ class CheckpointEvents(JobCore):
 
         Args:
             why: For people.
-            failed: Whether that is a failure; it is none if the cluster keeps no checkpoints.
+            failed: False if the cluster is set to keep no checkpoints.
         """
         self.note_trouble("checkpoint", why)
         self.checkpoints_failed += failed

@@ -1,4 +1,4 @@
-"""Orders: a user stops or scales the job or retries tasks; a scaling rule changes its numbers.
+"""Orders: a user stops or scales the job or retries tasks; a rule scales it by itself.
 
 May import ``job_engine``; does no I/O.
 """
@@ -42,12 +42,12 @@ class OrderEvents(JobCore):
         return before
 
     def follow_scaling(self, workers: int, lent: int, told: str) -> None:
-        """Have another number of workers, or of servers elsewhere, because a rule says so.
+        """Take the number of workers that a scaling rule has decided.
 
         Args:
             workers: How many workers.
             lent: How many more are wanted once servers need their room no more.
-            told: What changes and why, for people.
+            told: What changes, also of servers, and why; for people.
 
         Raises:
             InvalidRequest: The number is outside of the job's min and max.
@@ -73,7 +73,8 @@ class OrderEvents(JobCore):
                 "dead-lettered tasks once more"
             )
         count = 0
-        # First: without it, tasks that are not dead-lettered any more would be taken for over.
+        # The schedule comes first in the journal: if it said that the round is over, a new job
+        # master would take the tasks that were put back for dead-lettered.
         self.stage_state()
         for opened in self.rounds.values():
             back = opened.ledger.retry_dead_letters(numbers or None)

@@ -57,7 +57,7 @@ class RestoreEvents(JobCore):
         return change
 
     def change_of_rows(self, restore: RestoreState) -> RowsChange:
-        """Return what became of the rows that the progress goes with."""
+        """Return what became of the rows that the progress belongs to."""
         return change_of(self.incarnation, restore)
 
     def progress_in(self, kept: object) -> JobProgress | None:
@@ -111,7 +111,7 @@ class RestoreEvents(JobCore):
             self.note_inexact(why, unix_s)
 
     def cannot_follow(self, why: str) -> None:
-        """End a job for which there is no progress that goes with the restored rows."""
+        """End a job for which there is no progress that belongs to the restored rows."""
         reason = f"its progress cannot follow the restore of the cluster: {why}"
         self.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
 
@@ -121,35 +121,26 @@ class RestoreEvents(JobCore):
         All leases are void from now on. A job that had ended goes on, unless the progress says
         that it had ended then, too.
         """
-        schedule = Schedule.of(self.spec, "" if progress is None else progress.schedule)
-        kept = {} if progress is None else progress.rounds
-        before = self.figures
-        self.figures = Counter({} if progress is None else progress.figures)
-        times = max(before["went_back"], self.figures["went_back"])
-        # A job that continues in a new cluster has nothing there to lose. If the journal was not
-        # written, the job follows the same restore again: that counts once.
-        if before["tasks"] > 0 and before["went_back_by"] != restore_version:
-            times += 1
-        self.figures["went_back"], self.figures["went_back_by"] = times, restore_version
-        if progress is not None:
-            self.damaged.learn(progress.damaged)
-            for (data, number), text in self.damaged.parts().items():
-                self.records.stage_text(self.keys.damaged(data, number), text)
-        self.figures["bad_records"] = self.damaged.total
-        inexact = "" if progress is None else progress.inexact
-        begun = schedule.passes_begun(0 if progress is None else progress.passes_begun)
+        if progress is None:
+            progress = JobProgress(self.identity.uid, schedule="", rounds={})
+        schedule = Schedule.of(self.spec, progress.schedule)
+        self._take_figures(progress, restore_version)
         self.rounds.erase_all(range(schedule.passes_over + 1, self.state.passes_begun + 1))
-        starts = self.state.starts + 1
-        self.state = replace(self.state, starts=starts, inexact=inexact, passes_begun=begun)
         self.schedule = schedule
-        for round_id, one in kept.items():
+        self.state = replace(
+            self.state,
+            starts=self.state.starts + 1,
+            inexact=progress.inexact,
+            passes_begun=schedule.passes_begun(progress.passes_begun),
+            # Later ones are of a model that is gone.
+            evaluations=tuple(
+                one for one in self.state.evaluations if one["steps"] <= self.figures["steps"]
+            ),
+        )
+        for round_id, one in progress.rounds.items():
             self._open(round_id, *reconcile(schedule, round_id, one.done_bits(), one.dead_letters))
         self.rounds.stage_all()
         self._count_all_steps()
-        # Later ones are of a model that is gone.
-        steps = self.figures["steps"]
-        evaluations = tuple(one for one in self.state.evaluations if one["steps"] <= steps)
-        self.state = replace(self.state, evaluations=evaluations)
         # Before any attempt of this start is recorded: no job master gives their numbers again.
         self.stage_state()
         if schedule.outcome is None and self.is_over:
@@ -157,6 +148,20 @@ class RestoreEvents(JobCore):
             self.workers = WorkerSet(WorkerPolicy.of(self.spec))
         for known in self.known:
             known.answer = None
+
+    def _take_figures(self, progress: JobProgress, restore_version: int) -> None:
+        """Take the sums and damaged records of restored progress; count that the job went back."""
+        before, self.figures = self.figures, Counter(progress.figures)
+        times = max(before["went_back"], self.figures["went_back"])
+        # A job that continues in a new cluster has nothing there to lose. If the journal was not
+        # written, the job follows the same restore again: that counts once.
+        if before["tasks"] > 0 and before["went_back_by"] != restore_version:
+            times += 1
+        self.figures["went_back"], self.figures["went_back_by"] = times, restore_version
+        self.damaged.learn(progress.damaged)
+        for (data, number), text in self.damaged.parts().items():
+            self.records.stage_text(self.keys.damaged(data, number), text)
+        self.figures["bad_records"] = self.damaged.total
 
     def note_inexact(self, why: str, unix_s: float) -> None:
         """Take note why records may count never or twice from now on; the first time counts."""
@@ -168,7 +173,7 @@ class RestoreEvents(JobCore):
             self.stage_state()
 
     def note_incarnation(self, incarnation: StateIncarnation) -> None:
-        """Take note of the state incarnation that the progress goes with."""
+        """Take note of the state incarnation that the progress belongs to."""
         self.state = replace(self.state, **incarnation._asdict())
         self.stage_state()
         self.notify()

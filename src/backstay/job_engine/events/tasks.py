@@ -45,7 +45,7 @@ class TaskEvents(JobCore):
         *,
         can_record: bool = True,
     ) -> Assignment | None:
-        """Give a worker that asks a task; the same one if it repeats its request.
+        """Give a task to a worker that asks for one; the same task if it repeats its request.
 
         Args:
             worker: Who asks; it was heard of.
@@ -59,7 +59,7 @@ class TaskEvents(JobCore):
         """
         known = self.known.get(worker)
         if known is None:
-            # It was dropped while it waited.
+            # It was dropped while it waited for a task.
             return None
         known.has_program = True
         given = self._given_before(known, request)
@@ -69,7 +69,7 @@ class TaskEvents(JobCore):
             self._refuse_rows(worker, incarnation)
         elif given is None and can_record:
             given = self.assign(worker)
-        # Whom to follow is news each time.
+        # Which worker leads may change, so that answer is not repeated.
         known.request, known.answer = request, None if given and given.leader else given
         return given
 
@@ -96,24 +96,29 @@ class TaskEvents(JobCore):
         return None if revoked else given
 
     def goes_with(self, incarnation: StateIncarnation | None) -> bool:
-        """Return whether the progress is of the rows that a worker pushes to; None: unknown."""
+        """Return whether the progress belongs to a worker's rows; None, unknown, is taken for yes."""
         return incarnation is None or incarnation == self.incarnation
 
     def assign(self, worker: str) -> Assignment | None:
-        """Give a worker a task, from the rounds that come first; None: there is none now."""
+        """Give a worker a task of the first open round that has one; None: there is none now."""
         if self.is_over:
             return None
         for round_id in self.schedule.open_rounds:
             opened = self.rounds.get(round_id)
-            if opened is not None and self.spec.mode.kind == "sync" and _is_led(opened):
+            if opened is None:
+                continue
+            if self.spec.mode.kind == "sync" and _is_led(opened):
                 return _led_by_other(opened, self.known, worker)
-            grant = None if opened is None else opened.ledger.assign(worker, self.now())
-            if opened is not None and grant is not None:
-                if grant.speculative:
-                    log.info("%s task %d is given to %s, too", round_id, grant.task, worker)
-                self.rounds.stage(opened)
-                self.stalls.task_given(worker, self.now())
-                return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
+            grant = opened.ledger.assign(worker, self.now())
+            if grant is None:
+                continue
+            if grant.speculative:
+                log.info(
+                    "%s gets a speculative attempt of %s task %d", worker, round_id, grant.task
+                )
+            self.rounds.stage(opened)
+            self.stalls.task_given(worker, self.now())
+            return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
         return None
 
     def ask_again_ms(self) -> int:
@@ -226,7 +231,7 @@ class TaskEvents(JobCore):
                 self.figures.update(examples=examples, tasks=1)
                 self._checkpoint_every_tasks()
             elif self.spec.training is None:
-                # What the job is there for; evaluations beside a training are not.
+                # An evaluation or prediction is the job's own work; beside a training it is not.
                 self.figures.update(examples=examples)
             self.stage_state()
             if outputs is not None and opened.is_evaluation:
@@ -270,7 +275,7 @@ class TaskEvents(JobCore):
             damaged: How many damaged records its worker met.
         """
         if damaged > self.damaged.of_task(data_of(round_id.kind), lease.task):
-            # Of a task that was read in part only, more may be known.
+            # An earlier attempt may have read more of the task.
             self._note_damaged(round_id, lease.task, damaged)
         opened = self.rounds.get(round_id)
         if opened is None:
@@ -307,7 +312,7 @@ class TaskEvents(JobCore):
             first_damaged: Where the first of them is, and what is wrong with it.
         """
         if damaged > self.spec.max_bad_records:
-            # Another try would end alike.
+            # Another try would meet the same records.
             self._note_damaged(round_id, lease.task, damaged, first_damaged)
         opened = self.rounds.get(round_id)
         if opened is None:
@@ -330,7 +335,7 @@ class TaskEvents(JobCore):
         return leased.attempt >= first_attempt(self.state.starts + 1)
 
     def damaged_left(self, round_id: RoundId, task: int) -> int:
-        """Return how many damaged records a task may have, with those that others have."""
+        """Return how many damaged records a task may have, given those of the other tasks."""
         data = data_of(round_id.kind)
         others = self.damaged.of_data(data) - self.damaged.of_task(data, task)
         return max(0, self.spec.max_bad_records - others)

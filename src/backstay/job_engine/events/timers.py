@@ -1,4 +1,6 @@
-"""Time passes: leases expire, hanging workers are seen, and leases grow with the number of workers.
+"""Time passes: leases expire, stalled workers are found, silent ones are forgotten.
+
+Leases last longer the more workers there are, so that the job master can answer all renewals.
 
 May import ``job_engine``; does no I/O.
 """
@@ -20,33 +22,33 @@ class TimerEvents(JobCore):
     """The events of time."""
 
     def expire(self) -> float | None:
-        """Take back the tasks whose leases have run out, or whose workers hang.
+        """Take back the tasks whose leases have expired, and act on stalled workers.
 
         Workers that were silent for long are forgotten.
 
         Returns:
-            A time before which no lease runs out that there is now; None: there is none.
+            A time before which none of today's leases expires; None: there is no lease.
         """
         self.stalls.check(self.now())
         for opened in self.rounds.values():
             tasks = opened.ledger.expire(self.now())
             if tasks:
-                log.warning("%s: the leases of tasks %s have run out", opened.id, tasks)
+                log.warning("%s: the leases of tasks %s have expired", opened.id, tasks)
                 self._came_back(opened)
         self.known.forget_silent(self.now())
         return self.rounds.next_expiry()
 
     def plan_lease_ttl(self) -> int | None:
-        """Have the record say how long leases are to last, if that is longer than they do.
+        """Record a longer life of leases, if there are more workers than leases are made for.
 
-        The caller waits for the journal and then calls :meth:`lengthen_leases`: the next job master
+        The caller waits for the journal and then calls :meth:`lengthen_leases`. The next job master
         takes leases over, and must not end one earlier than its worker was told.
 
         Returns:
-            The time in ms. None: they last long enough.
+            The life of a lease in ms; None: it is long enough.
         """
-        # Workers on their way count as well: a job master that falls behind while they come stays
-        # behind.
+        # Workers that are wanted count before they join: a job master that falls behind while they
+        # join stays behind.
         workers = max(len(self.known), self.workers.desired)
         least_ms = self.spec.task_lease_ttl_ms
         wanted_ms = wanted_lease_ttl_ms(least_ms, workers, self._renewals_per_s_max)
@@ -57,9 +59,9 @@ class TimerEvents(JobCore):
         return planned_ms if planned_ms > self.task_lease_ttl_ms else None
 
     def lengthen_leases(self, ttl_ms: int) -> None:
-        """Have leases last so long, as the record says by now; never shorter than before.
+        """Give leases the life that is recorded by now.
 
-        A worker may not have heard of a shorter time.
+        It never becomes shorter: a worker would not know, and work on after its lease.
         """
         self.task_lease_ttl_ms = max(self.task_lease_ttl_ms, ttl_ms)
         self.rounds.set_lease_ttl(self.task_lease_ttl_ms)
