@@ -25,7 +25,7 @@ from backstay.schedule.orders import task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
-__all__ = ["Assignment", "JobRounds", "OpenRound", "ledger_limits", "open_round"]
+__all__ = ["Assignment", "JobRounds", "OpenRound", "open_round"]
 
 # A factor and a time that no task reaches: it gets no speculative attempt.
 NEVER = 1e9
@@ -72,20 +72,22 @@ class OpenRound:
             return changed.workers
         name, ledger = str(self.id), self.ledger
         for number in changed.chunks:
-            records.stage(keys.done(name, number), partial(_done, ledger, number))
+            records.stage(keys.done(name, number), partial(_done_text, ledger, number))
         for task in changed.dead_letters:
-            records.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
+            records.stage(keys.dead_letters(name, task), partial(_dead_letter_text, ledger, task))
         for worker in changed.workers:
-            records.stage(keys.leased(name, worker), partial(_worker_record, ledger, worker))
+            records.stage(keys.leased(name, worker), partial(_worker_text, ledger, worker))
         return changed.workers
 
     def stage_all(self, records: Records, keys: JobKeys) -> None:
         """Have the journal write all that is done or dead-lettered."""
         name = str(self.id)
         for number in self.ledger.done.chunks():
-            records.stage(keys.done(name, number), partial(_done, self.ledger, number))
+            records.stage(keys.done(name, number), partial(_done_text, self.ledger, number))
         for task in self.ledger.dead_letters:
-            records.stage(keys.dead_letters(name, task), partial(_dead_letter, self.ledger, task))
+            records.stage(
+                keys.dead_letters(name, task), partial(_dead_letter_text, self.ledger, task)
+            )
 
     def erase(self, records: Records, keys: JobKeys, *, keeps_done: bool = False) -> None:
         """Have the journal remove all records of this round.
@@ -127,16 +129,16 @@ class Assignment(NamedTuple):
     leader: str = ""
 
 
-def _done(ledger: TaskLedger, chunk: int) -> str | None:
+def _done_text(ledger: TaskLedger, chunk: int) -> str | None:
     return ledger.done.chunk(chunk) or None
 
 
-def _dead_letter(ledger: TaskLedger, task: int) -> str | None:
+def _dead_letter_text(ledger: TaskLedger, task: int) -> str | None:
     dead_letter = ledger.dead_letters.get(task)
     return None if dead_letter is None else dead_letter.to_json()
 
 
-def _worker_record(ledger: TaskLedger, worker: str) -> str | None:
+def _worker_text(ledger: TaskLedger, worker: str) -> str | None:
     record = ledger.record_of(worker)
     return record.to_json() if record else None
 
@@ -159,13 +161,13 @@ def open_round(
     """
     table = round_table(tables, round_id)
     trains = round_id.kind is RoundKind.TRAINING
+    # Two workers must not save the model at once.
+    speculative = round_id.kind is not RoundKind.TRAIN_END
     ledger = TaskLedger(
         round_id,
         len(table),
         task_order_seed(spec, round_id),
-        ledger_limits(
-            spec, task_lease_ttl_ms, speculative=round_id.kind is not RoundKind.TRAIN_END
-        ),
+        _limits(spec, task_lease_ttl_ms, speculative=speculative),
         first_attempt=first_attempt,
         done=done,
         dead_letters=dead_letters,
@@ -175,9 +177,7 @@ def open_round(
     return OpenRound(round_id, table, ledger, steps=steps)
 
 
-def ledger_limits(
-    spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True
-) -> LedgerLimits:
+def _limits(spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True) -> LedgerLimits:
     """Return how long leases last and how much may go wrong.
 
     Args:

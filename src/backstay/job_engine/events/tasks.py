@@ -96,7 +96,7 @@ class TaskEvents(JobCore):
         return None if revoked else given
 
     def goes_with(self, incarnation: StateIncarnation | None) -> bool:
-        """Return whether the progress belongs to a worker's rows; None, unknown, is taken for yes."""
+        """Return whether the progress belongs to a worker's rows; None, unknown, counts as yes."""
         return incarnation is None or incarnation == self.incarnation
 
     def assign(self, worker: str) -> Assignment | None:
