@@ -46,6 +46,9 @@ class JobCore:
         schedule: Which rounds are open, and which come next.
         rounds: The open rounds: tasks, leases, outputs.
         damaged: Damaged records of the data, as far as known.
+        keys: The keys of the job's records.
+        records: Where changes of the records are staged.
+        now: The clock: monotonic seconds.
         known: The workers that were heard of.
         workers: Which worker processes should run.
         stalls: The workers that make no progress though others wait for them.
@@ -57,10 +60,10 @@ class JobCore:
         reported: What the launcher told last.
         scalings: The newest changes of the numbers of workers and servers that a rule made, for
             people.
-        trouble: What is wrong, for people: a text for each subject; empty: nothing any more.
+        trouble: What is wrong, for people, by subject; an empty text: nothing any more.
         tasks_since_checkpoint: Training tasks done since the last checkpoint was asked for.
         checkpoint_due: Whether a checkpoint is to be written now.
-        checkpoints_failed: How many were not written.
+        checkpoints_failed: How many could not be written.
         unsaved: Why the last checkpoint is not written, though nothing else is left to do.
         saves_still: Whether the job is over but for a checkpoint that is being written.
     """
@@ -114,7 +117,7 @@ class JobCore:
         self.checkpoints_failed = 0
         self.unsaved = ""
         self.saves_still = False
-        # Whether the job ends with its schedule; else what looks after its checkpoints ends it.
+        # Whether the job ends with its schedule; else the caller that saves it ends it.
         self._ends_itself = True
         self._saves_when_stopped = False
         self._count_all_steps()
@@ -204,7 +207,7 @@ class JobCore:
             self._came_back(opened)
 
     def _came_back(self, opened: OpenRound) -> None:
-        """Record that tasks of a round came back; whoever waits for a task may get one."""
+        """Stage that tasks of a round are to do again, and wake those who wait for one."""
         self.rounds.stage(opened)
         self._count_steps(opened)
         self.notify()

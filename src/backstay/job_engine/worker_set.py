@@ -1,9 +1,9 @@
 """Which worker processes should run: their number, relaunches with a pause and a limit.
 
-Level-triggered: the launcher reports which workers run and which ended, and why; ``wanted`` says
-which ids should run. An id stands for one process and is never used again. A *place* is what a
-worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
-often. Imports ``backstay.errors``, ``job_spec``, ``json_record`` and ``job_engine``; does no I/O.
+The launcher reports which workers run and which ended, and why; ``wanted`` says which ids should
+run. An id stands for one process and is never used again. A worker fills a *place*: when it ends,
+another worker takes the place after a pause, until too many of them failed in a row. Imports
+``backstay.errors``, ``job_spec``, ``json_record`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from backstay.json_record import NUMBER_MAX, Count, JsonRecord
 
 __all__ = ["WorkerPolicy", "WorkerSet"]
 
-# Workers that hung, of which no end was told yet.
+# Replaced workers that hung, and whose end no launcher has told yet.
 HUNG_MAX = 1000
-# In a record that is read.
+# A record with more places is refused.
 PLACES_MAX = 1_000_000
 
 
@@ -121,14 +121,14 @@ class WorkerSet:
         self._policy = policy
         self._places: list[_Place] = []
         self._by_worker: dict[str, _Place] = {}
-        # Those that were replaced because they hung, and counted as a failure. Not recorded: a job
-        # master that does not know them lets the failure stand.
+        # The places of workers that were replaced because they hung, which counted as a failure.
+        # Not recorded: under the next job master the failure stays counted.
         self._hung: dict[str, _Place] = {}
         self._next_id = 0
         self._desired = 0
         self._lent = 0
         self._finished = False
-        # As ``to_json`` gave it, until something changes: it is asked for with every few tasks.
+        # What ``to_json`` returned last; None: something has changed since.
         self._text: str | None = None
         self._set_places(policy.initial)
 
@@ -155,10 +155,10 @@ class WorkerSet:
         return min(ends) if ends and not self._finished else None
 
     def running(self, workers: Iterable[str], now_s: float) -> list[WorkerExit]:
-        """Take over a launcher's list of running processes; return the exits that it did not tell.
+        """Take a launcher's list of running processes, and return the exits that it did not tell.
 
-        Such a worker was in an earlier list, and is not in this one. Pass these exits to
-        ``exited``, after the ones that the launcher told.
+        These workers were in an earlier list and are not in this one. Pass their exits to
+        ``exited``, after the exits that the launcher told.
         """
         running = set(workers)
         lost = []
@@ -176,8 +176,8 @@ class WorkerSet:
     def exited(self, end: WorkerExit, now_s: float) -> None:
         """Take note that a process ended.
 
-        One that is not wanted (any more) is ignored, so exits may be told again. If one hung
-        because its machine is lost, that was no failure.
+        The end of a worker that is not wanted any more is ignored, so exits may be told again. A
+        worker that hung because its machine was lost has not failed.
         """
         hung = self._hung.pop(end.worker_id, None)
         if hung is not None and end.reason is ExitReason.NODE_LOST:
@@ -260,8 +260,8 @@ class WorkerSet:
             self._next_id,
             self._desired,
             self._finished,
-            # It is written with every few tasks: of ten thousand places most have nothing to tell,
-            # and numbers that follow each other.
+            # The record is written with every few tasks, so it is short: most of ten thousand
+            # places have no relaunches, and their numbers follow each other.
             tuple(_runs([place.number for place in self._places if not place.relaunches])),
             tuple(
                 _TroubledPlace(p.number, p.failures, p.relaunches, int(p.given_up), p.last)
@@ -306,7 +306,8 @@ class WorkerSet:
         if failed:
             place.failures += 1
             place.given_up = place.failures > policy.max_relaunches
-        # After an end that is no failure it is back at once; 2.0 ** 64 is beyond any pause.
+        # After an end that is no failure the next worker comes at once. No pause is as long as
+        # 2.0 ** 64, and more doublings would overflow.
         doublings = place.relaunches - (1 if failed else 2)
         pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
         place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
@@ -318,7 +319,7 @@ class WorkerSet:
         place.given_up = place.failures > self._policy.max_relaunches
 
     def _set_places(self, count: int) -> None:
-        """Have so many places: new ones at the end; the newest workers' go first."""
+        """Have so many places: add new ones at the end, or remove those of the newest workers."""
         self._text = None
         self._desired = count
         while len(self._places) < count:
