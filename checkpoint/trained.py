@@ -1,6 +1,6 @@
 """Trained tables, wherever they are: in an export, or in a checkpoint itself.
 
-Imports the reader, ``checkpoint.lookup`` and the storage. Knows no framework and no cluster.
+Imports the reader, ``checkpoint.export_reader`` and the storage. Knows no framework and no cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from backstay.checkpoint.catalogue import catalogue
 from backstay.checkpoint.export import EXPORT_FILE, ModelPart
-from backstay.checkpoint.lookup import Export, ExportedTable
+from backstay.checkpoint.export_reader import Export, ExportedTable
 from backstay.checkpoint.reading import CheckpointReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged, CheckpointNotFound, InvalidRequest

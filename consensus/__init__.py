@@ -9,7 +9,7 @@ nothing of a server or a trainer.
 if __name__ != "backstay.consensus":
     raise ImportError(f"import this package as backstay.consensus, not as {__name__}")
 
-from backstay.consensus.membership import ClusterMirror, ClusterSnapshot, ClusterView
+from backstay.consensus.cluster_mirror import ClusterMirror, ClusterSnapshot, ClusterView
 from backstay.consensus.records import NodeRecord, NodeStatus, RoutingTable
 
 __all__ = [

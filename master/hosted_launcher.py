@@ -79,7 +79,7 @@ class LaunchHandler:
             wish, now_s = job.wish(), job.now()
             if wish.version != known_version or job.is_over or now_s >= deadline_s:
                 return wish
-            next_s = job.workers.set.next_change_s()
+            next_s = job.workers.next_change_s()
             until_s = deadline_s if next_s is None else min(deadline_s, next_s)
             try:
                 await asyncio.wait_for(changed.wait(), max(until_s - now_s, 0.001))

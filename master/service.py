@@ -34,6 +34,7 @@ from backstay.master.status import (
     newest_evaluation,
 )
 from backstay.schedule.evaluation import TaskOutputs
+from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId
 
 __all__ = ["JobService"]
@@ -155,7 +156,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """Take note that a task is done."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, lease = _known_lease(job, request.lease)
+        round_id, lease = _known_lease(job, known.id, request.lease)
         counts, _ = job.complete(
             known.id,
             round_id,
@@ -175,7 +176,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """End a lease for no fault of the task."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, lease = _known_lease(job, request.lease)
+        round_id, lease = _known_lease(job, known.id, request.lease)
         job.give_back(known.id, round_id, lease, request.reason)
         await job.journal.durable(DURABLE_S)
         return job_pb2.GiveBackResponse()
@@ -186,7 +187,7 @@ class JobService(job_pb2_grpc.JobServiceServicer):
         """End a lease because the task failed."""
         job = self._open()
         known = self._heard(job, request.worker)
-        round_id, lease = _known_lease(job, request.lease)
+        round_id, lease = _known_lease(job, known.id, request.lease)
         bad = "".join(
             f"\n{one.file}, {one.offset}: {one.reason}" for one in request.bad_records[:100]
         )
@@ -287,8 +288,10 @@ class JobService(job_pb2_grpc.JobServiceServicer):
             request.waiting_ms / 1000,
             tuple(request.waits_for),
         )
-        revoked = job.renew(known.id, [_known_lease(job, one) for one in request.leases], signs)
-        led = job.stalls.led()
+        revoked = job.renew(
+            known.id, [_known_lease(job, known.id, one) for one in request.leases], signs
+        )
+        led = job.stalls.leading_lease()
         return job_pb2.RenewLeasesResponse(
             revoked=[_lease_message(round_id, leased) for round_id, leased in revoked],
             stop=job.is_over,
@@ -321,15 +324,19 @@ def _lease_of(message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
     return RoundId(kind, message.round), leased
 
 
-def _known_lease(job: Job, message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
-    """Return a lease that this job master, or one before it, gave.
+def _known_lease(job: Job, worker: str, message: job_pb2.TaskLease) -> tuple[RoundId, LeasedTask]:
+    """Return a lease that this job master, or one before it, gave a worker.
 
     Raises:
         NotJobMaster: A later job master gave it, so this process no longer is one.
+        InvalidRequest: There is no such kind of round.
     """
-    round_id, leased = _lease_of(message)
-    if job.is_of_later_master(leased):
-        raise NotJobMaster("another process has become the job master, and gave this task; ask it")
+    with job.refusals.logged(worker, job.now()):
+        round_id, leased = _lease_of(message)
+        if job.is_of_later_master(leased):
+            raise NotJobMaster(
+                "another process has become the job master, and gave this task; ask it"
+            )
     return round_id, leased
 
 
@@ -351,7 +358,7 @@ def _task_message(job: Job, given: Assignment) -> job_pb2.Task:
         start=records.start,
         count=records.count,
         first_batch=given.lease.acknowledged,
-        shuffle_seed=given.round.seed_of(job.spec, given.lease.task),
+        shuffle_seed=record_order_seed(job.spec, given.round.id, given.lease.task),
         leader=given.leader,
         training=job.stalls.clocks(),
         evaluation=newest_evaluation(job),

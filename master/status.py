@@ -58,7 +58,7 @@ def job_status(job: Job, own: MasterRecord, now_ms: int) -> job_pb2.JobStatus:
         passes=job.spec.epochs if job.spec.training is not None else 0,
         examples=job.figures["examples"],
         steps=job.schedule.steps,
-        workers_desired=job.workers.set.desired,
+        workers_desired=job.workers.desired,
         workers_min=job.spec.workers.min,
         workers_max=job.spec.workers.max,
         bad_records=job.figures["bad_records"],

@@ -30,7 +30,7 @@ from backstay import rpc
 from backstay.addresses import is_loopback, split_address
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterView
-from backstay.consensus.membership import DeathRecord
+from backstay.consensus.cluster_mirror import DeathRecord
 from backstay.consensus.records import MemberRecord
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.store import CoordinationStore, Delete, Put, Txn, mod_revision_is

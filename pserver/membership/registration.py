@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from backstay.consensus.clock import clock_s
-from backstay.consensus.membership import DeathRecord
+from backstay.consensus.cluster_mirror import DeathRecord
 from backstay.consensus.records import ClusterConfig, MemberRecord
 from backstay.consensus.records.keys import Keys
 from backstay.consensus.records.nodes import MemberStatus

@@ -14,7 +14,7 @@ from backstay._native import DataServer
 from backstay._proto.v1 import cluster_pb2, cluster_pb2_grpc
 from backstay.consensus import ClusterSnapshot, ClusterView, NodeRecord, RoutingTable
 from backstay.consensus.clock import clock_s
-from backstay.consensus.membership import seen_routing
+from backstay.consensus.cluster_mirror import seen_routing
 from backstay.consensus.records import NO_MASTER, Event
 from backstay.consensus.records.messages import node_to_message, routing_to_message
 from backstay.errors import ConfigError, ServerUnavailable, Stopping

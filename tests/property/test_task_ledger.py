@@ -238,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def worker_hangs(self, worker: str) -> None:
         for lease in self.ledger.leases:
             if lease.worker == worker:
-                lease.withdrawn = "it hangs"
+                self.ledger.withdraw(lease, "it hangs")
                 self.withdrawn.add((worker, lease.task.number, lease.attempt))
 
     @precondition(lambda self: self.grants)

@@ -74,7 +74,7 @@ class JobWorker(Trainer):
         # How long leases last, as the job masters told; 0 until the worker has joined.
         self._ttl: Micros = 0
         self._batch = 0
-        self._engine = 0
+        self._connected_at = 0
         self._rows = StateIncarnation(0, 0)
         self.pushes.clear()
         self._call(self._join, self._joined)
@@ -174,8 +174,8 @@ class JobWorker(Trainer):
         if not self._ttl:
             # It asks for a task once it has joined.
             return
-        if not self._engine:
-            self._open_engine()
+        if not self._connected_at:
+            self._connect()
         elif self._given is None:
             self._ask()
         elif self._given.round.id.kind is not RoundKind.TRAINING:
@@ -186,9 +186,9 @@ class JobWorker(Trainer):
         elif not self.pushes:
             self._complete(self._given)
 
-    def _open_engine(self) -> None:
+    def _connect(self) -> None:
         """Connect anew: what is pushed from now on relies on the rows of this routing."""
-        self._engine = self._version
+        self._connected_at = self._version
         plan, generation = self.book.rows()
         self._rows = StateIncarnation(plan.version if plan is not None else 0, generation)
 
@@ -196,8 +196,8 @@ class JobWorker(Trainer):
         return self.cluster.routings[version - 1].generation
 
     def _learn(self, version: int) -> None:
-        engine = getattr(self, "_engine", 0)
-        if engine and self._generation(version) > self._generation(engine):
+        connected_at = getattr(self, "_connected_at", 0)
+        if connected_at and self._generation(version) > self._generation(connected_at):
             self._version = max(version, self._version)
             self._state_lost()
             return
@@ -207,7 +207,7 @@ class JobWorker(Trainer):
         self.queue.counts["state_lost"] += 1
         given, acknowledged = self._given, self._acknowledged()
         self.pushes.clear()
-        self._engine = 0
+        self._connected_at = 0
         self._to_close.clear()
         if given is not None and not self._ending:
             self._give_back(given, acknowledged)
@@ -228,7 +228,7 @@ class JobWorker(Trainer):
     def _ask(self) -> None:
         for stream in self._to_close[:]:
             self._to_close.remove(stream)
-            self._close(stream, self._engine, self._lives)
+            self._close(stream, self._connected_at, self._lives)
         if self._asking:
             return
         self._asking = True
@@ -247,8 +247,8 @@ class JobWorker(Trainer):
             self._asking = False
             del self._closed[: len(closed)]
             if answer.other_incarnation and self._given is None:
-                self._engine = 0
-            if rows == self._rows and self._engine:
+                self._connected_at = 0
+            if rows == self._rows and self._connected_at:
                 self._to_close += answer.to_close
                 if answer.given is not None:
                     self._take(answer.given, sent)
@@ -353,20 +353,20 @@ class JobWorker(Trainer):
             if first and given.round.id.kind is RoundKind.TRAINING:
                 number, task = given.round.id.number, given.lease.task
                 self.book.told_first(number, task, self.name)
-                if self._engine:
-                    self._close((number, task), self._engine, self._lives)
+                if self._connected_at:
+                    self._close((number, task), self._connected_at, self._lives)
 
         self._call(complete, told)
 
     # Closing, as the client does: every master of one routing, and again if that has changed
 
-    def _close(self, stream: tuple[int, int], engine: int, life: int) -> None:
-        if self._lives != life or self._engine != engine or not engine:
+    def _close(self, stream: tuple[int, int], connected_at: int, life: int) -> None:
+        if self._lives != life or self._connected_at != connected_at or not connected_at:
             return
         version = self._version
         replicas = self.cluster.routings[version - 1].replicas_of_slot
         if any(held.master < 0 for held in replicas):
-            self.queue.after(BACKOFF * 4, partial(self._close, stream, engine, life))
+            self.queue.after(BACKOFF * 4, partial(self._close, stream, connected_at, life))
             return
         name = (self.book.stream_job, *stream)
         if self.book.is_cut(*stream):
@@ -379,20 +379,20 @@ class JobWorker(Trainer):
             nonlocal is_over
             if not is_over:
                 is_over = True
-                self._close(stream, engine, life)
+                self._close(stream, connected_at, life)
 
         def answered(process: Pserver, code: int) -> None:
             nonlocal is_over
             if code == 0:
                 missing.pop(process, None)
-            if is_over or missing or self._lives != life or self._engine != engine:
+            if is_over or missing or self._lives != life or self._connected_at != connected_at:
                 return
             is_over = True
             if self._version == version:
                 self.queue.counts["streams_closed"] += 1
                 self._closed.append(stream)
             else:
-                self._close(stream, engine, life)
+                self._close(stream, connected_at, life)
 
         for process in list(missing):
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backstay.checkpoint.lookup import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import ExportedTable, Unknown
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.trainer.adapter.lookup import Bags, bag_of_each_key
 

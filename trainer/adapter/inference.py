@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
-from backstay.checkpoint.lookup import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import ExportedTable, Unknown
 from backstay.checkpoint.trained import TrainedTables, open_trained
 from backstay.errors import CheckpointUnavailable, ConfigError
 from backstay.job.asked_model import asked_model

@@ -15,7 +15,7 @@ import paddle
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
-from backstay.checkpoint.lookup import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import ExportedTable, Unknown
 from backstay.checkpoint.trained import TrainedTables
 from backstay.errors import ConfigError
 from backstay.job.model_definition import ModelDefinition
@@ -46,7 +46,7 @@ class MappedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
     for ``paddle.jit``: the lookup is not Paddle's.
 
     Args:
-        table: From ``backstay.checkpoint.lookup``.
+        table: From ``backstay.checkpoint.export_reader``.
         padding_idx: The id that is answered with zeros.
         unknown: What an id gets that training has not met: see ``ExportedTable.lookup``.
     """
@@ -75,7 +75,7 @@ class MappedEmbeddingBag(paddle.nn.Layer):  # type: ignore[misc]
     """Sums or averages the rows of each bag, as ``backstay.trainer.paddle.EmbeddingBag`` does.
 
     Args:
-        table: From ``backstay.checkpoint.lookup``.
+        table: From ``backstay.checkpoint.export_reader``.
         padding_idx: The id that does not count.
         mode: "sum" or "mean"; an empty bag gives zeros.
         unknown: What an id gets that training has not met: see ``ExportedTable.lookup``.
@@ -118,7 +118,7 @@ class CopiedEmbedding(paddle.nn.Layer):  # type: ignore[misc]
     Ids that training has not met, and ``padding_idx``, are answered with zeros.
 
     Args:
-        table: From ``backstay.checkpoint.lookup``; not needed afterwards.
+        table: From ``backstay.checkpoint.export_reader``; not needed afterwards.
         padding_idx: The id that is answered with zeros.
 
     Raises:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from backstay.checkpoint.export import ModelLayer, ModelPart
-from backstay.checkpoint.lookup import ExportedTable, Unknown
+from backstay.checkpoint.export_reader import ExportedTable, Unknown
 from backstay.checkpoint.trained import TrainedTables
 from backstay.errors import ConfigError, InvalidRequest
 from backstay.job.model_definition import ModelDefinition
@@ -45,7 +45,7 @@ class MappedEmbedding(torch.nn.Module):  # type: ignore[misc]
     for ``torch.compile`` or ``torch.export``: the lookup is not PyTorch's.
 
     Args:
-        table: From ``backstay.checkpoint.lookup``.
+        table: From ``backstay.checkpoint.export_reader``.
         padding_idx: The id that is answered with zeros.
         unknown: What an id gets that training has not met: see ``ExportedTable.lookup``.
     """
@@ -74,7 +74,7 @@ class MappedEmbeddingBag(torch.nn.Module):  # type: ignore[misc]
     """Sums or averages the rows of each bag, as ``backstay.trainer.torch.EmbeddingBag`` does.
 
     Args:
-        table: From ``backstay.checkpoint.lookup``.
+        table: From ``backstay.checkpoint.export_reader``.
         padding_idx: The id that does not count.
         mode: "sum" or "mean"; an empty bag gives zeros.
         include_last_offset: The last of the offsets is the number of ids and begins no bag.
@@ -131,7 +131,7 @@ class CopiedEmbedding(torch.nn.Module):  # type: ignore[misc]
     Ids that training has not met, and ``padding_idx``, are answered with zeros.
 
     Args:
-        table: From ``backstay.checkpoint.lookup``; not needed afterwards.
+        table: From ``backstay.checkpoint.export_reader``; not needed afterwards.
         padding_idx: The id that is answered with zeros.
 
     Raises:

@@ -23,7 +23,7 @@ class LeasedWork:
         task: What the job master said.
         feed: Its batches; None for a task without records.
         batches_per_push: Batches of the task that are one of its stream: see ``Pace``.
-        incarnation: Those of the connection that it was asked for: see ``Engine``.
+        incarnation: Those of the connection that it was asked for: see ``Connection``.
         examples: Records that this attempt has trained on.
         batches: Batches that this attempt has trained on.
     """

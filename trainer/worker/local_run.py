@@ -37,6 +37,7 @@ from backstay.job_engine.records import MemoryRecords
 from backstay.job_engine.values import LeasedTask
 from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import TaskOutputs
+from backstay.schedule.orders import record_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
 from backstay.schedule.task_table import cut_data
 from backstay.trainer.adapter.session import SessionFactory, opened_session, set_session_factory
@@ -359,7 +360,8 @@ class LocalRun:
             NonFiniteLoss: With the task's records named.
             BackstayError: The data cannot be read.
         """
-        kind, records, seed = opened.id.kind, opened.table[task], opened.seed_of(self._spec, task)
+        kind, records = opened.id.kind, opened.table[task]
+        seed = record_order_seed(self._spec, opened.id, task)
         data = data_of(kind)
         feed = TaskFeed(
             lambda: self._reader(data),

@@ -2,7 +2,7 @@
 
 The worker with the lease of the task leads: it cuts the batch, computes a piece, puts all gradients
 together and pushes them once. The others follow: they read the same records and send the gradients
-of their pieces. May import the modes, the feed and the engine.
+of their pieces. May import the modes, the feed and ``job_engine``.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class TaskSource:
         """Return what was asked for ahead, or ask now.
 
         Args:
-            incarnation: Those of the connection; see ``Engine``.
+            incarnation: Those of the connection; see ``Connection``.
         """
         while self._asked:
             answer = self._asked.popleft().result()

@@ -36,7 +36,7 @@ from backstay.job.messages import Ended, EvaluationOutputs, JobTerms, Task, Wait
 from backstay.job.model_definition import ModelDefinition, load
 from backstay.job_spec import JobSpec
 from backstay.trainer.task_stream import TaskStream
-from backstay.trainer.worker.engine import Engine, open_engine
+from backstay.trainer.worker.connection import Connection, connect
 from backstay.trainer.worker.figures import Figures
 from backstay.trainer.worker.leased_work import LeasedWork
 from backstay.trainer.worker.master_link import MasterLink
@@ -132,7 +132,7 @@ class Worker:
         self._callbacks: Callbacks
         self._pace = Pace()
         self._feeds: TaskFeeds
-        self._engine: Engine | None = None
+        self._connection: Connection | None = None
         self._other_incarnation = False
         self._others: OtherTasks
 
@@ -202,10 +202,12 @@ class Worker:
             reason = self._told_to_stop()
             if reason:
                 return Ended("left", reason)
-            engine = self._connected()
-            self._closer.close_for_others(engine.client, self._terms.stream_job, engine.incarnation)
+            connection = self._connected()
+            self._closer.close_for_others(
+                connection.client, self._terms.stream_job, connection.incarnation
+            )
             assert self._source is not None
-            answer = self._source.next(engine.incarnation)
+            answer = self._source.next(connection.incarnation)
             if not isinstance(answer, Wait):
                 return answer
             self._other_incarnation = answer.other_incarnation
@@ -241,17 +243,17 @@ class Worker:
         try:
             self._all_ended_well(left=ENDING_MAX - 1 if work.task.kind == "training" else 0)
             work.check()
-            engine = self._ready()
-            if work.incarnation != engine.incarnation:
+            connection = self._ready()
+            if work.incarnation != connection.incarnation:
                 self._give_back(
                     work, "it was asked for on a connection of an older state incarnation"
                 )
                 return
             self._callbacks.evaluation_is(work.task.evaluation)
             if work.task.kind == "training":
-                self._train(work, engine)
+                self._train(work, connection)
             else:
-                self._do_other(work, engine)
+                self._do_other(work, connection)
             self._pause_s = FIRST_PAUSE_S
         except Stopped:
             self._give_back(work, self._stop_reason)
@@ -284,7 +286,7 @@ class Worker:
         elif isinstance(error, StateLost):
             _LOG.warning("%s: the servers have lost state or were restored: %s", work, error)
             self._give_back(work, str(error))
-            self._forget_engine()
+            self._disconnect()
         elif isinstance(error, PASSING):
             _LOG.warning("%s: given back: %s", work, error)
             self._abandon()
@@ -294,23 +296,23 @@ class Worker:
             self._abandon()
             self._fail(work, error)
 
-    def _train(self, work: LeasedWork, engine: Engine) -> None:
+    def _train(self, work: LeasedWork, connection: Connection) -> None:
         task, feed = work.task, work.feed
         assert feed is not None
         self._callbacks.pass_is(task.round)
-        engine.program.pass_begins(task.round)
-        stream = engine.client.task_stream(
+        connection.program.pass_begins(task.round)
+        stream = connection.client.task_stream(
             self._terms.stream_job,
             task.round,
             task.number,
-            engine.tables,
+            connection.tables,
             # Rounded up: a task that was acknowledged to its end has no batch left.
             first_batch=-(-task.first_batch // work.batches_per_push),
         )
         work.attach(stream)
         self._pace.begin_task(work)
         try:
-            losses = self._train_batches(work, engine, stream, feed)
+            losses = self._train_batches(work, connection, stream, feed)
             # What was on its way when this worker was told to end counts as acknowledged.
             if task.first_batch + work.batches < feed.batches:
                 stream.flush()
@@ -335,9 +337,9 @@ class Worker:
         try:
             self._callbacks.evaluation_is(task.evaluation)
             self._callbacks.pass_is(task.round)
-            engine = self._ready()
-            engine.program.pass_begins(task.round)
-            if self._pace.follow(task, engine.program, ways):
+            connection = self._ready()
+            connection.program.pass_begins(task.round)
+            if self._pace.follow(task, connection.program, ways):
                 self._pause_s = FIRST_PAUSE_S
             else:
                 # The leader is gone, and the job master does not know it yet.
@@ -346,7 +348,7 @@ class Worker:
             raise
         except StateLost as error:
             _LOG.warning("the servers have lost state or were restored: %s", error)
-            self._forget_engine()
+            self._disconnect()
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             # The leader does the piece itself, and reports what is wrong with it.
             _LOG.warning("a step of task %d-%d failed: %s", task.round, task.number, error)
@@ -354,7 +356,7 @@ class Worker:
         finally:
             self._abandon()
 
-    def _do_other(self, work: LeasedWork, engine: Engine) -> None:
+    def _do_other(self, work: LeasedWork, connection: Connection) -> None:
         """Evaluate, predict, or end the training."""
 
         def check() -> None:
@@ -364,14 +366,14 @@ class Worker:
 
         outputs: EvaluationOutputs | None = None
         if work.feed is None:
-            self._others.end_training(engine.program, self._callbacks)
+            self._others.end_training(connection.program, self._callbacks)
         elif work.task.kind == "evaluation":
-            seen = self._others.evaluate(work.feed, engine.program, check)
+            seen = self._others.evaluate(work.feed, connection.program, check)
             outputs = seen.message(self._definition.metrics)
             work.examples = outputs.records
         else:
             number = work.task.number
-            work.examples = self._others.predict(work.feed, number, engine.program, check)
+            work.examples = self._others.predict(work.feed, number, connection.program, check)
         self._complete(work, outputs=outputs)
 
     def _complete(
@@ -402,7 +404,7 @@ class Worker:
         return until_answered(call, self._stop, self._pause_s)
 
     def _train_batches(
-        self, work: LeasedWork, engine: Engine, stream: TaskStream, feed: TaskFeed
+        self, work: LeasedWork, connection: Connection, stream: TaskStream, feed: TaskFeed
     ) -> float:
         """Train to the end, or until told to stop; return the sum of the losses.
 
@@ -417,13 +419,15 @@ class Worker:
                 source = self._ask_ahead(work)
                 if fed.number % together == 0:
                     stream.begin_batch(fed.number // together)
-                losses += self._train_batch(work, engine, fed, following or source.first_ready())
+                losses += self._train_batch(
+                    work, connection, fed, following or source.first_ready()
+                )
                 unsent.append(fed.places)
                 if (fed.number + 1) % together == 0 or fed.number + 1 == feed.batches:
                     self._pace.send()
-                    if engine.counter is not None:
+                    if connection.counter is not None:
                         task, places = work.task, np.concatenate(unsent)
-                        engine.counter.count(task.shard, task.start, places)
+                        connection.counter.count(task.shard, task.start, places)
                     unsent = []
                 if self._told_to_stop():
                     if unsent:  # leaving by an error, these do not count as ended
@@ -432,14 +436,18 @@ class Worker:
         return losses
 
     def _train_batch(
-        self, work: LeasedWork, engine: Engine, fed: ReadyBatch, following: ReadyBatch | None
+        self,
+        work: LeasedWork,
+        connection: Connection,
+        fed: ReadyBatch,
+        following: ReadyBatch | None,
     ) -> float:
         self._pace.begin_batch()
         self._callbacks.batch_begins(self._figures.job_steps())
         if following is not None:
-            engine.program.prefetch(following.features)
+            connection.program.prefetch(following.features)
         try:
-            loss = self._pace.step(engine.program, fed)
+            loss = self._pace.step(connection.program, fed)
         except TaskLeaseLost:
             raise
         except Exception as error:
@@ -475,10 +483,10 @@ class Worker:
 
     # -- the program ----------------------------------------------------------------------
 
-    def _ready(self) -> Engine:
-        """Return the program on its connection; made anew after a loss."""
-        if self._engine is None:
-            engine = open_engine(
+    def _ready(self) -> Connection:
+        """Return the connection with the program on it; made if there is none."""
+        if self._connection is None:
+            connection = connect(
                 self._spec,
                 self._definition,
                 self._endpoints,
@@ -487,35 +495,35 @@ class Worker:
                 self._terms,
                 self._id,
             )
-            self._engine = engine
-            names = [table.name for table in engine.tables]
-            self._link.declare_tables(names, engine.client.table_notes)
-        return self._engine
+            self._connection = connection
+            names = [table.name for table in connection.tables]
+            self._link.declare_tables(names, connection.client.table_notes)
+        return self._connection
 
-    def _connected(self) -> Engine:
-        """Return the same; made anew if master and servers are of another incarnation."""
+    def _connected(self) -> Connection:
+        """Return a connection to the rows that the job is about; made anew after a restore."""
         while True:
             try:
-                engine = self._told(self._ready)
-                if not self._other_incarnation or self._told(engine.has_current_incarnation):
-                    return engine
+                connection = self._told(self._ready)
+                if not self._other_incarnation or self._told(connection.has_current_incarnation):
+                    return connection
             except StateLost as error:
                 _LOG.warning("the servers were restored: %s", error)
             self._all_ended_well()
-            self._forget_engine()
+            self._disconnect()
             self._other_incarnation = False
 
     def _abandon(self) -> None:
         """Let the program begin anew with the next batch."""
-        if self._engine is not None:
-            self._engine.program.abandon()
+        if self._connection is not None:
+            self._connection.program.abandon()
             self._pace.abandon()
 
-    def _forget_engine(self) -> None:
-        engine, self._engine = self._engine, None
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
         self._closer.wait()
-        if engine is not None:
-            engine.close()
+        if connection is not None:
+            connection.close()
 
     def _end(self, reason: str) -> None:
         """Give back what was asked for ahead, say good-bye, end the threads without waiting."""
@@ -528,7 +536,7 @@ class Worker:
             ahead.close()
             with contextlib.suppress(BackstayError):
                 self._give_back(ahead, reason)
-        self._forget_engine()
+        self._disconnect()
         with contextlib.suppress(BackstayError):
             self._link.leave(reason)
         self._link.close()

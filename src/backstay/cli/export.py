@@ -14,7 +14,7 @@ import click
 
 from backstay.checkpoint import remote
 from backstay.checkpoint.export import export as write_export
-from backstay.checkpoint.lookup import Export
+from backstay.checkpoint.export_reader import Export
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables, find_checkpoint
 from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER, JOBS_EXIT_CODES

@@ -70,14 +70,14 @@ def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:
         now_ms: The time.
     """
     running = set(job.reported.running)
-    wanted = {one for one in running if job.workers.set.has_place(one)}
+    wanted = {one for one in running if job.workers.has_place(one)}
     waiting = wanted.intersection(job.reported.waiting)
     ttl_s, now_s = job.task_lease_ttl_ms / 1000, job.now()
     working = [one for one in job.known if one.id in wanted and now_s - one.heard_s < ttl_s]
     return Seen(
         now_ms=now_ms,
-        workers=job.workers.set.desired,
-        lent=job.workers.set.lent,
+        workers=job.workers.desired,
+        lent=job.workers.lent,
         placed=len(wanted - waiting),
         waiting=len(waiting),
         ending=len(running - wanted),

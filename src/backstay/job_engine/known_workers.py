@@ -1,22 +1,25 @@
 """The workers that a job master has heard of: who they are, how fast, since when silent.
 
-Values in memory only; what a worker leases is in the ledgers. Time is an argument. Does no I/O.
+Nothing of this is recorded: after a restart of the job master each worker calls again. What a
+worker leases is in the ledgers. Time is an argument. Imports ``job_engine`` and
+``backstay.errors``; does no I/O.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from backstay.errors import InvalidRequest, LimitExceeded, WorkerReplaced
+from backstay.job_engine.open_round import Assignment
 
 __all__ = ["KnownWorker", "KnownWorkers", "WorkerSigns"]
 
 WORKERS_MAX = 20_000
 # A worker that was silent for so long and has no lease is forgotten.
 FORGET_S = 60.0
-# Examples a second are a mean over about this long.
+# Examples a second are a mean over about this time.
 RATE_S = 10.0
 
 
@@ -40,26 +43,27 @@ class WorkerSigns(NamedTuple):
 
 @dataclass
 class KnownWorker:
-    """A worker.
+    """One worker.
 
     Attributes:
         id: Its name.
-        instance: Of its process.
+        instance: The instance of its process.
         host: Its machine.
         pid: Its process id there.
         heard_s: When it was heard of last.
-        examples: Since its process began.
-        steps: Likewise.
+        examples: Examples that its process has trained.
+        steps: Steps that its process has ended.
         loss: Running mean; None: none yet.
-        examples_per_s: Of late.
+        examples_per_s: Examples a second, over the last ten seconds or so.
         request: Number of its last request for a task.
-        answer: What it was answered; None: nothing.
-        knows_end: It was told that the job is over.
+        answer: The task that it was given for that; None: none.
+        knows_end: Whether it was told that the job is over.
         waiting_s: How long it has been waiting for other workers; 0: it does not.
         waits_for: For whom, as far as it knows.
         note: What people should know of it; empty: nothing.
-        sync_address: Where others can take part in its steps; empty: nowhere.
-        has_program: Its model file and its tables are as the job's: it works, or may.
+        sync_address: Sync mode: where other workers can take part in its steps; empty: nowhere.
+        has_program: Whether its model file runs and has the tables of the job.
+        measured_s: When its examples were told last; 0: never.
     """
 
     id: str
@@ -72,7 +76,7 @@ class KnownWorker:
     loss: float | None = None
     examples_per_s: float = 0.0
     request: int = 0
-    answer: Any = None
+    answer: Assignment | None = None
     knows_end: bool = False
     waiting_s: float = 0.0
     waits_for: tuple[str, ...] = ()
@@ -98,7 +102,7 @@ class KnownWorkers:
     """All workers of a job, by name."""
 
     def __init__(self) -> None:
-        """Begin with none: after a restart of the job master each worker calls by itself."""
+        """Begin with none."""
         self._workers: dict[str, KnownWorker] = {}
 
     def __len__(self) -> int:
@@ -114,7 +118,7 @@ class KnownWorkers:
     def join(
         self, worker: str, instance: int, host: str, pid: int, now_s: float
     ) -> tuple[KnownWorker, bool]:
-        """Take note of a process; returns it, and whether it takes the place of another one.
+        """Take note of a process; returns it, and whether it replaces another one of its name.
 
         Raises:
             InvalidRequest: Name or instance is missing.
@@ -133,7 +137,7 @@ class KnownWorkers:
         return known, before is not None
 
     def hear(self, worker: str, instance: int, host: str, pid: int, now_s: float) -> KnownWorker:
-        """Take note of a call; one that joined at an earlier job master is as good as one here.
+        """Take note of a call. A worker may have joined at an earlier job master.
 
         Raises:
             WorkerReplaced: Another process has joined under its name.
@@ -158,6 +162,6 @@ class KnownWorkers:
         self._workers.pop(worker, None)
 
     def forget_silent(self, now_s: float) -> None:
-        """Forget workers that were not heard of for long."""
+        """Forget workers that were silent for long."""
         for worker in [one.id for one in self if now_s - one.heard_s > FORGET_S]:
             del self._workers[worker]

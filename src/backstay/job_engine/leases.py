@@ -1,7 +1,7 @@
-"""Task leases: how long they last, which expires next, and the median of how long tasks took.
+"""Task leases: how long they last, which one expires next, and how long tasks usually take.
 
-A worker renews its leases four times in the time that they last. At 10,000 workers and 2 s the
-renewals alone would be more calls than one job master answers, so the time grows with the number of
+A worker renews its leases four times in their life. With 10,000 workers and a life of 2 s, the
+renewals alone would be more calls than one job master answers, so the life grows with the number of
 workers. Imports ``job_engine`` and the standard library; does no I/O.
 """
 
@@ -17,15 +17,15 @@ from backstay.job_engine.task import Lease
 __all__ = ["RENEWALS_PER_S_MAX", "RENEWALS_PER_TTL", "LeaseQueue", "Median", "wanted_lease_ttl_ms"]
 
 RENEWALS_PER_TTL = 4
-# Of all workers together. A job master answers some thousand calls a second; when it cannot keep
-# up, each waiting call is out of time when it comes to it, and none succeeds.
+# Of all workers together. A job master answers some thousand calls a second. If more came for long,
+# each call would wait until its deadline has passed, and none would succeed.
 RENEWALS_PER_S_MAX = 1000
 
 
 def wanted_lease_ttl_ms(
     least_ms: int, workers: int, renewals_per_s_max: int = RENEWALS_PER_S_MAX
 ) -> int:
-    """Return how long leases are to last: the least time, or a multiple of it.
+    """Return how long leases should last: the least time, or a multiple of it.
 
     Args:
         least_ms: ``task_lease_ttl_ms`` of the job.
@@ -36,14 +36,15 @@ def wanted_lease_ttl_ms(
     return least_ms * max(1, -(-needed_ms // least_ms))
 
 
-# The newest numbers that a median is of.
+# A median is of so many of the newest numbers.
 MEDIAN_OF = 255
 
 
 class LeaseQueue:
-    """Leases by a number, lowest first. Entries that no longer matter are dropped when met.
+    """A priority queue of leases. Its entries are put right when they are met, not before.
 
-    A lease may have several entries; it counts where ``key_of`` says, None for "not here".
+    ``key_of`` returns the number by which a lease is ordered now; None: it does not belong here. A
+    lease may have several entries; those that differ from ``key_of`` do not count.
     """
 
     def __init__(self, key_of: Callable[[Lease], float | None]) -> None:
@@ -54,11 +55,11 @@ class LeaseQueue:
         return len(self._heap)
 
     def push(self, lease: Lease, leases: int) -> None:
-        """Enter a lease; ``leases``, the number of all, says how many entries can matter."""
+        """Enter a lease; ``leases`` is the number of all leases, which bounds the queue."""
         key = self._key_of(lease)
         if key is not None:
             heapq.heappush(self._heap, (key, lease.attempt, lease))
-        # Behind one that lasts long, ended ones would pile up.
+        # Entries of ended leases would pile up behind one that lasts long.
         if len(self._heap) > 1024 + 4 * leases:
             self._heap = [
                 (key, attempt, lease)
@@ -68,7 +69,7 @@ class LeaseQueue:
             heapq.heapify(self._heap)
 
     def first(self) -> tuple[float, Lease] | None:
-        """Return the lease with the lowest number, and that."""
+        """Return the lowest number, and the lease that has it; None: the queue is empty."""
         heap = self._heap
         while heap:
             entered, attempt, lease = heap[0]
@@ -87,7 +88,7 @@ class LeaseQueue:
 
 
 class Median:
-    """The median of the last numbers, in O(window) memory moves for each."""
+    """The median of the last numbers; one more costs O(window) moves in memory."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque()

@@ -1,9 +1,9 @@
-"""The engine of tasks: who works on which task of a round, what is done, what is dead-lettered.
+"""The ledger of a round: who works on which task, what is done, what is dead-lettered.
 
-Events come in as calls, with the time. Out come the answer to the caller, and, from
-``take_changed``, the records that the journal must write before a call is answered. A task's
-states and transitions are in ``task.py``. The ledger hands tasks out, takes them back when leases
-end, and keeps what is needed to find tasks and leases quickly. Its invariants:
+Events come in as calls, with the time. ``take_changed`` returns which records the journal must
+write before a call is answered. The states of a task and their transitions are in ``task.py``; the
+ledger gives tasks to workers, takes them back when leases end, and finds tasks and leases quickly.
+Its invariants:
 
 - a task is done once: by the first ``complete`` of a lease that has not ended;
 - a task is given out only if it has no live lease, or one, and that one's worker is slow;
@@ -50,10 +50,10 @@ class _Worker:
     """What one worker has in this round.
 
     Attributes:
-        leases: Live and expired ones by task.
-        streams: Streams it closes: task and the attempt that did it.
-        told: Those of them that it did not do itself and must be told of.
-        last_done: Task and attempt that it completed last; it may tell so again.
+        leases: Its leases, live and expired, by task.
+        streams: The streams that it is to close: task, and the attempt that did the task.
+        told: The tasks among them that another worker did: this worker must be told of them.
+        last_done: Task and attempt that it completed last; it may repeat that call.
     """
 
     __slots__ = ("last_done", "leases", "streams", "told")
@@ -102,7 +102,7 @@ class TaskLedger:
         self.round_id = round_id
         self._size = size
         self._limits = limits
-        # Of leases from now on; it may only grow: a lease keeps the time that it was granted.
+        # Of leases from now on. It may only grow: a lease never ends earlier than it was told.
         self.lease_ttl_s = limits.lease_ttl_s
         self._next_attempt = first_attempt
         self._cut = False
@@ -131,7 +131,11 @@ class TaskLedger:
     # What workers ask and report.
 
     def assign(self, worker: str, now_s: float) -> Grant | None:
-        """Give a worker a task: one to do, else one whose worker is slow; None if there is none."""
+        """Give a worker a task; None if there is none for it.
+
+        A task that is very slow comes first, then the tasks to do, then any slow task: it gets a
+        speculative attempt.
+        """
         limits = self._limits
         has = self._workers.get(worker)
         if self._cut or (has is not None and len(has.leases) >= limits.leases_per_worker_max):
@@ -141,7 +145,7 @@ class TaskLedger:
         slow = self._slowest(now_s - max(usual_s, limits.straggler_min_s), worker)
         task = self._tasks.take_next() if slow is None else None
         if slow is None and task is None:
-            # Nothing is left to do: what takes longer than usual may as well be tried twice.
+            # Nothing is left to do, so a task that takes longer than usual may be tried twice.
             slow = self._slowest(now_s - usual_s, worker)
         task = task if slow is None else slow
         if task is None:
@@ -172,6 +176,36 @@ class TaskLedger:
                 lease.expired = False
                 self._enter(lease)
         return revoked
+
+    def withdraw(self, lease: Lease, why: str) -> bool:
+        """Have a lease not be renewed any more: its task goes to another worker when it expires.
+
+        Returns:
+            False if it is over or was withdrawn before, and nothing changed.
+        """
+        if lease.ended or lease.withdrawn:
+            return False
+        lease.withdrawn = why
+        return True
+
+    def why_revoked(self, worker: str, task: int, attempt: int) -> str:
+        """Return why a worker may not work on a task under an attempt, as far as is still known."""
+        if not 0 <= task < self._size:
+            return "the round has no such task"
+        lease = self._find(worker, task, attempt)
+        if lease is not None:
+            return lease.withdrawn
+        if self._cut:
+            return "the round was cut short"
+        state = self._tasks.state_of(task)
+        if state is State.DONE:
+            return "the task is done"
+        if state is State.DEAD_LETTERED:
+            return "the task failed too often"
+        record = self._tasks.find(task)
+        for other in record.leases if record is not None else ():
+            return f"{other.worker} has the task now (attempt {other.attempt})"
+        return "the task was taken back"
 
     def complete(
         self, worker: str, task: int, attempt: int, now_s: float, batches: int = 0
@@ -269,7 +303,7 @@ class TaskLedger:
         tasks, may_have_begun = [], True
         for lease in sorted(has.leases.values(), key=lambda lease: lease.attempt):
             task = lease.task
-            # What it asked for ahead is not what it died of: it does one task after the other.
+            # It does one task after the other, so a task that it asked for ahead did not kill it.
             self._end_without_failure(task, lease, "its worker was lost", was_begun=may_have_begun)
             may_have_begun = may_have_begun and task.acknowledged > lease.first_batch
             self._came_back(task, to_front=True)
@@ -338,7 +372,7 @@ class TaskLedger:
         return back
 
     def cut_short(self) -> None:
-        """End the round: revoke all leases and give out nothing more. For good."""
+        """End the round for good: revoke all leases, and give no more tasks."""
         self._cut = True
         begun = [task for task in self._tasks.records() if task.was_begun]
         for task in sorted(begun, key=lambda task: task.number):
@@ -363,7 +397,7 @@ class TaskLedger:
             record = self._tasks.find(number)
             is_orphan = state is State.DONE and (record is None or record.closer is None)
             if self._keeps_streams and is_orphan and worker != NOBODY:
-                # The journal got that it is done, but not who did it and is to close the stream.
+                # The journal has that the task is done, but not who is to close the stream.
                 self._open_stream(self._tasks[number], NOBODY, attempt)
             return False
         task = self._tasks[number]
@@ -389,7 +423,7 @@ class TaskLedger:
                 raise InvalidRequest(f"{self.round_id}: stream of task {number} of {self._size}")
             task = self._tasks[number]
             if attempt and task.state is not State.DONE:
-                # Of the two records that say so, the other one was not written any more.
+                # The job master died between this record and the one of the done tasks.
                 self._make_done(task, Event.RECOVER, None)
             if self._keeps_streams:
                 self._open_stream(task, worker, attempt)
@@ -398,9 +432,9 @@ class TaskLedger:
             self.adopt(worker, leased, now_s)
 
     def take_changed(self) -> Changed:
-        """Return what differs from the journal, and take it for written.
+        """Return which records differ from the journal, and take them for written.
 
-        The values are made when they are written: many calls share the chunk of one record.
+        Their values are made when they are written, because many calls may change one record.
         """
         changed = Changed(
             sorted(self._dirty_chunks),
@@ -456,7 +490,7 @@ class TaskLedger:
 
     @property
     def leases(self) -> Iterator[Lease]:
-        """All leases, live and expired; one that the caller has ``withdrawn`` is not renewed."""
+        """All leases, live and expired; only this ledger changes them."""
         return iter(self._leases)
 
     def has_lease(self, worker: str) -> bool:

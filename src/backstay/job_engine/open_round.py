@@ -1,7 +1,7 @@
 """The rounds of a job that are under way: the tasks, ledger and outputs of each.
 
-They are brought in line with the schedule: opened, cut short, and forgotten when nothing of them is
-left to do. This module says what the journal has of them, and decides nothing about the schedule.
+``JobRounds`` opens rounds, cuts them short, and forgets them when nothing of them is left to do, as
+the schedule says. Each round stages its own records. Nothing is decided here about the schedule.
 Imports ``backstay.schedule`` and ``job_engine``; does no I/O.
 """
 
@@ -19,31 +19,31 @@ from backstay.job_engine.ledger import NOBODY, TaskLedger
 from backstay.job_engine.records import Records
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, LeasedTask, LedgerLimits
-from backstay.job_engine.worker_set import WorkerPolicy
 from backstay.job_spec import JobSpec
 from backstay.schedule.evaluation import RoundOutputs
-from backstay.schedule.orders import record_order_seed, task_order_seed
+from backstay.schedule.orders import task_order_seed
 from backstay.schedule.rounds import RoundId, RoundKind
 from backstay.schedule.task_table import TaskTable, round_table
 
-__all__ = ["Assignment", "JobRounds", "OpenRound", "ledger_limits", "open_round", "worker_policy"]
+__all__ = ["Assignment", "JobRounds", "OpenRound", "open_round"]
 
-NEVER_S = 1e9
+# A factor and a time that no task reaches: it gets no speculative attempt.
+NEVER = 1e9
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class OpenRound:
-    """A round.
+    """A round that is under way, or over with dead letters or open streams.
 
     Attributes:
-        id: Which.
-        table: Its tasks.
-        ledger: Who works on them.
-        outputs: Of an evaluation.
+        id: Which round.
+        table: Its tasks: which records each has.
+        ledger: Who works on which task, and what is done.
+        outputs: Of an evaluation: what its tasks have brought.
         metrics: Of an evaluation: what to compute from the outputs, by name.
-        steps: Of the job when it was opened.
+        steps: Steps of the job when the round was opened.
     """
 
     id: RoundId
@@ -72,30 +72,33 @@ class OpenRound:
             return changed.workers
         name, ledger = str(self.id), self.ledger
         for number in changed.chunks:
-            records.stage(keys.done(name, number), partial(_done, ledger, number))
+            records.stage(keys.done(name, number), partial(_done_text, ledger, number))
         for task in changed.dead_letters:
-            records.stage(keys.dead_letters(name, task), partial(_dead_letter, ledger, task))
+            records.stage(keys.dead_letters(name, task), partial(_dead_letter_text, ledger, task))
         for worker in changed.workers:
-            records.stage(keys.leased(name, worker), partial(_worker_record, ledger, worker))
+            records.stage(keys.leased(name, worker), partial(_worker_text, ledger, worker))
         return changed.workers
 
     def stage_all(self, records: Records, keys: JobKeys) -> None:
-        """Have the journal write everything that it is to have of this round."""
+        """Have the journal write all that is done or dead-lettered."""
         name = str(self.id)
         for number in self.ledger.done.chunks():
-            records.stage(keys.done(name, number), partial(_done, self.ledger, number))
+            records.stage(keys.done(name, number), partial(_done_text, self.ledger, number))
         for task in self.ledger.dead_letters:
-            records.stage(keys.dead_letters(name, task), partial(_dead_letter, self.ledger, task))
+            records.stage(
+                keys.dead_letters(name, task), partial(_dead_letter_text, self.ledger, task)
+            )
 
     def erase(self, records: Records, keys: JobKeys, *, keeps_done: bool = False) -> None:
-        """Have the journal remove everything that it has of this round.
+        """Have the journal remove all records of this round.
 
         Args:
-            records: Where.
+            records: Where changes go.
             keys: The job's keys.
-            keeps_done: All but which tasks are done.
+            keeps_done: Whether the records of the tasks that are done stay.
         """
-        # Records that were read and are of nothing any more are among what has changed only.
+        # A worker or task that the ledger no longer knows may have a record: it is among the
+        # changes.
         changed = self.ledger.take_changed()
         name = str(self.id)
         for number in range(-(-len(self.table) // CHUNK_TASKS)):
@@ -107,21 +110,18 @@ class OpenRound:
             records.stage_removal(keys.leased(name, worker))
 
     def compute(self) -> dict[str, float]:
-        """Return the metrics of an evaluation; takes its time, call it in a thread."""
+        """Return the metrics of an evaluation; may take seconds, so call it in a thread."""
         return self.outputs.compute({name: METRICS[kind] for name, kind in self.metrics.items()})
-
-    def seed_of(self, spec: JobSpec, task: int) -> int:
-        """Return the seed of the order of a task's records, 0 for the order that they have."""
-        return record_order_seed(spec, self.id, task)
 
 
 class Assignment(NamedTuple):
-    """What a worker that asks for a task is given.
+    """A task for a worker that asked for one.
 
     Attributes:
-        round: Of which round.
+        round: The round of the task.
         lease: Task, attempt, and the batches that are acknowledged.
-        leader: Sync mode: the lease is another worker's, who is reached here. Empty: it is its own.
+        leader: Sync mode: the address of the worker that has the lease, and that this worker is to
+            help. Empty: the lease is its own.
     """
 
     round: OpenRound
@@ -129,16 +129,16 @@ class Assignment(NamedTuple):
     leader: str = ""
 
 
-def _done(ledger: TaskLedger, chunk: int) -> str | None:
+def _done_text(ledger: TaskLedger, chunk: int) -> str | None:
     return ledger.done.chunk(chunk) or None
 
 
-def _dead_letter(ledger: TaskLedger, task: int) -> str | None:
+def _dead_letter_text(ledger: TaskLedger, task: int) -> str | None:
     dead_letter = ledger.dead_letters.get(task)
     return None if dead_letter is None else dead_letter.to_json()
 
 
-def _worker_record(ledger: TaskLedger, worker: str) -> str | None:
+def _worker_text(ledger: TaskLedger, worker: str) -> str | None:
     record = ledger.record_of(worker)
     return record.to_json() if record else None
 
@@ -154,20 +154,20 @@ def open_round(
     done: TaskBits | None = None,
     dead_letters: Iterable[DeadLetter] = (),
 ) -> OpenRound:
-    """Return a round that begins, or goes on from what the journal or a checkpoint has of it.
+    """Return a round that begins, or that continues what the journal or a checkpoint has of it.
 
     Raises:
         InvalidRequest: What is done or dead-lettered is not of this data.
     """
     table = round_table(tables, round_id)
     trains = round_id.kind is RoundKind.TRAINING
+    # Two workers must not save the model at once.
+    speculative = round_id.kind is not RoundKind.TRAIN_END
     ledger = TaskLedger(
         round_id,
         len(table),
         task_order_seed(spec, round_id),
-        ledger_limits(
-            spec, task_lease_ttl_ms, speculative=round_id.kind is not RoundKind.TRAIN_END
-        ),
+        _limits(spec, task_lease_ttl_ms, speculative=speculative),
         first_attempt=first_attempt,
         done=done,
         dead_letters=dead_letters,
@@ -177,38 +177,24 @@ def open_round(
     return OpenRound(round_id, table, ledger, steps=steps)
 
 
-def ledger_limits(
-    spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True
-) -> LedgerLimits:
+def _limits(spec: JobSpec, task_lease_ttl_ms: int, *, speculative: bool = True) -> LedgerLimits:
     """Return how long leases last and how much may go wrong.
 
     Args:
         spec: Of the job.
         task_lease_ttl_ms: How long leases last by now.
-        speculative: Whether a slow task is given to a second worker. What is done at the end of
-            the training should be done by one.
+        speculative: Whether a slow task is given to a second worker, too.
     """
     return LedgerLimits(
         lease_ttl_s=task_lease_ttl_ms / 1000,
         max_retries=spec.max_task_retries,
-        straggler_factor=spec.straggler_factor if speculative else NEVER_S,
-        straggler_min_s=spec.straggler_min_s if speculative else NEVER_S,
-    )
-
-
-def worker_policy(spec: JobSpec) -> WorkerPolicy:
-    """Return how many workers there are to be."""
-    workers = spec.workers
-    return WorkerPolicy(
-        initial=workers.initial,
-        least=workers.min,
-        most=workers.max,
-        max_relaunches=workers.max_relaunches,
+        straggler_factor=spec.straggler_factor if speculative else NEVER,
+        straggler_min_s=spec.straggler_min_s if speculative else NEVER,
     )
 
 
 class JobRounds(Mapping[RoundId, OpenRound]):
-    """Rounds by their ids; belongs to one event loop."""
+    """The open rounds of a job, by id."""
 
     def __init__(
         self,
@@ -232,7 +218,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         self._spec = spec
         self._keys = keys
         self._records = records
-        # Hears of the workers whose leases have changed; None: of any.
+        # Called with the workers whose leases have changed; None: perhaps all of them.
         self.on_leases: Callable[[Iterable[str] | None], None] = lambda _: None
 
     def __getitem__(self, round_id: RoundId) -> OpenRound:
@@ -296,12 +282,12 @@ class JobRounds(Mapping[RoundId, OpenRound]):
             opened.stage_all(self._records, self._keys)
 
     def set_lease_ttl(self, ttl_ms: int) -> None:
-        """Have leases last so long from now on."""
+        """Have leases last this long from now on."""
         for opened in self._rounds.values():
             opened.ledger.lease_ttl_s = ttl_ms / 1000
 
     def next_expiry(self) -> float | None:
-        """Return a time before which no lease runs out."""
+        """Return a time before which no lease expires; None: there is no lease."""
         ends = [opened.ledger.next_expiry() for opened in self._rounds.values()]
         return min((end for end in ends if end is not None), default=None)
 
@@ -311,7 +297,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
         """Take note of streams (pass, task) that are closed on all servers.
 
         Returns:
-            Whether those were the last of a pass that is over.
+            Whether a pass that is over has no open stream any more.
         """
         is_last = False
         for pass_number, task in streams:
@@ -334,7 +320,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
     # The schedule.
 
     def cut_others(self, wanted: Sequence[RoundId], reason: str) -> None:
-        """End all rounds that are not wanted, whatever is left of them to do."""
+        """Cut short all rounds that are not wanted."""
         for opened in self._rounds.values():
             if opened.id not in wanted and not opened.ledger.is_over:
                 opened.ledger.cut_short()
@@ -344,7 +330,7 @@ class JobRounds(Mapping[RoundId, OpenRound]):
     def drop_finished(self, wanted: Sequence[RoundId]) -> None:
         """Forget rounds that are over, have no dead-lettered tasks and no open streams.
 
-        Which tasks were done of a pass that was cut short stays recorded: an audit asks for it.
+        The done tasks of a pass that was cut short stay recorded: an audit reads them.
         """
         for opened in list(self._rounds.values()):
             ledger = opened.ledger

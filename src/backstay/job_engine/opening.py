@@ -1,11 +1,12 @@
-"""What a job is when it is opened: as its records say, as a checkpoint kept it, or new.
+"""Opens a job: as its records say, as a checkpoint kept it, or new.
 
-The shell reads the records, asks the cluster and scans the data (``master.job``); here is what
-follows from them. What must be written or removed is staged.
+The caller reads the records, asks the cluster and scans the data (``master.job``). Here is decided
+what follows from them; what must be written or removed is staged.
 
 A job master may die between two groups of its journal. The schedule may then say that a round is
-over while the last bits of its tasks, or why some are dead-lettered, were not written; or its
-records may be removed in part. The schedule is believed: it was over. Does no I/O.
+over, although the last done tasks or dead letters of the round were not written, or its records are
+removed in part. The schedule is right: it is written first, and only when the round is over.
+Imports ``job_engine``, ``schedule`` and the records of jobs; does no I/O.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import NamedTuple
 from backstay.consensus.records.jobs import JobNameRecord, JobSpecRecord, JobStateRecord
 from backstay.consensus.records.keys import JobKeys
 from backstay.errors import InvalidRequest, JobRefused
-from backstay.job_engine.open_round import OpenRound, open_round, worker_policy
+from backstay.job_engine.open_round import OpenRound, open_round
 from backstay.job_engine.progress import KeptJob
 from backstay.job_engine.records import Records
 from backstay.job_engine.task_store import CHUNK_TASKS, TaskBits
 from backstay.job_engine.values import DeadLetter, Failure, WorkerRecord, first_attempt
-from backstay.job_engine.worker_set import WorkerSet
+from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
 from backstay.job_spec import JobSpec
 from backstay.schedule.damaged import DamagedRecords
 from backstay.schedule.rounds import RoundId, RoundKind, data_of
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class StateIncarnation(NamedTuple):
-    """Which rows a cluster has: another identity, and what was pushed may be gone.
+    """Identifies the rows of a cluster. If it changes, what was pushed before may be gone.
 
     Attributes:
         restore_version: Which restore was the last; 0: none.
@@ -59,16 +60,16 @@ class StateIncarnation(NamedTuple):
 
 
 class OpenedJob(NamedTuple):
-    """What a job is made of.
+    """What the engine begins with.
 
     Attributes:
-        spec: What it is.
+        spec: What the job is.
         identity: Its spec record.
         state: Where it stands.
         tables: The tasks of training, validation and prediction data.
         schedule: Which rounds are open, and which come next.
         workers: How many worker processes there are to be, and which.
-        rounds: The rounds that the journal knows.
+        rounds: The rounds of which the journal has records.
         damaged: Damaged records of the data, as far as known.
     """
 
@@ -83,8 +84,8 @@ class OpenedJob(NamedTuple):
 
 
 def new_job(spec: JobSpec, tables: Mapping[str, TaskTable], identity: JobSpecRecord) -> OpenedJob:
-    """Return a job that begins."""
-    policy = worker_policy(spec)
+    """Return a job that has no records yet."""
+    policy = WorkerPolicy.of(spec)
     return OpenedJob(
         spec,
         identity,
@@ -112,12 +113,12 @@ class RecordedJob:
 
     @property
     def is_one(self) -> bool:
-        """Whether there is a job, and not only what is left of one."""
+        """Whether there is a job, and not only the rest of a removed one."""
         return self._keys.spec in self._texts
 
     @property
     def uid(self) -> str:
-        """What tells the job from others of its name; it is recorded."""
+        """The recorded uid, which tells the job from others of its name."""
         return JobSpecRecord.from_json(self._texts[self._keys.spec]).uid
 
     def removable(self) -> list[str]:
@@ -133,7 +134,7 @@ class RecordedJob:
             spec: What the job is to be.
             uid: For a new job.
             now_ms: Unix time, for a job that is not recorded.
-            kept: What the servers began with had of it; None: nothing.
+            kept: What the checkpoint from which the servers were restored has of it; None: nothing.
 
         Raises:
             JobRefused: It exists with other settings; the message names them.
@@ -150,7 +151,10 @@ class RecordedJob:
         return JobSpecRecord(uid, now_ms, spec.to_json())
 
     def table(self, data: str) -> TaskTable | None:
-        """Return the tasks of ``training``, ...; None: they are not recorded, or in part only.
+        """Return the tasks of ``training``, ``validation`` or ``prediction`` data.
+
+        Returns:
+            None: they are not recorded, or in part only.
 
         Raises:
             InvalidRequest: Records are missing.
@@ -169,8 +173,7 @@ class RecordedJob:
         if text is not None:
             return JobStateRecord.from_json(text)
         if kept is not None:
-            # Its progress came with a restore that it has not taken note of yet. Its tables are
-            # there.
+            # Its progress came with a restore that the job has not followed yet. Its tables exist.
             return JobStateRecord("running", tables=kept.state.tables)
         return None
 
@@ -194,10 +197,7 @@ class RecordedJob:
 
 
 def new_state(incarnation: StateIncarnation) -> JobStateRecord:
-    """Return where a job stands that begins with these rows.
-
-    What the cluster was restored from before the job began is where it begins.
-    """
+    """Return where a new job stands: it begins with these rows, whatever was restored before."""
     return JobStateRecord("running", **incarnation._asdict())
 
 
@@ -213,7 +213,7 @@ def opened_job(
     now_s: float,
     owner: str = "",
 ) -> OpenedJob:
-    """Return what a job is made of, at the beginning of a job master's time.
+    """Return a recorded job, as a job master that starts takes it over.
 
     Args:
         spec: What it is to be.
@@ -224,7 +224,8 @@ def opened_job(
         state: Where it stands.
         tables: The tasks of its data.
         now_s: Monotonic seconds: the time of all leases begins now.
-        owner: Of the job on Kubernetes; what has ended under it goes on under another one only.
+        owner: Owner of the job on Kubernetes: a job that has ended does not go on under the same
+            owner.
 
     Raises:
         InvalidRequest: A record cannot be read, or is not of this data.
@@ -247,7 +248,7 @@ def opened_job(
 
 
 def _workers(spec: JobSpec, state: JobStateRecord) -> WorkerSet:
-    policy = worker_policy(spec)
+    policy = WorkerPolicy.of(spec)
     goes_on = state.workers and state.state == "running"
     return WorkerSet.from_json(policy, state.workers) if goes_on else WorkerSet(policy)
 
@@ -286,8 +287,8 @@ def _rounds(
         chunks = recorded.below(f"{keys.all_done}{name}/")
         dead_texts = recorded.below(f"{keys.all_dead_letters}{name}/")
         if is_over(schedule, round_id) and round_id not in schedule.dead_letters:
-            # A job master died before it had erased them. A worker's record may have streams to
-            # close.
+            # A job master died before it had erased these records. The record of a worker may
+            # still have streams to close.
             for prefix in (keys.all_done, keys.all_dead_letters):
                 for key in recorded.below(f"{prefix}{name}/"):
                     records.stage_removal(f"{prefix}{name}/{key}")
@@ -325,7 +326,7 @@ def _rounds(
 def _retry_dead_letters(
     schedule: Schedule, rounds: Mapping[RoundId, OpenRound], records: Records, keys: JobKeys
 ) -> None:
-    """Give the dead-lettered tasks of a job that ended with them their tries again: it goes on."""
+    """Have a job that ended with dead letters go on: its dead-lettered tasks are tried again."""
     if schedule.outcome != "finished_with_dead_letters":
         return
     for round_id, opened in rounds.items():

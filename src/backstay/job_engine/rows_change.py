@@ -1,7 +1,7 @@
-"""What became of the rows that a job's progress goes with, and whether records still count once.
+"""What became of the rows that a job's progress belongs to, and whether records still count once.
 
-Decides from what was noted and what a node tells of restores, losses included. Imports values
-only; does no I/O.
+Decided from what the job noted and from what a node tells of restores and losses. Imports
+``job_engine`` and the state of a restore; does no I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def change_of(noted: StateIncarnation, now: RestoreState) -> RowsChange:
     """Return what happened to the rows since they were noted.
 
     Args:
-        noted: The rows that the progress goes with.
+        noted: The rows that the progress belongs to.
         now: The cluster's last restore, and its generation, as a node tells them.
 
     Returns:
@@ -35,8 +35,8 @@ def change_of(noted: StateIncarnation, now: RestoreState) -> RowsChange:
         also if that was after a restore.
     """
     # A restore that is only requested has changed nothing yet, and has no version. While slots are
-    # loaded, a job master that has not heard of it yet still takes pushes for what was before. A
-    # node that lags behind may tell of what was.
+    # loaded, the restore is not over: the job goes back when it is. A node that lags behind may
+    # tell of an earlier state.
     is_old = (
         now.version < noted.restore_version
         or now.generation < noted.generation
@@ -56,9 +56,9 @@ def incarnation_in(restore: RestoreState) -> StateIncarnation:
 
 
 def why_inexact(change: RowsChange, now: RestoreState) -> str:
-    """Return why records may count never or twice after a change; empty: it does not end that.
+    """Return why records may count never or twice after a change; empty: each still counts once.
 
-    After a restore of all slots, model and progress are of one time again.
+    After a restore of all slots, model and progress belong together again.
     """
     if change == "lost":
         return "slots lost all their copies"
@@ -68,7 +68,7 @@ def why_inexact(change: RowsChange, now: RestoreState) -> str:
 
 
 def cause_of(restore: RestoreState) -> str:
-    """Return why the rows are those of a checkpoint, and from when."""
+    """Return why the cluster has the rows of a checkpoint, in words for people."""
     if not restore.lost:
         return f"the cluster was restored from {restore.id}"
     slots = "1 slot" if restore.lost == 1 else f"{restore.lost} slots"
@@ -76,7 +76,7 @@ def cause_of(restore: RestoreState) -> str:
 
 
 def what_to_do(checkpoint: str) -> str:
-    """Return what an operator does with a job whose rows are lost.
+    """Return what an operator can do with a job whose rows are lost.
 
     Args:
         checkpoint: The newest one of the job; empty: none.

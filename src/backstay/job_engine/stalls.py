@@ -1,9 +1,9 @@
-"""Workers that others wait for and that do not get on, though they send signs of life.
+"""Stalled workers: others wait for them, and they end no step, though they send signs of life.
 
-A worker whose code hangs still sends signs of life. Where others wait for it, what counts is when
-it ended a step last: ``StepWatch``. In sync mode such a leader's task goes to another worker; in
-bounded mode no worker waits for it any more: ``Stalls``. Belongs to one job and its event loop;
-time is an argument. Does no I/O.
+A worker whose code hangs still renews its leases. Where other workers wait for it, the engine looks
+at when it last ended a step: ``StepWatch``. ``Stalls`` acts on that: in sync mode the task of a
+stalled leader goes to another worker; in bounded mode the others do not wait for it any more. Time
+is an argument. Imports ``job_engine``, ``job_spec`` and ``schedule``; does no I/O.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,12 +25,12 @@ from backstay.schedule.rounds import RoundId, RoundKind
 
 __all__ = ["FIRST_STEP_FACTOR", "Stalls", "StepWatch", "clock_of_worker"]
 
-# People are told of a step once it takes so much of what it may.
+# A step that has taken this part of its limit is shown to people.
 SHOWN_PART = 1 / 6
-# The first step of a process has its framework to warm up, and perhaps a model to compile.
+# In its first step a process warms up its framework, and may compile the model.
 FIRST_STEP_FACTOR = 4.0
-# A limit that was passed is doubled for the next try, so often at most: a model with slow steps
-# gets there in the end.
+# Each time that a task's step exceeds the limit, the limit doubles for the next worker, so that a
+# model with slow steps succeeds in the end. So often at most.
 DOUBLINGS_MAX = 10
 
 log = logging.getLogger(__name__)
@@ -37,13 +38,21 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Steps:
+    """What is known of one worker.
+
+    Attributes:
+        steps: That its process has ended.
+        progress_s: When its step under way began; later if it waited for others or got a task.
+        is_waiting: Whether it waits for other workers.
+    """
+
     steps: int
-    got_on_s: float
+    progress_s: float
     is_waiting: bool = False
 
 
 class StepWatch:
-    """Knows of each worker when it got on last.
+    """Knows how long each worker has been in its step, and how long it may be.
 
     Args:
         limit_s: A step may take so long in any case.
@@ -63,68 +72,68 @@ class StepWatch:
             worker: Whose.
             steps: That its process has ended.
             now_s: The time.
-            is_waiting: Whether it waits for other workers: that is no time of its own.
+            is_waiting: Whether it waits for other workers; that time does not count as its own.
         """
         known = self._workers.get(worker)
         if known is None or known.steps > steps:
             self._workers[worker] = _Steps(steps, now_s, is_waiting)
             return
         if steps > known.steps and not known.is_waiting:
-            self._took_s.add((now_s - known.got_on_s) / (steps - known.steps))
+            self._took_s.add((now_s - known.progress_s) / (steps - known.steps))
         if steps > known.steps or is_waiting:
-            known.got_on_s = now_s
+            known.progress_s = now_s
         known.steps, known.is_waiting = steps, is_waiting
 
-    def begins(self, worker: str, now_s: float) -> None:
-        """A worker is given a task: its time begins anew."""
+    def task_given(self, worker: str, now_s: float) -> None:
+        """Take note that a worker is given a task: its time begins anew."""
         known = self._workers.setdefault(worker, _Steps(0, now_s))
-        known.got_on_s = now_s
+        known.progress_s = now_s
 
-    def stands_s(self, worker: str, now_s: float) -> float:
-        """Return how long ago a worker got on last; 0 for one that waits or was never heard of."""
+    def stalled_for_s(self, worker: str, now_s: float) -> float:
+        """Return how long a worker has been in its step; 0 if it waits or was never heard of."""
         known = self._workers.get(worker)
-        return 0.0 if known is None or known.is_waiting else now_s - known.got_on_s
+        return 0.0 if known is None or known.is_waiting else now_s - known.progress_s
 
-    def may_take_s(self, worker: str, stalls: int = 0) -> float:
+    def limit_s(self, worker: str, stalls: int = 0) -> float:
         """Return how long a worker's step may take.
 
         Args:
             worker: Whose.
-            stalls: How often in a row the same work took too long before.
+            stalls: How often in a row the same task was taken from a stalled worker.
         """
         known, usual_s = self._workers.get(worker), self._took_s.value
         limit_s = max(self._limit_s, self._factor * (usual_s or 0.0))
         is_first = usual_s is None or known is None or known.steps == 0
-        return (
-            limit_s * (FIRST_STEP_FACTOR if is_first else 1.0) * (1 << min(stalls, DOUBLINGS_MAX))
-        )
+        doubled = 1 << min(stalls, DOUBLINGS_MAX)
+        return limit_s * doubled * (FIRST_STEP_FACTOR if is_first else 1.0)
 
     def keep_only(self, workers: set[str]) -> None:
-        """Forget all others."""
+        """Forget all workers but these."""
         for worker in self._workers.keys() - workers:
             del self._workers[worker]
 
 
 class Stalls:
-    """Looks for such workers, and says what becomes of them.
+    """Finds the stalled workers of a job, and acts on them.
 
     Args:
         spec: The job.
-        known: Its workers; what people are to know of each goes there.
-        rounds: Returns those of the job.
+        known: Its workers. The note that people read of each is set there.
+        rounds: Returns the open rounds.
     """
 
     def __init__(
         self, spec: JobSpec, known: KnownWorkers, rounds: Callable[[], Iterable[OpenRound]]
     ) -> None:
         self._mode = spec.mode.kind
-        self._is_waited_for = self._mode in ("sync", "bounded")
+        self._workers_wait = self._mode in ("sync", "bounded")
         self._known = known
         self._rounds = rounds
         self._watch = StepWatch(spec.step_limit_s, spec.straggler_factor)
-        # How often in a row each task was taken from a worker that hung.
-        self._times: dict[tuple[RoundId, int], int] = {}
-        self._not_waited_for: set[str] = set()
+        # Sync mode: how often in a row each task was taken from a stalled worker.
+        self._times: Counter[tuple[RoundId, int]] = Counter()
+        # Bounded mode: the stalled workers, for which the others do not wait.
+        self._left_behind: set[str] = set()
         # Bounded mode: the workers with a lease of a training task, live or expired, and their
         # clocks in order. Every sign of life is answered with the clocks. None: to be read anew.
         self._leased: set[str] | None = None
@@ -132,41 +141,41 @@ class Stalls:
 
     def heard(self, worker: str, signs: WorkerSigns, now_s: float) -> None:
         """Take in a sign of life of a worker."""
-        if not self._is_waited_for:
+        if not self._workers_wait:
             return
         self._watch.heard(worker, signs.steps, now_s, is_waiting=signs.waiting_s > 0)
         known = self._known.get(worker)
         if known is not None:
             known.waiting_s, known.waits_for = signs.waiting_s, signs.waits_for
 
-    def begins(self, worker: str, now_s: float) -> None:
-        """A worker is given a task."""
-        if self._is_waited_for:
-            self._watch.begins(worker, now_s)
+    def task_given(self, worker: str, now_s: float) -> None:
+        """Take note that a worker is given a task."""
+        if self._workers_wait:
+            self._watch.task_given(worker, now_s)
 
-    def look(self, now_s: float) -> None:
-        """See who takes too long, and do what is to be done then."""
-        if not self._is_waited_for:
+    def check(self, now_s: float) -> None:
+        """Find the stalled workers and act on them; renew the notes for people."""
+        if not self._workers_wait:
             return
         for known in self._known:
-            known.note = self._waits(known.waiting_s, known.waits_for)
+            known.note = self._waiting_text(known.waiting_s, known.waits_for)
         stalled: set[str] = set()
         for opened, lease in self._training_leases():
-            times = self._times.get((opened.id, lease.task.number), 0)
-            may_take_s = self._watch.may_take_s(lease.worker, times)
-            stands_s = self._watch.stands_s(lease.worker, now_s)
-            if stands_s >= may_take_s:
+            times = self._times[opened.id, lease.task.number]
+            limit_s = self._watch.limit_s(lease.worker, times)
+            stalled_s = self._watch.stalled_for_s(lease.worker, now_s)
+            if stalled_s >= limit_s:
                 stalled.add(lease.worker)
                 if self._mode == "sync":
-                    self._withdraw(opened, lease, stands_s)
+                    self._withdraw(opened, lease, stalled_s)
             known_worker = self._known.get(lease.worker)
             if known_worker is None:
                 continue
             if lease.withdrawn:
                 known_worker.note = f"{lease.withdrawn}: its task goes to another worker"
-            elif stands_s >= SHOWN_PART * may_take_s:
-                known_worker.note = self._stands(stands_s, may_take_s)
-        self._tell(stalled)
+            elif stalled_s >= SHOWN_PART * limit_s:
+                known_worker.note = self._stalled_text(stalled_s, limit_s)
+        self._note_left_behind(stalled)
         self._forget_done()
         self._watch.keep_only({known.id for known in self._known})
 
@@ -177,13 +186,13 @@ class Stalls:
         if self._leased is None:
             self._leased = {lease.worker for _, lease in self._training_leases(expired_too=True)}
             self._clocks = sorted(map(clock_of_worker, self._leased))
-        if not self._not_waited_for:
+        if not self._left_behind:
             return self._clocks
-        without = set(map(clock_of_worker, self._not_waited_for))
+        without = set(map(clock_of_worker, self._left_behind))
         return [clock for clock in self._clocks if clock not in without]
 
     def leases_changed(self, workers: Iterable[str] | None) -> None:
-        """Take note that leases of these workers began or ended; None: of any."""
+        """Take note that leases of these workers began or ended; None: perhaps of all workers."""
         if workers is None or self._leased is None:
             self._leased = None
             return
@@ -200,7 +209,7 @@ class Stalls:
                 self._leased.remove(worker)
                 del self._clocks[bisect_left(self._clocks, clock_of_worker(worker))]
 
-    def led(self) -> tuple[RoundId, Lease] | None:
+    def leading_lease(self) -> tuple[RoundId, Lease] | None:
         """Return, in sync mode, the lease of the worker that leads now."""
         if self._mode == "sync":
             for opened, lease in self._training_leases():
@@ -215,43 +224,38 @@ class Stalls:
                     if expired_too or not lease.expired:
                         yield opened, lease
 
-    def _withdraw(self, opened: OpenRound, lease: Lease, stands_s: float) -> None:
-        if lease.withdrawn:
+    def _withdraw(self, opened: OpenRound, lease: Lease, stalled_s: float) -> None:
+        why = f"{lease.worker} completed no step for {stalled_s:.0f} s"
+        if not opened.ledger.withdraw(lease, why):
             return
-        lease.withdrawn = f"{lease.worker} completed no step for {stands_s:.0f} s"
-        times = self._times
-        times[opened.id, lease.task.number] = times.get((opened.id, lease.task.number), 0) + 1
-        log.warning(
-            "%s: %s task %d goes to another worker", lease.withdrawn, opened.id, lease.task.number
-        )
+        self._times[opened.id, lease.task.number] += 1
+        log.warning("%s: %s task %d goes to another worker", why, opened.id, lease.task.number)
 
     def _forget_done(self) -> None:
         if self._times:
             done = {opened.id: opened.ledger.done for opened in self._rounds()}
-            self._times = {
-                (round_id, task): times
-                for (round_id, task), times in self._times.items()
-                if round_id in done and task not in done[round_id]
-            }
+            for round_id, task in list(self._times):
+                if round_id not in done or task in done[round_id]:
+                    del self._times[round_id, task]
 
-    def _tell(self, stalled: set[str]) -> None:
+    def _note_left_behind(self, stalled: set[str]) -> None:
         if self._mode != "bounded":
             return
-        for worker in sorted(stalled - self._not_waited_for):
+        for worker in sorted(stalled - self._left_behind):
             log.warning("%s completes no step: the others no longer wait for it", worker)
-        for worker in sorted(self._not_waited_for - stalled):
+        for worker in sorted(self._left_behind - stalled):
             log.info("the others wait for %s again, or it has no task any more", worker)
-        self._not_waited_for = stalled
+        self._left_behind = stalled
 
-    def _stands(self, stands_s: float, may_take_s: float) -> str:
-        text = f"the others wait for it: no step for {stands_s:.0f} s"
+    def _stalled_text(self, stalled_s: float, limit_s: float) -> str:
+        text = f"the others wait for it: no step for {stalled_s:.0f} s"
         if self._mode == "sync":
-            return f"{text}; after {may_take_s:.0f} s its task goes to another worker"
-        if stands_s >= may_take_s:
-            return f"no step for {stands_s:.0f} s: the others no longer wait for it"
-        return f"{text}; after {may_take_s:.0f} s they stop waiting"
+            return f"{text}; after {limit_s:.0f} s its task goes to another worker"
+        if stalled_s >= limit_s:
+            return f"no step for {stalled_s:.0f} s: the others no longer wait for it"
+        return f"{text}; after {limit_s:.0f} s they stop waiting"
 
-    def _waits(self, waiting_s: float, waits_for: Sequence[str]) -> str:
+    def _waiting_text(self, waiting_s: float, waits_for: Sequence[str]) -> str:
         if waiting_s <= 1.0:
             return ""
         whom = ", ".join(waits_for) or "those behind"

@@ -108,7 +108,7 @@ class Lease:
         expires_s: When it expires unless it is renewed.
         expired: It was not renewed in time. The worker may renew it until another gets the task.
         ended: It is over for good.
-        withdrawn: Why it cannot be renewed any more; empty: it can.
+        withdrawn: Why it cannot be renewed any more; empty: it can. See ``TaskLedger.withdraw``.
         timed: Whether the time from its grant to its end is that of the whole task.
     """
 

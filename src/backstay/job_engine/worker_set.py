@@ -1,31 +1,29 @@
 """Which worker processes should run: their number, relaunches with a pause and a limit.
 
-Level-triggered: the launcher reports which workers run and which ended, and why; ``wanted`` says
-which ids should run. An id stands for one process and is never used again. A *place* is what a
-worker fills: when its worker ends, another one takes it after a pause, until it was in vain too
-often. ``WorkerSet`` decides; ``JobWorkers`` has what it decided recorded, and gives back the tasks
-of a process that is gone.
-Imports ``backstay.errors``, ``json_record`` and ``job_engine``; does no I/O.
+The launcher reports which workers run and which ended, and why; ``wanted`` says which ids should
+run. An id stands for one process and is never used again. A worker fills a *place*: when it ends,
+another worker takes the place after a pause, until too many of them failed in a row. Imports
+``backstay.errors``, ``job_spec``, ``json_record`` and ``job_engine``; does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from annotated_types import Interval
 
 from backstay.errors import ConfigError, InvalidRequest
-from backstay.job_engine.known_workers import KnownWorkers
-from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
+from backstay.job_engine.launch import ExitReason, WorkerExit
+from backstay.job_spec import JobSpec
 from backstay.json_record import NUMBER_MAX, Count, JsonRecord
 
-__all__ = ["JobWorkers", "WorkerPolicy", "WorkerSet"]
+__all__ = ["WorkerPolicy", "WorkerSet"]
 
-# Workers that hung, of which no end was told yet.
+# Replaced workers that hung, and whose end no launcher has told yet.
 HUNG_MAX = 1000
-# In a record that is read.
+# A record with more places is refused.
 PLACES_MAX = 1_000_000
 
 
@@ -50,6 +48,17 @@ class WorkerPolicy:
     backoff_s: float = 0.5
     backoff_max_s: float = 30.0
     steady_s: float = 300.0
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> WorkerPolicy:
+        """Return the policy that a job asks for."""
+        workers = spec.workers
+        return cls(
+            initial=workers.initial,
+            least=workers.min,
+            most=workers.max,
+            max_relaunches=workers.max_relaunches,
+        )
 
     def __post_init__(self) -> None:
         if not 0 <= self.least <= self.initial <= self.most:
@@ -112,14 +121,14 @@ class WorkerSet:
         self._policy = policy
         self._places: list[_Place] = []
         self._by_worker: dict[str, _Place] = {}
-        # Those that were replaced because they hung, and counted as a failure. Not recorded: a job
-        # master that does not know them lets the failure stand.
+        # The places of workers that were replaced because they hung, which counted as a failure.
+        # Not recorded: under the next job master the failure stays counted.
         self._hung: dict[str, _Place] = {}
         self._next_id = 0
         self._desired = 0
         self._lent = 0
         self._finished = False
-        # As ``to_json`` gave it, until something changes: it is asked for with every few tasks.
+        # What ``to_json`` returned last; None: something has changed since.
         self._text: str | None = None
         self._set_places(policy.initial)
 
@@ -146,10 +155,10 @@ class WorkerSet:
         return min(ends) if ends and not self._finished else None
 
     def running(self, workers: Iterable[str], now_s: float) -> list[WorkerExit]:
-        """Take over a launcher's list of running processes; return the exits that it did not tell.
+        """Take a launcher's list of running processes, and return the exits that it did not tell.
 
-        Such a worker was in an earlier list, and is not in this one. Pass these exits to
-        ``exited``, after the ones that the launcher told.
+        These workers were in an earlier list and are not in this one. Pass their exits to
+        ``exited``, after the exits that the launcher told.
         """
         running = set(workers)
         lost = []
@@ -167,8 +176,8 @@ class WorkerSet:
     def exited(self, end: WorkerExit, now_s: float) -> None:
         """Take note that a process ended.
 
-        One that is not wanted (any more) is ignored, so exits may be told again. If one hung
-        because its machine is lost, that was no failure.
+        The end of a worker that is not wanted any more is ignored, so exits may be told again. A
+        worker that hung because its machine was lost has not failed.
         """
         hung = self._hung.pop(end.worker_id, None)
         if hung is not None and end.reason is ExitReason.NODE_LOST:
@@ -251,8 +260,8 @@ class WorkerSet:
             self._next_id,
             self._desired,
             self._finished,
-            # It is written with every few tasks: of ten thousand places most have nothing to tell,
-            # and numbers that follow each other.
+            # The record is written with every few tasks, so it is short: most of ten thousand
+            # places have no relaunches, and their numbers follow each other.
             tuple(_runs([place.number for place in self._places if not place.relaunches])),
             tuple(
                 _TroubledPlace(p.number, p.failures, p.relaunches, int(p.given_up), p.last)
@@ -297,7 +306,8 @@ class WorkerSet:
         if failed:
             place.failures += 1
             place.given_up = place.failures > policy.max_relaunches
-        # After an end that is no failure it is back at once; 2.0 ** 64 is beyond any pause.
+        # After an end that is no failure the next worker comes at once. No pause is as long as
+        # 2.0 ** 64, and more doublings would overflow.
         doublings = place.relaunches - (1 if failed else 2)
         pause_s = policy.backoff_s * 2.0 ** min(doublings, 64) if doublings >= 0 else 0.0
         place.not_before_s = now_s + min(pause_s, policy.backoff_max_s)
@@ -309,7 +319,7 @@ class WorkerSet:
         place.given_up = place.failures > self._policy.max_relaunches
 
     def _set_places(self, count: int) -> None:
-        """Have so many places: new ones at the end; the newest workers' go first."""
+        """Have so many places: add new ones at the end, or remove those of the newest workers."""
         self._text = None
         self._desired = count
         while len(self._places) < count:
@@ -376,95 +386,3 @@ def _numbers(runs: Iterable[tuple[int, int]]) -> list[int]:
             raise InvalidRequest(f"worker set: more than {PLACES_MAX} places")
         numbers += [-1] * count if first == -1 else range(first, first + count)
     return numbers
-
-
-class JobWorkers:
-    """The worker processes of one job; belongs to one event loop.
-
-    Attributes:
-        set: Which should run.
-    """
-
-    def __init__(
-        self,
-        workers: WorkerSet,
-        known: KnownWorkers,
-        clock: Callable[[], float],
-        *,
-        drop: Callable[[str, str], None],
-        changed: Callable[[], None],
-    ) -> None:
-        """Take over what the records say.
-
-        Args:
-            workers: Which are wanted.
-            known: Which were heard of.
-            clock: Monotonic seconds.
-            drop: Takes back all tasks of a worker that is gone; is told why.
-            changed: Has the journal write which are wanted.
-        """
-        self.set = workers
-        self._known = known
-        self._now = clock
-        self._drop = drop
-        self._changed = changed
-        self._wanted: tuple[str, ...] = ()
-
-    def join(self, worker: str, instance: int, host: str, pid: int) -> None:
-        """Take note of a process; the tasks of another one of its name go back.
-
-        Raises:
-            InvalidRequest: Name or instance is missing.
-            LimitExceeded: There are too many workers.
-        """
-        _, replaces = self._known.join(worker, instance, host, pid, self._now())
-        if replaces:
-            self._drop(worker, "another process has joined in its place")
-            self._known.join(worker, instance, host, pid, self._now())
-
-    def report(self, report: LauncherReport) -> None:
-        """Take in what a launcher reports. The tasks of each worker that has ended go back."""
-        for end in report.exits:
-            self._ended(end)
-        for end in self.set.running(report.running, self._now()):
-            self._ended(end)
-
-    def _ended(self, end: WorkerExit) -> None:
-        self.set.exited(end, self._now())
-        self._drop(end.worker_id, f"it {end.how}")
-        self._changed()
-
-    def replace(self, worker: str, why: str) -> bool:
-        """Want another process instead of one that hangs; False if it is not wanted."""
-        if not self.set.replace(worker, self._now()):
-            return False
-        self._drop(worker, why)
-        self._changed()
-        return True
-
-    def wanted(self) -> tuple[str, ...]:
-        """Return the workers that should run; wait for the journal before they are started."""
-        wanted = self.set.wanted(self._now())
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._changed()
-        return wanted
-
-    def scale(self, workers: int, *, lent: int = 0) -> int:
-        """Want so many; returns how many were wanted before.
-
-        Args:
-            workers: How many.
-            lent: How many more are wanted once servers need their room no more.
-
-        Raises:
-            InvalidRequest: That is outside of the job's min and max.
-        """
-        before = self.set.desired
-        self.set.scale(workers, lent=lent)
-        self._changed()
-        return before
-
-    def begin_anew(self, policy: WorkerPolicy) -> None:
-        """Want as many as at the beginning of the job."""
-        self.set = WorkerSet(policy)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from backstay.checkpoint.documents import parse_object, write_object
 from backstay.checkpoint.export import EXPORT_FILE, Format, export
-from backstay.checkpoint.lookup import Export, ExportedTable
+from backstay.checkpoint.export_reader import Export, ExportedTable
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import (
     CheckpointDamaged,
@@ -312,7 +312,7 @@ def test_inference_needs_no_network_and_no_framework(
         "import sys\n"
         "for name in ('grpc', 'paddle', 'torch', 'fsspec', 'pyarrow', 'safetensors'):\n"
         "    sys.modules[name] = None\n"
-        "from backstay.checkpoint.lookup import Export\n"
+        "from backstay.checkpoint.export_reader import Export\n"
         f"print(Export.open({str(folder)!r}).table('ads/user').lookup([3]).tolist())\n"
     )
     done = subprocess.run(

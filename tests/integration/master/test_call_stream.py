@@ -228,7 +228,7 @@ def test_errors_come_as_those_of_unary_calls(start: Start) -> None:
     serving = start()
     with stream_to(serving) as stream:
         stream.RenewLeases(sign("a"), timeout=LIMIT_S)
-        serving.do(lambda: serving.job.workers.join("a", 6, "here", 1))
+        serving.do(lambda: serving.job.join("a", 6, "here", 1))
         with pytest.raises(WorkerReplaced, match="another process has joined"):
             stream.RenewLeases(sign("a"), timeout=LIMIT_S)
         # The others on the stream go on.

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from backstay.checkpoint.export import export
-from backstay.checkpoint.lookup import Export
+from backstay.checkpoint.export_reader import Export
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.checkpoint.trained import CheckpointTables
 from backstay.cli import main

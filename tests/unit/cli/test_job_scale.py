@@ -48,7 +48,7 @@ def test_what_is_seen_of_a_job(tmp_path: Path) -> None:
             assert list(job.scalings) == ["1 workers wanted, 2 before: for a test"]
             # Whoever says a number means it.
             assert job.scale(2) == 1
-            assert job.workers.set.lent == 0
+            assert job.workers.lent == 0
 
     run(inside)
 

@@ -25,33 +25,33 @@ SIGN_S = 0.5
 
 def test_a_step_may_take_the_limit_or_longer_where_steps_do() -> None:
     watch = StepWatch(LIMIT_S, 3.0)
-    watch.begins("w", 0.0)
-    assert watch.may_take_s("w") == FIRST_STEP_FACTOR * LIMIT_S, "the first one has much to load"
+    watch.task_given("w", 0.0)
+    assert watch.limit_s("w") == FIRST_STEP_FACTOR * LIMIT_S, "the first one has much to load"
     watch.heard("w", 0, 30.0, is_waiting=False)
     watch.heard("w", 1, 50.0, is_waiting=False)
     # It was given its task, and is heard of, 30 s before that.
-    assert watch.stands_s("w", 57.0) == 7.0
-    assert watch.may_take_s("w") == 150.0
+    assert watch.stalled_for_s("w", 57.0) == 7.0
+    assert watch.limit_s("w") == 150.0
     for step in range(2, 20):
         watch.heard("w", step, 50.0 + step, is_waiting=False)
-    assert watch.may_take_s("w") == LIMIT_S
-    assert watch.may_take_s("w", stalls=2) == 4 * LIMIT_S
-    assert watch.may_take_s("other") == FIRST_STEP_FACTOR * LIMIT_S
+    assert watch.limit_s("w") == LIMIT_S
+    assert watch.limit_s("w", stalls=2) == 4 * LIMIT_S
+    assert watch.limit_s("other") == FIRST_STEP_FACTOR * LIMIT_S
 
 
 def test_waiting_is_no_time_of_its_own() -> None:
     watch = StepWatch(LIMIT_S, 3.0)
     watch.heard("w", 5, 0.0, is_waiting=False)
     watch.heard("w", 5, 100.0, is_waiting=True)
-    assert watch.stands_s("w", 200.0) == 0.0
+    assert watch.stalled_for_s("w", 200.0) == 0.0
     watch.heard("w", 6, 201.0, is_waiting=False)
-    assert watch.may_take_s("w") == FIRST_STEP_FACTOR * LIMIT_S, "a step with a wait is no measure"
-    assert watch.stands_s("w", 203.0) == 2.0
+    assert watch.limit_s("w") == FIRST_STEP_FACTOR * LIMIT_S, "a step with a wait is no measure"
+    assert watch.stalled_for_s("w", 203.0) == 2.0
     # Another process has taken its name.
     watch.heard("w", 0, 210.0, is_waiting=False)
-    assert watch.stands_s("w", 211.0) == 1.0
+    assert watch.stalled_for_s("w", 211.0) == 1.0
     watch.keep_only(set())
-    assert watch.stands_s("w", 999.0) == 0.0
+    assert watch.stalled_for_s("w", 999.0) == 0.0
 
 
 class Workers:
@@ -189,7 +189,7 @@ def test_in_bounded_mode_nobody_waits_for_a_worker_that_hangs(tmp_path: Path) ->
     run(scenario)
 
 
-def test_in_async_mode_nobody_is_waited_for(tmp_path: Path) -> None:
+def test_in_async_mode_nobody_workers_wait(tmp_path: Path) -> None:
     async def scenario(backend: MemoryBackend) -> None:
         spec = counting_spec(tmp_path, step_limit_s=LIMIT_S)
         async with master_of(MemoryStore(backend), spec, 1) as (master, job):

@@ -347,3 +347,20 @@ def test_records_come_back_from_their_texts() -> None:
 def test_limits_are_checked(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(limits))):
         LedgerLimits(**limits)  # type: ignore[arg-type]
+
+
+def test_a_withdrawn_lease_is_not_renewed_and_its_task_goes_to_another_worker() -> None:
+    book = ledger(1)
+    grant = book.assign("w1", 0.0)
+    assert grant is not None
+    (lease,) = book.leases
+    assert book.withdraw(lease, "w1 ended no step for 20 s")
+    assert not book.withdraw(lease, "it hangs still")
+    leased = LeasedTask(grant.task, grant.attempt, 0)
+    assert book.renew("w1", [leased], 1.0) == [leased]
+    assert book.why_revoked("w1", *leased[:2]) == "w1 ended no step for 20 s"
+    assert book.expire(2.0) == [grant.task]
+    other = book.assign("w2", 2.0)
+    assert other is not None
+    assert not book.withdraw(lease, "it is over"), "another worker has the task"
+    assert book.why_revoked("w1", *leased[:2]) == f"w2 has the task now (attempt {other.attempt})"

@@ -13,7 +13,7 @@ from backstay.checkpoint.manifest import Manifest, number_of
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.config import SecurityConfig
 from backstay.consensus import ClusterMirror
-from backstay.consensus.membership import ClusterSnapshot
+from backstay.consensus.cluster_mirror import ClusterSnapshot
 from backstay.consensus.records import Restoring
 from backstay.consensus.records.checkpoints import CheckpointRecord
 from backstay.consensus.records.packing import pack

@@ -11,7 +11,7 @@ import pytest
 
 from backstay.consensus import ClusterMirror
 from backstay.consensus.clock import clock_s
-from backstay.consensus.membership import DeathRecord
+from backstay.consensus.cluster_mirror import DeathRecord
 from backstay.consensus.records import (
     MemberRecord,
 )

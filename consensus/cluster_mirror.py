@@ -1,4 +1,4 @@
-"""The cluster as one process sees it: the records, as the store last told them.
+"""The mirror of the cluster's records in one process, as the store last told them.
 
 ``ClusterMirror`` is fed with what is read and watched; services and the controller take
 immutable snapshots of it and wait for newer ones. A record that cannot be read is never taken for

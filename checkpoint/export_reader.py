@@ -1,4 +1,4 @@
-"""Exports, opened: tables that are looked up by key, and dense tensors.
+"""Reads exports: tables in which rows are looked up by key, and dense tensors.
 
 A table in a file of tensors is mapped: opening it reads nothing, and processes that serve the same
 model share its pages. Imports ``checkpoint.export`` (names), ``checkpoint.tensors``,

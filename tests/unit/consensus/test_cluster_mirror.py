@@ -10,7 +10,7 @@ import pytest
 
 from backstay.config import ServerConfig
 from backstay.consensus import ClusterMirror, ClusterView, NodeRecord
-from backstay.consensus.membership import DeathRecord, seen_routing
+from backstay.consensus.cluster_mirror import DeathRecord, seen_routing
 from backstay.consensus.records import (
     ClusterConfig,
     ClusterHealthRecord,

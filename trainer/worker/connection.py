@@ -1,4 +1,4 @@
-"""A worker's connection to the servers with the program on it: made, and made anew after a loss.
+"""A worker's connection to the servers, with the program on it. After a loss it is made anew.
 
 This module may import the session, the adapters by name, and the audit. It makes no call to the job
 master.
@@ -25,18 +25,18 @@ from backstay.trainer.table import Table
 from backstay.trainer.worker.audit import RecordCounter
 from backstay.trainer.worker.pace import Pace
 
-__all__ = ["Engine", "open_engine"]
+__all__ = ["Connection", "connect"]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Engine:
-    """A program on a connection.
+class Connection:
+    """A connection to the servers, with the program on it.
 
     Attributes:
-        session: The open session; a mode may stand before its client.
-        client: The connection itself.
+        session: The open session. A mode may put a client of its own into it.
+        client: The client that moves rows.
         program: The user's model on it.
         counter: Counts records, where the job has an audit.
         tables: All tables that batches push to, in their order.
@@ -67,7 +67,7 @@ class Engine:
             _LOG.info("closing the connection: %s", error)
 
 
-def open_engine(
+def connect(
     spec: JobSpec,
     definition: ModelDefinition,
     endpoints: str | Sequence[str],
@@ -75,7 +75,7 @@ def open_engine(
     pace: Pace,
     terms: JobTerms,
     worker_id: str = "",
-) -> Engine:
+) -> Connection:
     """Connect, make the program, and create its tables or find those of other workers.
 
     Of a job that goes on, the first worker of each start sets the tables' settings; a job that
@@ -113,7 +113,7 @@ def open_engine(
         tables = tuple(client.table(name) for name in names)
         incarnation = _incarnation_of(client)
         undo.pop_all()
-    return Engine(session, client, program, counter, tables, incarnation)
+    return Connection(session, client, program, counter, tables, incarnation)
 
 
 def _incarnation_of(client: Client) -> tuple[int, int]:

@@ -1,0 +1,240 @@
+"""What all events of a job share: its state, and the few effects that several kinds of events have.
+
+``JobCore`` holds the state. The modules of ``events`` change it, one module for each kind of event,
+and none of them calls another: what two of them need is here. A change that must be written is
+staged with the records; the caller waits until they are written before it answers. May import
+``job_engine``, ``schedule`` and the records of jobs. Does no I/O; reads time from the clock that it
+is given.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from backstay.consensus.records.jobs import JobStateRecord, RunState, stream_job_of
+from backstay.consensus.records.keys import JobKeys
+from backstay.job_engine.known_workers import KnownWorkers
+from backstay.job_engine.launch import LauncherReport, WorkerWish
+from backstay.job_engine.leases import RENEWALS_PER_S_MAX
+from backstay.job_engine.open_round import JobRounds, OpenRound
+from backstay.job_engine.opening import OpenedJob, StateIncarnation
+from backstay.job_engine.records import Records
+from backstay.job_engine.refusals import Refusals
+from backstay.job_engine.stalls import Stalls
+from backstay.job_engine.task_store import TaskBits
+from backstay.job_engine.values import DeadLetter, first_attempt
+from backstay.schedule.rounds import RoundId
+
+__all__ = ["JobCore"]
+
+SCALINGS_KEPT = 5
+
+log = logging.getLogger(__name__)
+
+
+class JobCore:
+    """The state of one job.
+
+    Attributes:
+        spec: What the job is.
+        identity: Its spec record: uid, time of creation, spec.
+        stream_job: Number of the job in the names of its streams.
+        tables: The tasks of its training, validation and prediction data.
+        schedule: Which rounds are open, and which come next.
+        rounds: The open rounds: tasks, leases, outputs.
+        damaged: Damaged records of the data, as far as known.
+        keys: The keys of the job's records.
+        records: Where changes of the records are staged.
+        now: The clock: monotonic seconds.
+        known: The workers that were heard of.
+        workers: Which worker processes should run.
+        stalls: The workers that make no progress though others wait for them.
+        refusals: The log of answers that say no to a worker.
+        state: Where the job stands, as recorded last; ``record`` adds what is kept elsewhere.
+        figures: Sums over the job's life, such as of examples.
+        task_lease_ttl_ms: How long leases last; the record may already have a longer time
+            (``plan_lease_ttl``).
+        reported: What the launcher told last.
+        scalings: The newest changes of the numbers of workers and servers that a rule made, for
+            people.
+        trouble: What is wrong, for people, by subject; an empty text: nothing any more.
+        tasks_since_checkpoint: Training tasks done since the last checkpoint was asked for.
+        checkpoint_due: Whether a checkpoint is to be written now.
+        checkpoints_failed: How many could not be written.
+        unsaved: Why the last checkpoint is not written, though nothing else is left to do.
+        saves_still: Whether the job is over but for a checkpoint that is being written.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedJob,
+        keys: JobKeys,
+        records: Records,
+        clock: Callable[[], float],
+        *,
+        renewals_per_s_max: int = RENEWALS_PER_S_MAX,
+    ) -> None:
+        """Take the job over as its records say.
+
+        Args:
+            opened: What the job is made of.
+            keys: The job's keys.
+            records: Where changes go.
+            clock: Monotonic seconds.
+            renewals_per_s_max: How many renewals of leases a second the caller can answer.
+        """
+        self.spec = opened.spec
+        self.identity = opened.identity
+        self.stream_job = stream_job_of(opened.identity.uid)
+        self.tables = opened.tables
+        self.schedule = opened.schedule
+        self.damaged = opened.damaged
+        self.keys = keys
+        self.records = records
+        self.now = clock
+        self.rounds = JobRounds(opened.rounds, self.tables, self.spec, keys, records)
+        self.known = KnownWorkers()
+        self.workers = opened.workers
+        self.stalls = Stalls(self.spec, self.known, self.rounds.values)
+        self.rounds.on_leases = self.stalls.leases_changed
+        self.refusals = Refusals()
+        digests = {name: table.digest() for name, table in opened.tables.items()}
+        self.task_lease_ttl_ms = max(opened.spec.task_lease_ttl_ms, opened.state.task_lease_ttl_ms)
+        self.state = replace(opened.state, data=digests, task_lease_ttl_ms=self.task_lease_ttl_ms)
+        self.figures = Counter(opened.state.figures)
+        self._renewals_per_s_max = renewals_per_s_max
+        # Workers.
+        self.reported = LauncherReport()
+        self._wish = WorkerWish(0, ())
+        self.scalings: deque[str] = deque(maxlen=SCALINGS_KEPT)
+        # Checkpoints, and how the job ends.
+        self.trouble: dict[str, str] = {}
+        self.tasks_since_checkpoint = 0
+        self.checkpoint_due = False
+        self.checkpoints_failed = 0
+        self.unsaved = ""
+        self.saves_still = False
+        # Whether the job ends with its schedule; else the caller that saves it ends it.
+        self._ends_itself = True
+        self._saves_when_stopped = False
+        self._count_all_steps()
+
+    def notify(self) -> None:
+        """Say that there may be something new: tasks, rounds, the end.
+
+        A caller overrides this if other calls wait for that.
+        """
+
+    # What is recorded.
+
+    def stage_state(self) -> None:
+        """Have the journal write where the job stands."""
+        self.records.stage(self.keys.state, lambda: self.record().to_json())
+
+    def record(self) -> JobStateRecord:
+        """Return where the job stands, as it is recorded."""
+        return replace(
+            self.state,
+            schedule=self.schedule.to_json(),
+            workers=self.workers.to_json(),
+            figures={**self.figures, "steps": self.schedule.steps},
+        )
+
+    @property
+    def incarnation(self) -> StateIncarnation:
+        """The state incarnation that the progress belongs to."""
+        return StateIncarnation(self.state.restore_version, self.state.generation)
+
+    def note_trouble(self, what: str, trouble: str) -> None:
+        """Show people what is wrong with something; empty: nothing any more."""
+        self.trouble[what] = trouble
+
+    # How the job ends.
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more tasks will be given out."""
+        return self.state.state != "running"
+
+    @property
+    def ended(self) -> tuple[str, str] | None:
+        """How the job ended, and why; None: it is not over."""
+        return (self.state.state, self.state.reason) if self.is_over else None
+
+    @property
+    def has_unsaved_steps(self) -> bool:
+        """Whether steps were made since the newest checkpoint of a job that saves its model."""
+        saves = self.spec.training is not None and self.spec.checkpoint.is_wanted
+        return saves and self.schedule.steps != self.figures["saved_steps"]
+
+    def end(self, state: RunState, reason: str) -> None:
+        """End the job, unless it has ended; workers hear of it with their next call."""
+        if self.is_over:
+            return
+        log.info("the job is %s%s", state, f": {reason}" if reason else "")
+        saves = self._saves_when_stopped and self.has_unsaved_steps
+        self.saves_still = state == "stopped" and saves
+        self.state = replace(self.state, state=state, reason=reason)
+        self.workers.finish()
+        self.stage_state()
+        self.notify()
+
+    def end_unsaved(self, why: str) -> None:
+        """End a job that is all done without its last checkpoint."""
+        dead_letters = f"; {self._dead_letters_text()}" if self.schedule.dead_letters else ""
+        self.end("unsaved", f"the last checkpoint was not written: {why}{dead_letters}")
+
+    def _dead_letters_text(self) -> str:
+        failed = f"{sum(self.schedule.dead_letters.values())} tasks failed for good"
+        how = "`backstay jobs show` tells why, and the same command tries them again"
+        return f"{failed}; {how}"
+
+    # Effects that several kinds of events have.
+
+    def drop_worker(self, worker: str, why: str) -> None:
+        """Take back all tasks of a worker that is surely gone, and forget it."""
+        self._take_tasks_back(worker, why)
+        self.known.forget(worker)
+
+    def _take_tasks_back(self, worker: str, why: str) -> None:
+        for opened in self.rounds.values():
+            tasks = opened.ledger.drop_worker(worker)
+            if tasks:
+                log.warning("%s: %s; %s tasks %s go back", worker, why, opened.id, tasks)
+            self._came_back(opened)
+
+    def _came_back(self, opened: OpenRound) -> None:
+        """Stage that tasks of a round are to do again, and wake those who wait for one."""
+        self.rounds.stage(opened)
+        self._count_steps(opened)
+        self.notify()
+
+    def _count_steps(self, opened: OpenRound) -> None:
+        """Tell the schedule how many batches a round has; that may open or end rounds."""
+        before = self.schedule.open_rounds
+        self.schedule.count_steps(opened.id, opened.ledger.batches)
+        if self.schedule.open_rounds != before:
+            self.stage_state()
+            self.notify()
+
+    def _count_all_steps(self) -> None:
+        for opened in self.rounds.values():
+            self._count_steps(opened)
+
+    def _open(
+        self,
+        round_id: RoundId,
+        done: TaskBits | None = None,
+        dead_letters: Iterable[DeadLetter] = (),
+    ) -> OpenRound:
+        return self.rounds.open(
+            round_id,
+            first_attempt=first_attempt(self.state.starts),
+            task_lease_ttl_ms=self.task_lease_ttl_ms,
+            steps=self.schedule.steps,
+            done=done,
+            dead_letters=dead_letters,
+        )

@@ -1,0 +1,179 @@
+"""Restores and losses of rows: the job goes back with its model, or ends.
+
+Model and progress belong together. When the cluster is restored, the caller reads the progress that
+the checkpoint keeps, and the job goes on from there. May import ``job_engine``, ``schedule`` and
+the state of a restore; does no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from backstay.checkpoint.restore_state import RestoreState
+from backstay.job_engine.core import JobCore
+from backstay.job_engine.opening import StateIncarnation, reconcile
+from backstay.job_engine.progress import JobProgress, kept_job
+from backstay.job_engine.rows_change import (
+    RowsChange,
+    cause_of,
+    change_of,
+    what_to_do,
+    why_inexact,
+)
+from backstay.job_engine.worker_set import WorkerPolicy, WorkerSet
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.schedule import Schedule
+
+__all__ = ["RestoreEvents"]
+
+log = logging.getLogger(__name__)
+
+
+class RestoreEvents(JobCore):
+    """The events of restores and losses."""
+
+    def rows_are(self, restore: RestoreState, unix_s: float) -> RowsChange:
+        """Take in what a node tells of the cluster's last restore; a loss ends the job.
+
+        If the rows were restored, the caller reads what that checkpoint keeps
+        (:meth:`progress_in`), and calls :meth:`follow` or :meth:`cannot_follow`.
+
+        Args:
+            restore: The last restore.
+            unix_s: Unix time.
+        """
+        change = self.change_of_rows(restore)
+        if change == "lost":
+            why = why_inexact(change, restore)
+            self.note_inexact(why, unix_s)
+            self.end(
+                "failed",
+                f"{why}, so what was trained on is not in the model any more. "
+                f"{what_to_do(self.state.checkpoint)}",
+            )
+        return change
+
+    def change_of_rows(self, restore: RestoreState) -> RowsChange:
+        """Return what became of the rows that the progress belongs to."""
+        return change_of(self.incarnation, restore)
+
+    def progress_in(self, kept: object) -> JobProgress | None:
+        """Return this job's progress in what a checkpoint keeps of jobs.
+
+        It changes nothing, and may be called in a thread.
+
+        Args:
+            kept: As ``kept_job`` takes it.
+
+        Returns:
+            None if the job had not begun, or if it was begun anew since.
+
+        Raises:
+            InvalidRequest: It cannot be read, is not the progress of the model, or is not of this
+                data.
+        """
+        saved = kept_job(kept, self.spec.name)
+        if saved is None or saved.identity.uid != self.identity.uid:
+            return None
+        progress = saved.progress(self.tables)
+        # What cannot be read is refused here, so that ``follow`` changes all or nothing.
+        Schedule.of(self.spec, progress.schedule)
+        DamagedRecords().learn(progress.damaged)
+        for one in progress.rounds.values():
+            one.done_bits()
+        return progress
+
+    def follow(self, restore: RestoreState, progress: JobProgress | None, unix_s: float) -> None:
+        """Go back with a restore of the cluster.
+
+        The caller waits for the journal, and only then takes note of the restore with
+        :meth:`note_incarnation`.
+
+        Args:
+            restore: What ``rows_are`` was told.
+            progress: What the checkpoint keeps of the job; None: nothing, it begins anew.
+            unix_s: Unix time.
+        """
+        cause, change = cause_of(restore), self.change_of_rows(restore)
+        self.go_back(progress, restore.version)
+        self.note_trouble("loss", cause if restore.lost else "")
+        log.warning(
+            "%s: %s",
+            cause,
+            "the job goes on from the progress that was saved with the checkpoint"
+            if progress is not None
+            else "the checkpoint is from before the job, so the job begins anew",
+        )
+        if why := why_inexact(change, restore):
+            self.note_inexact(why, unix_s)
+
+    def cannot_follow(self, why: str) -> None:
+        """End a job for which there is no progress that belongs to the restored rows."""
+        reason = f"its progress cannot follow the restore of the cluster: {why}"
+        self.end("failed", f"{reason}. Restore another checkpoint, or begin with --fresh")
+
+    def go_back(self, progress: JobProgress | None, restore_version: int = 0) -> None:
+        """Take progress that was restored with the model; None: begin anew.
+
+        All leases are void from now on. A job that had ended goes on, unless the progress says
+        that it had ended then, too.
+        """
+        if progress is None:
+            progress = JobProgress(self.identity.uid, schedule="", rounds={})
+        schedule = Schedule.of(self.spec, progress.schedule)
+        self._take_figures(progress, restore_version)
+        self.rounds.erase_all(range(schedule.passes_over + 1, self.state.passes_begun + 1))
+        self.schedule = schedule
+        self.state = replace(
+            self.state,
+            starts=self.state.starts + 1,
+            inexact=progress.inexact,
+            passes_begun=schedule.passes_begun(progress.passes_begun),
+            # Later ones are of a model that is gone.
+            evaluations=tuple(
+                one for one in self.state.evaluations if one["steps"] <= self.figures["steps"]
+            ),
+        )
+        for round_id, one in progress.rounds.items():
+            self._open(round_id, *reconcile(schedule, round_id, one.done_bits(), one.dead_letters))
+        self.rounds.stage_all()
+        self._count_all_steps()
+        # Before any attempt of this start is recorded: no job master gives their numbers again.
+        self.stage_state()
+        if schedule.outcome is None and self.is_over:
+            self.state = replace(self.state, state="running", reason="")
+            self.workers = WorkerSet(WorkerPolicy.of(self.spec))
+        for known in self.known:
+            known.answer = None
+
+    def _take_figures(self, progress: JobProgress, restore_version: int) -> None:
+        """Take the sums and damaged records of restored progress; count that the job went back."""
+        before, self.figures = self.figures, Counter(progress.figures)
+        times = max(before["went_back"], self.figures["went_back"])
+        # A job that continues in a new cluster has nothing there to lose. If the journal was not
+        # written, the job follows the same restore again: that counts once.
+        if before["tasks"] > 0 and before["went_back_by"] != restore_version:
+            times += 1
+        self.figures["went_back"], self.figures["went_back_by"] = times, restore_version
+        self.damaged.learn(progress.damaged)
+        for (data, number), text in self.damaged.parts().items():
+            self.records.stage_text(self.keys.damaged(data, number), text)
+        self.figures["bad_records"] = self.damaged.total
+
+    def note_inexact(self, why: str, unix_s: float) -> None:
+        """Take note why records may count never or twice from now on; the first time counts."""
+        log.error("records may count never or twice from now on: %s", why)
+        if not self.state.inexact:
+            date = datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            since = f"since {date}, pass {self.schedule.passes_over + 1}: {why}"
+            self.state = replace(self.state, inexact=since)
+            self.stage_state()
+
+    def note_incarnation(self, incarnation: StateIncarnation) -> None:
+        """Take note of the state incarnation that the progress belongs to."""
+        self.state = replace(self.state, **incarnation._asdict())
+        self.stage_state()
+        self.notify()

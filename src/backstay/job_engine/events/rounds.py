@@ -1,0 +1,118 @@
+"""Rounds and their ends: the open rounds follow the schedule, and the job ends with it.
+
+May import ``job_engine`` and ``schedule``; does no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from backstay.job_engine.core import JobCore
+from backstay.job_engine.open_round import OpenRound
+from backstay.schedule.rounds import RoundId, RoundKind
+
+__all__ = ["RoundEvents"]
+
+EVALUATIONS_MAX = 100
+
+log = logging.getLogger(__name__)
+
+
+class RoundEvents(JobCore):
+    """The events of rounds."""
+
+    def advance(self) -> list[OpenRound]:
+        """Bring the rounds in line with the schedule; returns evaluations whose end is due.
+
+        Call :meth:`evaluated` for each of those.
+        """
+        due: list[OpenRound] = []
+        if self.schedule.outcome is None:
+            # Tasks were put back, or a restore took the job back.
+            self.unsaved = ""
+        while not self.is_over:
+            wanted = self.schedule.open_rounds
+            self.rounds.cut_others(self.schedule.kept_rounds, self.schedule.reason)
+            ended = [self._bring(round_id) for round_id in wanted]
+            due = [one for one in ended if one is not None and one.is_evaluation]
+            over = [one for one in ended if one is not None and not one.is_evaluation]
+            for opened in over:
+                dead_letters = opened.ledger.counts.dead_letters
+                log.info(
+                    "%s is over%s",
+                    opened.id,
+                    f", {dead_letters} tasks dead-lettered" if dead_letters else "",
+                )
+                self.schedule.round_over(opened.id, dead_letters=dead_letters)
+                if opened.id.kind is RoundKind.TRAINING and self.spec.checkpoint.every == "pass":
+                    self.checkpoint_due = True
+            if not over:
+                break
+            self.stage_state()
+            self.notify()
+        self._end_with_schedule()
+        self.rounds.drop_finished(self.schedule.kept_rounds)
+        return due
+
+    def _bring(self, round_id: RoundId) -> OpenRound | None:
+        """Open a round unless it is open; returns it if it is over."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            opened = self._open(round_id)
+            if round_id.kind is RoundKind.TRAINING and round_id.number > self.state.passes_begun:
+                self.state = replace(self.state, passes_begun=round_id.number)
+                self.stage_state()
+            log.info("%s begins: %d tasks", round_id, len(opened.table))
+            self.notify()
+        return opened if opened.ledger.is_over else None
+
+    def evaluated(self, opened: OpenRound, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of an evaluation whose tasks are all over."""
+        if self.rounds.get(opened.id) is not opened:
+            # The cluster was restored meanwhile: these are figures of a model that is gone.
+            return
+        problems = opened.outputs.problems
+        for name, problem in problems.items():
+            log.warning("metric %s: %s", name, problem)
+            self.note_trouble(f"metric {name}", problem)
+        result = {
+            "round": opened.id.number,
+            "steps": opened.steps,
+            "records": opened.outputs.records,
+            # NaN and infinity are no JSON.
+            "metrics": {name: repr(float(value)) for name, value in metrics.items()},
+        }
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        log.info("%s after %d steps: %s", opened.id, opened.steps, shown or "no metrics")
+        # One that is done again after a restore takes the place of the first.
+        others = [one for one in self.state.evaluations if one["round"] != result["round"]]
+        kept = (*others, result)[-EVALUATIONS_MAX:]
+        self.state = replace(self.state, evaluations=kept)
+        self.schedule.round_over(
+            opened.id, dead_letters=opened.ledger.counts.dead_letters, metrics=dict(metrics)
+        )
+        self.rounds.forget(opened.id)
+        self.stage_state()
+        self.notify()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the schedule is at its end and the job is not over: it is to be saved."""
+        return self.schedule.outcome is not None and not self.is_over
+
+    def _end_with_schedule(self) -> None:
+        if self._ends_itself:
+            self.finish()
+
+    def finish(self) -> None:
+        """End a job whose schedule is at its end."""
+        outcome = self.schedule.outcome
+        if outcome is None or self.is_over:
+            return
+        self.unsaved = ""
+        if outcome == "finished_with_dead_letters":
+            self.end("failed", self._dead_letters_text())
+        else:
+            self.end("done", self.schedule.reason)

@@ -1,0 +1,387 @@
+"""Tasks and leases: a worker asks for a task, renews its leases, and ends them.
+
+The ledger of the round decides who has which lease. Here is what follows for the job: records,
+steps, figures, damaged records, outputs of evaluations. May import ``job_engine`` and ``schedule``;
+does no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from backstay.errors import InvalidRequest, LimitExceeded
+from backstay.job.metrics import METRICS
+from backstay.job_engine.core import JobCore
+from backstay.job_engine.known_workers import KnownWorker, KnownWorkers, WorkerSigns
+from backstay.job_engine.open_round import Assignment, OpenRound
+from backstay.job_engine.opening import StateIncarnation
+from backstay.job_engine.values import Failure, LeasedTask, first_attempt
+from backstay.schedule.damaged import DamagedRecords
+from backstay.schedule.evaluation import TaskOutputs
+from backstay.schedule.rounds import RoundId, RoundKind, data_of
+
+__all__ = ["TaskEvents"]
+
+# A worker that got no task asks again after this, times the number of workers: a crowd that waits
+# makes no more than 1000 calls a second, which one job master answers beside its other work.
+WAIT_MS_PER_WORKER = 1
+WAIT_MS_MIN = 50
+WAIT_MS_MAX = 10_000
+
+log = logging.getLogger(__name__)
+
+
+class TaskEvents(JobCore):
+    """The events of tasks and leases."""
+
+    # A worker asks for a task.
+
+    def give(
+        self,
+        worker: str,
+        request: int,
+        incarnation: StateIncarnation | None,
+        *,
+        can_record: bool = True,
+    ) -> Assignment | None:
+        """Give a task to a worker that asks for one; the same task if it repeats its request.
+
+        Args:
+            worker: Who asks; it was heard of.
+            request: Number of its request; 0: it has none.
+            incarnation: The rows that it pushes to; None: it does not say.
+            can_record: Whether records can be written now. A lease that cannot be recorded is not
+                told, and would expire through no fault of the worker.
+
+        Returns:
+            None: there is none now, or none for a worker with these rows (:meth:`goes_with`).
+        """
+        known = self.known.get(worker)
+        if known is None:
+            # It was dropped while it waited for a task.
+            return None
+        known.has_program = True
+        given = self._given_before(known, request)
+        if not self.goes_with(incarnation):
+            # What is acknowledged in another state incarnation is not in this one, and what is
+            # done may have to be done again.
+            self._refuse_rows(worker, incarnation)
+        elif given is None and can_record:
+            given = self.assign(worker)
+        # Which worker leads may change, so that answer is not repeated.
+        known.request, known.answer = request, None if given and given.leader else given
+        return given
+
+    def _refuse_rows(self, worker: str, rows: StateIncarnation | None) -> None:
+        if rows is not None:
+            its = "restore {}, generation {}".format(*rows)
+            jobs = "restore {}, generation {}".format(*self.incarnation)
+            why = f"it pushes to the rows of {its}; the progress of the job belongs to {jobs}"
+            self.refusals.log(worker, why, self.now())
+
+    def _given_before(self, known: KnownWorker, request: int) -> Assignment | None:
+        """Return what the same request was given already, if that still holds."""
+        given = known.answer
+        if not request or request != known.request or given is None:
+            return None
+        if self.rounds.get(given.round.id) is not given.round:
+            return None
+        leased = given.round.ledger.record_of(known.id).leased
+        if not any(one[:2] == given.lease[:2] for one in leased):
+            return None
+        # The worker counts its time from this answer.
+        revoked = given.round.ledger.renew(known.id, [given.lease], self.now())
+        self.rounds.stage(given.round)
+        return None if revoked else given
+
+    def goes_with(self, incarnation: StateIncarnation | None) -> bool:
+        """Return whether the progress belongs to a worker's rows; None, unknown, counts as yes."""
+        return incarnation is None or incarnation == self.incarnation
+
+    def assign(self, worker: str) -> Assignment | None:
+        """Give a worker a task of the first open round that has one; None: there is none now."""
+        if self.is_over:
+            return None
+        for round_id in self.schedule.open_rounds:
+            opened = self.rounds.get(round_id)
+            if opened is None:
+                continue
+            if self.spec.mode.kind == "sync" and _is_led(opened):
+                return _led_by_other(opened, self.known, worker)
+            grant = opened.ledger.assign(worker, self.now())
+            if grant is None:
+                continue
+            if grant.speculative:
+                log.info(
+                    "%s gets a speculative attempt of %s task %d", worker, round_id, grant.task
+                )
+            self.rounds.stage(opened)
+            self.stalls.task_given(worker, self.now())
+            return Assignment(opened, LeasedTask(grant.task, grant.attempt, grant.first_batch))
+        return None
+
+    def ask_again_ms(self) -> int:
+        """Return how long a worker that got no task is to wait before it asks again.
+
+        A crowd that waits makes no more than 1000 calls a second.
+        """
+        return min(max(len(self.known) * WAIT_MS_PER_WORKER, WAIT_MS_MIN), WAIT_MS_MAX)
+
+    # A worker has leases.
+
+    def renew(
+        self,
+        worker: str,
+        leases: Sequence[tuple[RoundId, LeasedTask]],
+        signs: WorkerSigns | None = None,
+    ) -> list[tuple[RoundId, LeasedTask]]:
+        """Extend leases, and take in what their worker tells of itself; returns the revoked ones.
+
+        Args:
+            worker: Whose.
+            leases: All that it has, with their batches that are acknowledged.
+            signs: How far it is; None: it does not say.
+        """
+        known = self.known.get(worker)
+        if known is not None and signs is not None:
+            known.measure(signs, self.now())
+            # It may have told its tables to an earlier job master.
+            known.has_program |= bool(leases)
+            self.stalls.heard(worker, signs, self.now())
+        by_round: dict[RoundId, list[LeasedTask]] = {}
+        for round_id, leased in leases:
+            by_round.setdefault(round_id, []).append(leased)
+        revoked: list[tuple[RoundId, LeasedTask]] = []
+        for round_id, leased_tasks in by_round.items():
+            for leased in self._renew_in_round(worker, round_id, leased_tasks):
+                revoked.append((round_id, leased))
+                self._refuse(worker, round_id, leased, "the lease of {} is over")
+        return revoked
+
+    def _renew_in_round(
+        self, worker: str, round_id: RoundId, leases: Sequence[LeasedTask]
+    ) -> Sequence[LeasedTask]:
+        """Extend leases of one round; returns the revoked ones."""
+        opened = self.rounds.get(round_id)
+        if opened is None or self.is_over:
+            return leases
+        before = opened.ledger.batches
+        revoked = opened.ledger.renew(worker, leases, self.now())
+        self.rounds.stage(opened)
+        if opened.ledger.batches != before:
+            self._count_steps(opened)
+        return revoked
+
+    def _refuse(self, worker: str, round_id: RoundId, leased: LeasedTask, what: str) -> None:
+        """Log that a lease, which ``{}`` in ``what`` names, gives its worker no right any more."""
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            why = "the round is not open"
+        else:
+            why = opened.ledger.why_revoked(worker, leased.task, leased.attempt)
+            # Nothing is wrong with the lease itself.
+            why = why or f"the job is {self.state.state}"
+        lease = f"{round_id} task {leased.task}, attempt {leased.attempt}"
+        self.refusals.log(worker, f"{what.format(lease)}: {why}", self.now())
+
+    def complete(
+        self,
+        worker: str,
+        round_id: RoundId,
+        lease: LeasedTask,
+        *,
+        batches: int,
+        examples: int,
+        damaged: int = 0,
+        outputs: TaskOutputs | None = None,
+        metrics: Mapping[str, str] | None = None,
+    ) -> tuple[bool, bool]:
+        """Take note that a task is done, and of what its worker found and brought.
+
+        Args:
+            worker: Who.
+            round_id: Of which round.
+            lease: Its lease of the task.
+            batches: Of the whole task. All are acknowledged.
+            examples: Records that its worker has worked on.
+            damaged: How many records of the task are damaged; too many in the data end the job.
+            outputs: What a task of an evaluation brought; what cannot be kept ends the job.
+            metrics: What to compute from the outputs, by name.
+
+        Returns:
+            Whether this attempt counts, and whether the task became done by this call.
+        """
+        self._note_damaged(round_id, lease.task, damaged)
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            self._refuse(worker, round_id, lease, "the completion of {} does not count")
+            return False, False
+        before = opened.ledger.counts.done
+        with self.refusals.logged(worker, self.now()):
+            counts = opened.ledger.complete(
+                worker, lease.task, lease.attempt, self.now(), batches=batches
+            )
+        if not counts:
+            self._refuse(worker, round_id, lease, "the completion of {} does not count")
+        is_new = opened.ledger.counts.done > before
+        self._count_steps(opened)
+        if is_new:
+            if round_id.kind is RoundKind.TRAINING:
+                self.figures.update(examples=examples, tasks=1)
+                self._checkpoint_every_tasks()
+            elif self.spec.training is None:
+                # An evaluation or prediction is the job's own work; beside a training it is not.
+                self.figures.update(examples=examples)
+            self.stage_state()
+            if outputs is not None and opened.is_evaluation:
+                self._keep_outputs(opened, lease.task, outputs, metrics or {})
+        self.rounds.stage(opened)
+        if opened.ledger.is_over:
+            self.notify()
+        return counts, is_new
+
+    def _checkpoint_every_tasks(self) -> None:
+        every = self.spec.checkpoint.every_tasks
+        self.tasks_since_checkpoint += 1
+        if every and self.tasks_since_checkpoint >= every:
+            self.tasks_since_checkpoint = 0
+            self.checkpoint_due = True
+            self.notify()
+
+    def _keep_outputs(
+        self, opened: OpenRound, task: int, outputs: TaskOutputs, metrics: Mapping[str, str]
+    ) -> None:
+        unknown = set(metrics.values()) - METRICS.keys()
+        try:
+            if unknown:
+                raise InvalidRequest(f"no metric {min(unknown)!r}; known: {', '.join(METRICS)}")
+            opened.outputs.add(task, outputs)
+        except (InvalidRequest, LimitExceeded) as error:
+            self.end("failed", f"{opened.id}: {error}")
+        else:
+            opened.metrics.update(metrics)
+
+    def give_back(
+        self, worker: str, round_id: RoundId, lease: LeasedTask, reason: str, *, damaged: int = 0
+    ) -> None:
+        """End a lease for no fault of the task.
+
+        Args:
+            worker: Whose.
+            round_id: Of which round.
+            lease: The task, with its batches that are acknowledged.
+            reason: For people.
+            damaged: How many damaged records its worker met.
+        """
+        if damaged > self.damaged.of_task(data_of(round_id.kind), lease.task):
+            # An earlier attempt may have read more of the task.
+            self._note_damaged(round_id, lease.task, damaged)
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            self._refuse(worker, round_id, lease, "the return of {} does not count")
+            return
+        with self.refusals.logged(worker, self.now()):
+            had_it = opened.ledger.give_back(
+                worker, lease.task, lease.attempt, lease.acknowledged, reason=reason
+            )
+        if had_it:
+            log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
+        else:
+            self._refuse(worker, round_id, lease, "the return of {} does not count")
+        self._came_back(opened)
+
+    def fail(
+        self,
+        worker: str,
+        round_id: RoundId,
+        lease: LeasedTask,
+        failure: Failure,
+        *,
+        damaged: int = 0,
+        first_damaged: str = "",
+    ) -> bool:
+        """End a lease because the task failed; returns whether it is dead-lettered.
+
+        Args:
+            worker: Whose.
+            round_id: Of which round.
+            lease: The task, with its batches that are acknowledged.
+            failure: Why.
+            damaged: How many damaged records its worker met; more than the job allows end it.
+            first_damaged: Where the first of them is, and what is wrong with it.
+        """
+        if damaged > self.spec.max_bad_records:
+            # Another try would meet the same records.
+            self._note_damaged(round_id, lease.task, damaged, first_damaged)
+        opened = self.rounds.get(round_id)
+        if opened is None:
+            self._refuse(worker, round_id, lease, "the failure of {} does not count")
+            return False
+        with self.refusals.logged(worker, self.now()):
+            outcome = opened.ledger.fail(
+                worker, lease.task, lease.attempt, failure, acknowledged=lease.acknowledged
+            )
+        level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
+        last_line = failure.error.strip().rpartition("\n")[2]
+        log.log(level, "%s task %d (%s): %s", round_id, lease.task, outcome, last_line)
+        if outcome == "revoked":
+            self._refuse(worker, round_id, lease, "the failure of {} does not count")
+        self._came_back(opened)
+        return outcome == "dead_lettered"
+
+    def is_of_later_master(self, leased: LeasedTask) -> bool:
+        """Whether a later job master gave the lease, so that this one no longer is one."""
+        return leased.attempt >= first_attempt(self.state.starts + 1)
+
+    def damaged_left(self, round_id: RoundId, task: int) -> int:
+        """Return how many damaged records a task may have, given those of the other tasks."""
+        data = data_of(round_id.kind)
+        others = self.damaged.of_data(data) - self.damaged.of_task(data, task)
+        return max(0, self.spec.max_bad_records - others)
+
+    def _note_damaged(self, round_id: RoundId, task: int, records: int, first: str = "") -> None:
+        """Take note of how many records of a task are damaged; too many in the data end the job."""
+        data = data_of(round_id.kind)
+        if round_id.kind is RoundKind.TRAIN_END or not self.damaged.note(data, task, records):
+            return
+        number, limit = DamagedRecords.part_of(task), self.spec.max_bad_records
+        key = self.keys.damaged(data, number)
+        # A task that is recorded as done is not read again in this pass.
+        self.records.stage_first(key, lambda: self.damaged.part(data, number) or None)
+        self.figures["bad_records"] = self.damaged.total
+        self.stage_state()
+        if self.damaged.of_data(data) > limit:
+            found = f"{self.damaged.of_data(data)} damaged records in the {data} data"
+            found += f" ({first})" if first else ""
+            self.end("failed", f"{found}; max_bad_records allows {limit} in one pass over them")
+
+    def closed(self, streams: Iterable[tuple[int, int]]) -> None:
+        """Take note of streams (pass, task) that are closed on all servers."""
+        if self.rounds.closed(streams):
+            self.notify()
+
+    def streams_to_close(self, worker: str) -> list[tuple[int, int]]:
+        """Return streams (pass, task) that this worker is to close for others."""
+        return self.rounds.streams_to_close(worker)
+
+
+def _is_led(opened: OpenRound) -> bool:
+    """Return whether a worker has a lease of a task of this round, which must be of training."""
+    return opened.id.kind is RoundKind.TRAINING and opened.ledger.counts.doing > 0
+
+
+def _led_by_other(opened: OpenRound, known: KnownWorkers, worker: str) -> Assignment | None:
+    """Return the task of the leader.
+
+    None if no leader is known: the leader has not been heard of since this job master began, it
+    hangs, or it is this worker itself.
+    """
+    for lease in opened.ledger.leases:
+        leader = known.get(lease.worker)
+        leads = lease.worker != worker and not (lease.expired or lease.withdrawn)
+        if leads and leader is not None and leader.sync_address:
+            return Assignment(
+                opened, LeasedTask(lease.task.number, lease.attempt, 0), leader.sync_address
+            )
+    return None
