@@ -53,7 +53,7 @@ fn repeat(world: &mut World, step: Step) {
 }
 
 /// A master that was ousted without knowing it comes back on a new connection. Its successor,
-/// which it takes for its backup, must not obey: both would acknowledge pushes (I3).
+/// which it takes for its backup, must not obey: both would acknowledge pushes.
 #[test]
 fn an_ousted_master_is_not_obeyed() {
     let mut world = World::new(2, set(0, &[1], &[]), [&[0], &[0]], ENOUGH);

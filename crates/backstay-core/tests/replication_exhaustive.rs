@@ -154,7 +154,7 @@ fn a_handover_at_any_moment() {
 }
 
 /// The old master has lost its lease but not its life, and comes back on a new connection
-/// while the new one is at work.
+/// while the new one is at work (I3).
 #[test]
 fn an_ousted_master_comes_back() {
     let budget = Budget {
