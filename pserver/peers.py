@@ -1,6 +1,7 @@
 """Calls from one node to another, each with a deadline.
 
 Failures are errors of ``backstay.errors``. It opens a channel for each call: they are rare.
+Pushes and copies go between nodes in Rust (``crates/backstay-net/src/peer_link.rs``).
 """
 
 from __future__ import annotations

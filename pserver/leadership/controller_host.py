@@ -139,7 +139,8 @@ class ControllerHost:
         election = Election(self._store, self._keys.controller)
         while True:
             token = await election.campaign(self._own.to_json(), lease)
-            log.info("this node is the controller now", extra=fields(term=token.create_revision))
+            detail = fields(fencing_token=token.create_revision)
+            log.info("this node is the controller now", extra=detail)
             self._figures.is_controller = True
             view = spawn(self._keep_view(token), "the readable view of the routing")
             try:

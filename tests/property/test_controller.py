@@ -447,6 +447,7 @@ def play(world: World, steps: list[tuple[str, int]]) -> None:
 def test_every_decision_is_safe_and_decisions_settle(
     steps: list[tuple[str, int]], slots: int, replicas: int, initial: int, hosts: int
 ) -> None:
+    """I1, and the other rules of a routing change, whatever fails; then no decision is left."""
     world = World(slots, replicas, initial, hosts)
     world.decide()
     play(world, steps)

@@ -239,10 +239,10 @@ class Cluster:
         return [self.processes[routing.nodes[number].instance] for number in held]
 
     def _check_fit(self) -> None:
-        """I6: no process was made master of a slot that it was not in sync with."""
+        """For I1: the controller makes only in-sync processes master."""
         for process in self.processes.values():
             if process.native.counters()["unfit_promotions"]:
-                self.fail(f"I6: {process.node_id} was made master without being in sync")
+                self.fail(f"I1: {process.node_id} was made master without being in sync")
 
     def _check_now_and_then(self) -> None:
         self._check_fit()
@@ -289,7 +289,10 @@ class Cluster:
                         )
 
     def _check_digests(self) -> None:
-        """I4: in-sync replicas are equal wherever they have come equally far."""
+        """I4: in-sync replicas are equal wherever they have come equally far.
+
+        In an epoch this holds over terms, too: a new master keeps all that may be applied.
+        """
         if not self.routings:
             return
         for slot in range(self.options.slots):

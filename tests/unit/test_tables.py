@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from backstay.tables import (
     Dense,
     Momentum,
     Normal,
+    Optimizer,
     Refuse,
     RMSProp,
     Sparse,
@@ -33,6 +36,8 @@ from backstay.tables import (
     Zeros,
 )
 
+ROOT = Path(__file__).parents[2]
+OPTIMIZERS: tuple[type[Optimizer], ...] = get_args(Optimizer)
 SPECS = [
     TableSpec.sparse("emb", 16),
     TableSpec.dense("fc/w.0", (784, 10), initializer=Xavier(784, 10)),
@@ -175,8 +180,21 @@ def test_native_canonical_form_is_ours(spec: TableSpec) -> None:
     assert _native.canonical_table(canonical) == canonical
 
 
+def _needs_a_rate(kind: type[Optimizer]) -> bool:
+    return next(iter(dataclasses.fields(kind))).default is dataclasses.MISSING
+
+
+def test_every_optimizer_of_the_servers_is_here() -> None:
+    vectors = json.loads((ROOT / "tests/vectors/optimizers.json").read_text())
+    of_the_servers = {name for case in vectors["cases"] for name in case["optimizer"]}
+    assert {kind.__name__.lower() for kind in OPTIMIZERS} == of_the_servers
+    assert {type(spec.optimizer) for spec in SPECS} == set(OPTIMIZERS)
+
+
 @pytest.mark.parametrize(
-    "optimizer", ["sgd", "adam", "adamw", "rmsprop"], ids=lambda name: f"{name} defaults"
+    "optimizer",
+    [kind.__name__.lower() for kind in OPTIMIZERS if not _needs_a_rate(kind)],
+    ids=lambda name: f"{name} defaults",
 )
 def test_native_defaults_are_ours(optimizer: str) -> None:
     initializers: list[dict[str, object]] = [{}, {"normal": {}}, {"zeros": {}}]
@@ -195,11 +213,11 @@ def test_native_defaults_are_ours(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [Momentum(0.1), Adagrad(0.1), FTRL(0.1)], ids=lambda made: type(made).__name__
+    "optimizer",
+    [kind(learning_rate=0.1) for kind in OPTIMIZERS if _needs_a_rate(kind)],
+    ids=lambda made: type(made).__name__,
 )
-def test_native_defaults_of_optimizers_with_a_required_rate(
-    optimizer: Momentum | Adagrad | FTRL,
-) -> None:
+def test_native_defaults_of_optimizers_with_a_required_rate(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__.lower()
     text = json.dumps(
         {"name": "t", "kind": {"sparse": {"dim": 2}}, "optimizer": {name: {"learning_rate": 0.1}}}

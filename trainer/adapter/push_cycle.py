@@ -28,7 +28,7 @@ WRAPPED = "_backstay_wrapped"
 class PushCycle:
     """Sends the gradients of one optimizer's parameters and loads what the servers made of them.
 
-    Invariant: of at most ``steps_in_flight`` steps, pushes are under way when ``step`` returns.
+    Invariant: when ``step`` returns, pushes of at most ``steps_in_flight`` steps are under way.
 
     Args:
         client: Connected.
@@ -77,7 +77,8 @@ class PushCycle:
             BackstayError: A push was refused before it left.
         """
         pushes: list[Pending[None]] = []
-        # First of all: if one table refuses, what went to the others is still waited for.
+        # Listed before anything is sent: if a later table refuses, `_wait` still waits for the
+        # pushes that have left.
         self._pushes.append(pushes)
         for layer, rate in self._embeddings:
             taken = layer.take_gradients()

@@ -43,8 +43,8 @@ pub enum Refusal {
     /// predecessor left, or holds no live lease.
     #[error("not ready to serve: {0}")]
     NotReady(String),
-    /// A backup did not confirm, so the push was undone here. A backup that staged it may yet
-    /// become master and keep it: only the same push again tells, and counts once.
+    /// A backup did not confirm, or has no room, so the push was undone here. A backup that staged
+    /// it may yet become master and keep it: only the same push again tells, and counts once.
     #[error("rolled back, send the same push again: {0}")]
     RolledBack(String),
     /// The server is shutting down.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
+use backstay_core::optimizer::Optimizer;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::{StagedRun, Transaction};
 use engine_support::*;
@@ -193,17 +194,9 @@ proptest! {
     fn bytes_do_not_depend_on_insertion_order(
         keys in prop::collection::btree_set(0u64..500, 2..120),
         turn in 0usize..100,
-        optimizer in prop::sample::select(vec![
-            r#"{"sgd":{"learning_rate":0.1}}"#,
-            r#"{"momentum":{"learning_rate":0.1}}"#,
-            r#"{"adagrad":{"learning_rate":0.1}}"#,
-            r#"{"adam":{"learning_rate":0.1}}"#,
-            r#"{"adamw":{"learning_rate":0.1}}"#,
-            r#"{"rmsprop":{"learning_rate":0.1}}"#,
-            r#"{"ftrl":{"learning_rate":0.1}}"#,
-        ]),
+        optimizer in prop::sample::select(Optimizer::NAMES),
     ) {
-        let spec = spec(optimizer);
+        let spec = spec(&format!(r#"{{"{optimizer}":{{"learning_rate":0.1}}}}"#));
         let (mut one, mut other) = (engine(&spec), engine(&spec));
         let keys: Vec<u64> = keys.into_iter().collect();
         let mut turned = keys.clone();

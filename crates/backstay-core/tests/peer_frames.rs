@@ -235,6 +235,13 @@ fn a_prepare_carries_the_settings_it_is_applied_under() {
         r#"{"rmsprop":{"learning_rate":0.5,"rho":0.25,"epsilon":0.75,"momentum":0.125,"centered":false,"epsilon_inside_sqrt":true}}"#,
         r#"{"ftrl":{"learning_rate":0.5,"l1":0.25,"l2":0.75,"learning_rate_power":-0.125,"initial_accumulator":2}}"#,
     ];
+    for name in Optimizer::NAMES {
+        let begins = format!(r#"{{"{name}":"#);
+        assert!(
+            all.iter().any(|text| text.starts_with(&begins)),
+            "no {name} here"
+        );
+    }
     for text in all {
         let mut stamped = (*transaction).clone();
         stamped.optimizer = Some(serde_json::from_str(text).unwrap());

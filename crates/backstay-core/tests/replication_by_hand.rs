@@ -196,7 +196,7 @@ fn a_doubt_ends_with_a_newer_table() {
 }
 
 /// A backup that goes by a newer table gives read leases under that one, in which it may be the
-/// master itself: to a master of yesterday, such a lease says nothing.
+/// master itself: to a master of yesterday, such a lease says nothing (I3, I5).
 #[test]
 fn a_read_lease_by_a_newer_table_does_not_count() {
     let mut world = World::new(2, set(0, &[1], &[]), [&[0], &[]], ENOUGH);

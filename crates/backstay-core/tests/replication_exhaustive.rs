@@ -115,6 +115,7 @@ const NOTHING: Budget = Budget {
 
 /// One slot with three replicas and two pushes under way, which are tried again; a new master is
 /// chosen after a crash of the old one, a dead backup is taken out.
+/// With the checks of every state (`exploration/checks.rs`) this tries I1, I2, I3, I4, I5 and I6.
 #[test]
 fn a_crash_at_any_moment() {
     let budget = Budget {
@@ -153,7 +154,7 @@ fn a_handover_at_any_moment() {
 }
 
 /// The old master has lost its lease but not its life, and comes back on a new connection
-/// while the new one is at work.
+/// while the new one is at work (I3).
 #[test]
 fn an_ousted_master_comes_back() {
     let budget = Budget {

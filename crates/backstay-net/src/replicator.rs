@@ -186,11 +186,11 @@ impl Replicator {
     ) -> Result<(Answer, Option<Vec<u64>>), Refusal> {
         let has_backups = self.has_backups.read();
         if !*has_backups {
-            self.check_alive()?;
+            self.check_lease()?;
             let report = self.store.apply(&transaction)?;
             self.hear(transaction.id.stream);
             // Look again: after a pause another node may be master here, without this push.
-            if let Err(refusal) = self.check_alive() {
+            if let Err(refusal) = self.check_lease() {
                 return Err(Refusal::Incomplete(refusal.to_string()));
             }
             return Ok((Answer::Now(report), Some(transaction.batch.into_words())));
@@ -217,14 +217,21 @@ impl Replicator {
         Ok((outcome.map_or(Answer::Later(receiver), Answer::Now), None))
     }
 
-    /// Refuse if another node may be master by now.
+    /// Refuse a read if another node may be master by now.
     pub fn check_alive(&self) -> Result<(), Refusal> {
+        self.check_serving("this master waits for its backups' read leases, or its lease is over")
+    }
+
+    /// The same of a push at a node without backups, which needs its own lease only.
+    fn check_lease(&self) -> Result<(), Refusal> {
+        self.check_serving("this node's lease in the coordination store is over")
+    }
+
+    fn check_serving(&self, what_is_over: &str) -> Result<(), Refusal> {
         if self.now() < self.serving_until.load(Ordering::Acquire) {
             return Ok(());
         }
-        Err(Refusal::NotReady(
-            "this master waits for its backups' read leases, or its lease is over".into(),
-        ))
+        Err(Refusal::NotReady(what_is_over.into()))
     }
 
     /// Read rows: committed state, of a moment at which this node was certainly the master.

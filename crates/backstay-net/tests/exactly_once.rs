@@ -178,6 +178,7 @@ fn runtime() -> Runtime {
     Runtime::new().unwrap()
 }
 
+/// I2: a retry on a new connection counts once.
 #[test]
 fn pushes_are_counted_once_whatever_is_cut() {
     let server = server("127.0.0.1:0", 1);
@@ -351,6 +352,7 @@ fn a_server_that_comes_back_empty_is_noticed() {
     }
 }
 
+/// I7: nobody is told that a push succeeded, or that nothing of it happened, which is in some slots.
 #[test]
 fn a_part_refused_by_one_of_two_servers_is_not_reported_as_if_nothing_happened() {
     let (one, other) = (server("127.0.0.1:0", 1), server("127.0.0.1:0", 2));

@@ -122,6 +122,7 @@ fn peers(count: u32) -> (Arc<Mutex<Truth>>, Vec<ServerAddress>) {
     (truth, named)
 }
 
+/// I7: parts that are applied stay so, and retries complete the others.
 #[test]
 fn pushes_are_counted_once_while_slots_move_and_answers_are_lost() {
     const PEERS: u32 = 3;

@@ -156,6 +156,7 @@ fn noting(act: impl Fn(usize, &Asked) -> Act + Send + Sync + 'static) -> (Server
     (address("ps-1", &peer.address, 1), noted)
 }
 
+/// I8, for a push that has left once.
 #[test]
 fn a_retry_waits_for_the_lease_as_a_first_try_does() {
     // The first try is not answered, and the connection breaks only once the lease is over.
@@ -188,6 +189,7 @@ fn a_retry_waits_for_the_lease_as_a_first_try_does() {
     });
 }
 
+/// I8, when the job master has given the task to another worker.
 #[test]
 fn revoking_fails_what_waits_for_an_answer_and_what_comes_later() {
     let (named, noted) = noting(|_, _| Act::Ignore);

@@ -88,7 +88,7 @@ class TaskLedger:
             size: Number of tasks, ``len(TaskTable)``.
             order_seed: Seed of the order in which tasks are given out; None takes them as they
                 are numbered.
-            limits: See there.
+            limits: How often a task is tried, and how long a lease lasts.
             first_attempt: Number of the first lease; a job master passes
                 ``values.first_attempt`` of its number of starts.
             done: The tasks that are done already; it is copied.

@@ -1,8 +1,8 @@
 """What a push does to a row, on the servers: settings and sources of each optimizer.
 
 ``w`` is a weight, ``g`` its gradient. Every optimizer keeps its state per row and changes only
-rows that are pushed. A new optimizer is a class here, whose name in lower case is that of the JSON
-form, and a member of ``Optimizer``. Imports ``backstay.tables.checks`` only.
+rows that are pushed. CONTRIBUTING.md, Recipes, lists every place of a new optimizer. Imports
+``backstay.tables.checks`` only.
 """
 
 from __future__ import annotations

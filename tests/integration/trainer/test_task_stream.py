@@ -254,6 +254,7 @@ def test_after_a_failed_push_no_later_one_leaves(
 def test_while_the_lease_is_over_pushes_wait_until_it_is_renewed(
     client: Client, tables: list[Table], task: int
 ) -> None:
+    """I8, and only for the pushes of the task."""
     stream = client.task_stream(JOB, 1, task, tables)
     stream.lease_until(clock_s() + FAR_S)
     with stream:
@@ -277,6 +278,7 @@ def test_while_the_lease_is_over_pushes_wait_until_it_is_renewed(
 def test_a_push_whose_lease_is_not_renewed_in_time_fails_and_was_not_sent(
     cluster: LocalCluster, client: Client, tables: list[Table], task: int
 ) -> None:
+    """I8: a push leaves only while the lease is alive."""
     config = ClientConfig(deadline_ms=500)
     with Client(cluster.endpoints, config=config) as brief:
         stream = brief.task_stream(JOB, 1, task, tables)

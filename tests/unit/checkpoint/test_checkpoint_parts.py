@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from backstay.checkpoint.manifest import Manifest
 from backstay.checkpoint.parts import PartReader
 from backstay.checkpoint.storage import CheckpointStorage
 from backstay.errors import CheckpointDamaged, CheckpointUnavailable, InvalidRequest
-from backstay.tables import FTRL, SGD, Adagrad, Adam, AdamW, Momentum, RMSProp, TableSpec
+from backstay.tables import Optimizer, RMSProp, TableSpec
 from tests.unit.checkpoint_files import (
     ADS,
     FULL,
@@ -397,13 +397,7 @@ def test_a_table_may_have_nothing_but_deleted_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        SGD(0.1),
-        Momentum(0.1),
-        Adagrad(0.1),
-        Adam(),
-        AdamW(),
-        FTRL(0.1),
-        RMSProp(),
+        *(one(learning_rate=0.1) for one in get_args(Optimizer)),
         RMSProp(momentum=0.5),
         RMSProp(centered=True, momentum=0.5),
     ],

@@ -63,6 +63,7 @@ impl Replica {
             token: Some(token),
             report,
             since: now,
+            sent_again: false,
         });
         self.decide();
         Ok(None)
@@ -322,7 +323,9 @@ impl Replica {
                 "backup {} has fallen behind",
                 self.routing.name(node)
             )),
-            Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) => refusal.clone(),
+            Refuse::Rows(refusal @ Refusal::MemoryLimit(_)) if !self.may_be_kept(at, node) => {
+                refusal.clone()
+            }
             Refuse::Rows(refusal) => Refusal::RolledBack(format!(
                 "backup {} refused: {refusal}",
                 self.routing.name(node)
@@ -334,6 +337,19 @@ impl Replica {
         if !waited || *reason == Refuse::NoCopy {
             self.copy_again(now, node, number, reason);
         }
+    }
+
+    /// Whether a backup may keep the push of an entry that `refusing` has refused, if it becomes
+    /// master before the Rollback arrives: another one has to stage it too, or `refusing` has
+    /// staged it on an earlier connection. A client may be told that nothing was applied only if not.
+    fn may_be_kept(&self, at: usize, refusing: NodeId) -> bool {
+        let entry = &self.pending[at];
+        let others = |place: &StagedRun| {
+            let required = self.slots[place.run.slot as usize].required();
+            required.iter().any(|&node| node != refusing)
+        };
+        let mut places = entry.parts.iter().flat_map(|(_, places)| places);
+        entry.sent_again || places.any(others)
     }
 
     /// Doubt a backup in all slots: the controller is to take it out, and copies to it begin anew.
@@ -459,6 +475,7 @@ impl Replica {
             token: None,
             report: StageReport::default(),
             since: now,
+            sent_again: false,
         });
         for node in backups {
             if self.peers.get(&node).is_some_and(|peer| peer.up) {
@@ -545,6 +562,7 @@ impl Replica {
             }
         }
         let entry = &mut self.pending[at];
+        entry.sent_again = true;
         entry.waiting.retain(|(waited, _)| *waited != node);
         if waits {
             entry.waiting.push((node, missing));

@@ -16,7 +16,8 @@ use super::{Micros, NodeId};
 use crate::engine::ServingState;
 use crate::error::Refusal;
 
-/// See the module's documentation.
+/// One node's part in the replication of all slots; the other types call a slot's content on one
+/// node a replica.
 #[derive(Debug, Clone)]
 pub struct Replica {
     pub(super) me: NodeId,

@@ -340,6 +340,8 @@ pub(super) struct Entry {
     pub(super) token: Option<Token>,
     pub(super) report: StageReport,
     pub(super) since: Micros,
+    /// Some node was sent it on a later connection, too.
+    pub(super) sent_again: bool,
 }
 
 /// Slots that this node has gained and does not serve yet.
