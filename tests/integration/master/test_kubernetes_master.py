@@ -16,10 +16,12 @@ import pytest
 
 from backstay.cli import kubernetes_master
 from backstay.errors import UnknownJob
+from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import JobSpec
 from backstay.kubernetes_spec import KubernetesSpec
 from backstay.master.config import MasterConfig
 from backstay.master.job_client import JobClient
+from backstay.master.kubernetes import pod_launcher
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import object_name
 from backstay.master.kubernetes.owned_job import OwnedJob
@@ -112,5 +114,28 @@ def test_the_launcher_of_a_deleted_job_makes_no_workers_for_the_next_one(
         launcher.reconcile(["w-0"])
         eventually(lambda: "of this job is gone: it makes no more workers" in launcher.trouble())
         assert launcher.report().running == ()
+    finally:
+        launcher.close()
+
+
+def test_a_pod_that_cannot_be_described_is_an_exit_of_its_worker(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, **_more: object) -> None:
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setattr(pod_launcher, "worker_pod", broken)
+    objects = Objects(JOB)
+    objects.make_job("a")
+    spec = counting_spec(tmp_path, kubernetes=KubernetesSpec(image="registry/backstay:1"))
+    launcher = PodLauncher(WorkerProgram(spec, {}, "a"), cast(KubernetesApi, objects))
+    try:
+        launcher.reconcile(["w-0"])
+        eventually(lambda: launcher.report().exits != ())
+        (end,) = launcher.report().exits
+        assert (end.reason, end.last_words) == (
+            ExitReason.CANNOT_START,
+            "TypeError: a fault of ours",
+        )
     finally:
         launcher.close()

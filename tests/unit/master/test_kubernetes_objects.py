@@ -256,6 +256,7 @@ def test_lists_are_merged_by_name(below: Any, above: Any, result: Any) -> None:
         (PodSpec(requests={"cpu": "500m"}, limits={"cpu": "2500m"}), 2),
         (PodSpec(limits={"cpu": "4"}), 4),
         (PodSpec(limits={"cpu": "1e1"}), 10),
+        (PodSpec(limits={"cpu": "1Ki"}), 1024),
     ],
 )
 def test_threads_follow_the_cpu_of_a_pod(pod: PodSpec, cores: int | None) -> None:
