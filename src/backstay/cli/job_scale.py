@@ -55,10 +55,13 @@ class JobScale:
         self._notes, decision = decide(self._policy, self._notes, seen)
         if decision is None:
             return
+        workers, lent = decision.workers, decision.lent
         if decision.servers != seen.servers and self._servers is not None:
             await asyncio.to_thread(self._servers.resize, decision.servers)
+            # A user may have said another number of workers meanwhile.
+            workers, lent = job.workers.set.desired, job.workers.set.lent
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        job.follow_scaling(decision.workers, decision.lent, f"{when}: {decision.told(seen)}")
+        job.follow_scaling(workers, lent, f"{when}: {decision.told(seen)}")
 
 
 def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:

@@ -15,7 +15,8 @@ from typing import cast
 import pytest
 
 from backstay.cli import kubernetes_master
-from backstay.errors import UnknownJob
+from backstay.cli.server_scale import ServerScale
+from backstay.errors import NeverReached, UnknownJob
 from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import JobSpec
 from backstay.kubernetes_spec import KubernetesSpec
@@ -101,6 +102,29 @@ def test_a_job_that_cannot_be_opened_leaves_no_workers(
     assert served(objects, endpoints, spec) == "failed"
     assert objects.data()["over"] == "failed"
     assert objects.deleted == ["w-0"]
+
+
+def test_servers_on_lost_nodes_make_room_before_one_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    class Servers:
+        def look(self) -> None:
+            calls.append("look")
+
+    def reach(*_: object) -> None:
+        calls.append("reach")
+        if len(calls) < 3:
+            raise NeverReached("none has answered")
+
+    monkeypatch.setattr(kubernetes_master, "reach", reach)
+    config = MasterConfig(endpoints=("ps-0:7000",), client=CLIENT, servers_end=True)
+    kubernetes_master._reach(config, cast(ServerScale, Servers()))
+    assert calls == ["reach", "look", "reach"]
+    calls.clear()
+    with pytest.raises(NeverReached):
+        kubernetes_master._reach(config, None)
 
 
 def test_the_launcher_of_a_deleted_job_makes_no_workers_for_the_next_one(
