@@ -73,8 +73,8 @@ def pserver_name(job: str) -> str:
 
 
 def schedule_name(job: str) -> str:
-    """Return the name of the ConfigMap that the runs of a job's schedule begin with."""
-    return f"{object_name(job)}-schedule"
+    """Return the name of the ConfigMap of a job's schedule, which no ``object_name`` can be."""
+    return f"{object_name(job)}.schedule"
 
 
 def run_uid(run: str) -> str:

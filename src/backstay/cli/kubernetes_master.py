@@ -92,8 +92,8 @@ def main(
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         set_up_logging("info", "text", f"job master of {spec.name}")
         api = KubernetesApi.in_pod(os.environ.get(NAMESPACE_VARIABLE, ""))
-        objects = OwnedJob.find(api, spec.name)
-        over = objects.read().over
+        objects = _find(api, spec.name)
+        over = asyncio.run(_repeat(objects.read)).over
         if over:
             log.info("the job is over already: %s", over)
         else:
@@ -124,6 +124,11 @@ def main(
     _leave(objects, servers_end=servers_end and over != "unsaved")
 
 
+def _find(api: KubernetesApi, job: str) -> OwnedJob:
+    """Return the objects of the job; wait for an API that is away."""
+    return asyncio.run(_repeat(lambda: OwnedJob.find(api, job)))
+
+
 def _serve(
     configure: Callable[[], MasterConfig], spec: JobSpec, api: KubernetesApi, objects: OwnedJob
 ) -> str:
@@ -135,6 +140,9 @@ def _serve(
         _reach(config, servers)
         return asyncio.run(_run(config, spec, objects, servers))
     except FINAL_ERRORS as error:
+        if asyncio.run(_repeat(objects.read)).status is not None:
+            # The job has begun: another process may serve it, and this setting can be mended.
+            raise
         log.error("%s", error)
         end = {"over": "failed", "reason": str(error)}
         asyncio.run(_repeat(lambda: objects.publish(end)))

@@ -10,23 +10,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from backstay._proto.v1 import job_pb2
 from backstay.cli import kubernetes_master
 from backstay.cli.server_scale import ServerScale
-from backstay.errors import NeverReached, UnknownJob
+from backstay.errors import ConfigError, KubernetesError, NeverReached, UnknownJob
 from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import JobSpec
 from backstay.kubernetes_spec import KubernetesSpec
 from backstay.master.config import MasterConfig
+from backstay.master.hosted_launcher import ExitsSeen
 from backstay.master.job_client import JobClient
 from backstay.master.kubernetes import pod_launcher
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import object_name
 from backstay.master.kubernetes.owned_job import OwnedJob
 from backstay.master.kubernetes.pod_launcher import PodLauncher
+from backstay.master.kubernetes.published_status import status_data
 from backstay.master.launcher import WorkerProgram
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
@@ -163,3 +166,39 @@ def test_a_pod_that_cannot_be_described_is_an_exit_of_its_worker(
         )
     finally:
         launcher.close()
+
+
+def test_a_wrong_setting_ends_a_job_that_never_was_served_and_no_other(tmp_path: Path) -> None:
+    def configure() -> MasterConfig:
+        raise ConfigError("token: is missing")
+
+    spec, objects = counting_spec(tmp_path), Objects(JOB)
+    api = cast(KubernetesApi, objects)
+    objects.make_job("a")
+    assert kubernetes_master._serve(configure, spec, api, OwnedJob.find(api, JOB)) == "failed"
+    assert objects.data()["over"] == "failed"
+    # An earlier process has served it, and may serve it still.
+    objects.make_job("b")
+    owned = OwnedJob.find(api, JOB)
+    owned.publish(status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()))
+    with pytest.raises(ConfigError, match="token: is missing"):
+        kubernetes_master._serve(configure, spec, api, owned)
+    assert "over" not in objects.data()
+
+
+def test_a_job_master_that_starts_while_the_api_is_away_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Away(Objects):
+        calls = 0
+
+        def get(self, kind: str, name: str) -> dict[str, Any] | None:
+            self.calls += 1
+            if self.calls < 3:
+                raise KubernetesError("Kubernetes does not answer")
+            return super().get(kind, name)
+
+    monkeypatch.setattr(kubernetes_master, "RETRY_S", 0.0)
+    objects = Away(JOB)
+    objects.make_job("a")
+    assert kubernetes_master._find(cast(KubernetesApi, objects), JOB).owner.uid == "a"
