@@ -16,6 +16,7 @@ __all__ = [
     "PSERVER",
     "RUN",
     "SCHEDULE",
+    "STATUS",
     "WORKER",
     "labels_of",
     "object_name",
@@ -36,6 +37,8 @@ SCHEDULE = "schedule"
 # Labels. The owner's tells the worker Pods of a job from those of an earlier one of its name.
 OWNER = "backstay/owner"
 WORKER_ID = "backstay/worker"
+# Tells the ConfigMap with a job's status from those with files.
+STATUS = "backstay/status"
 # Annotations: the name as the user wrote it, what the objects were made of, and which run of a
 # schedule has made them.
 JOB_NAME = "backstay/job-name"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli import kubernetes_follow
+from backstay.cli import kubernetes_follow, kubernetes_jobs
 from backstay.cli.kubernetes_follow import BegunJob
 from backstay.cli.kubernetes_submit import check_free, submit
 from backstay.cli.progress import Show
@@ -111,6 +111,13 @@ def test_a_run_sees_that_another_job_runs_before_it_begins() -> None:
     check_free(api_of(cluster), JOB, run)
 
 
+def test_the_status_of_jobs_is_found_without_their_files() -> None:
+    objects = objects_of()
+    wanted = dict(pair.split("=") for pair in kubernetes_jobs.STATUS_SELECTOR.split(","))
+    assert wanted.items() <= objects.status["metadata"]["labels"].items()
+    assert not wanted.items() <= objects.files["metadata"]["labels"].items()
+
+
 def handle(cluster: Cluster) -> _JobOnKubernetes:
     owner = submit(api_of(cluster), JOB, objects_of(), never)
     begun = BegunJob(api_of(cluster), spec_of(), owner)
@@ -139,7 +146,8 @@ def test_a_job_that_is_over_takes_no_orders_and_says_why() -> None:
 
 
 def test_a_stop_that_does_not_reach_the_job_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, said, stops = Cluster(JOB), [], StopOrder()
+    cluster, stops = Cluster(JOB), StopOrder()
+    said: list[str] = []
     owner = submit(api_of(cluster), JOB, objects_of(), never)
     publish(cluster, **status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, cast
 
 import pytest
@@ -141,7 +142,7 @@ def test_all_servers_on_lost_nodes_make_room_once_none_has_answered_for_a_while(
 ) -> None:
     clock = [10.0]
     monkeypatch.setattr(server_scale, "ClusterInspection", Silent)
-    monkeypatch.setattr(server_scale.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     objects = LostServers()
     api = cast(KubernetesApi, objects)
     servers = server_scale.ServerScale(api, "census", ["ps-0:7000"], ClientConfig())
