@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 from backstay.cli.server_scale import ServerScale, ServersSeen
+from backstay.errors import BackstayError
 from backstay.job_engine.scaling import ScalingNotes, ScalingPolicy, Seen, decide
 from backstay.master.host import MasterHost
 from backstay.master.job import Job
@@ -45,11 +46,16 @@ class JobScale:
         """
         servers = ServersSeen()
         if self._servers is not None:
-            servers = await asyncio.to_thread(self._servers.look)
+            try:
+                servers = await asyncio.to_thread(self._servers.look)
+            except BackstayError:
+                self._host.note_store_away_for_all(False)
+                raise
         job = self._host.job
         if job is None or job.is_over:
             return
         if self._servers is not None:
+            self._host.note_store_away_for_all(servers.are_all_away)
             job.note_trouble("servers", waits_text(servers, self._policy.servers_least))
         seen = seen_of(job, servers, time.monotonic_ns() // 1_000_000)
         self._notes, decision = decide(self._policy, self._notes, seen)

@@ -204,7 +204,12 @@ def _make_owned(
     owner: Owner,
     stopped: Callable[[float], bool],
 ) -> None:
-    """Make an object of a job, after the one that a deleted job of the name may have left."""
+    """Make an object of a job, after the one that a deleted job of the name may have left.
+
+    Raises:
+        JobRefused: One that nobody owns has its name.
+        JobError: The one that is there does not go, or the command is stopped.
+    """
     owned = {**body["metadata"], "ownerReferences": [owner.reference()]}
     kind, name = KINDS[body["kind"]], owned["name"]
     deadline_s = time.monotonic() + GONE_LIMIT_S
@@ -215,9 +220,15 @@ def _make_owned(
         except KubernetesError as error:
             if error.reason != "AlreadyExists":
                 raise
-        there = api.get(kind, name) or {"metadata": {}}
-        if any(one["uid"] == owner.uid for one in there["metadata"].get("ownerReferences", ())):
+        there = api.get(kind, name)
+        owners = () if there is None else there["metadata"].get("ownerReferences", ())
+        if any(one["uid"] == owner.uid for one in owners):
             return
+        if there is not None and not owners and "deletionTimestamp" not in there["metadata"]:
+            # Nothing would ever delete it.
+            raise JobRefused(
+                f"a {body['kind']} {name} is there that is of no job; delete it, or rename the job"
+            )
         _wait_until_gone(name, deadline_s, stopped)
 
 

@@ -104,6 +104,11 @@ class ServersSeen(NamedTuple):
     memory_share: float | None = None
     cpu_share: float | None = None
 
+    @property
+    def are_all_away(self) -> bool:
+        """Whether each has a Pod, and none of these runs."""
+        return 0 < self.wanted == len(self.waits) and all(self.waits.values())
+
 
 class CpuUse(NamedTuple):
     """What a server's process used since it began, and when that was read."""

@@ -57,6 +57,14 @@ def test_what_is_seen_of_a_job(tmp_path: Path) -> None:
     run(inside)
 
 
+def test_all_servers_are_away_if_no_pod_of_theirs_runs() -> None:
+    assert ServersSeen(2, 0, {"ps-0": ROOM, "ps-1": "its node"}).are_all_away
+    assert not ServersSeen(2, 0, {"ps-0": ROOM, "ps-1": ""}).are_all_away
+    # The other one is being ended.
+    assert not ServersSeen(2, 0, {"ps-0": ROOM}).are_all_away
+    assert not ServersSeen(0, 0).are_all_away
+
+
 def test_servers_that_a_job_waits_for_are_told() -> None:
     assert waits_text(ServersSeen(3, 3), 2) == ""
     assert waits_text(ServersSeen(3, 2, {"ps-2": ROOM}), 2) == f"1 server waits for {ROOM}"
@@ -88,11 +96,14 @@ def test_a_number_that_a_user_says_meanwhile_stays(tmp_path: Path) -> None:
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
             servers = ServersAtTheirLimit(job)
             policy = ScalingPolicy(servers="load", servers_most=4, cool_down_ms=0)
-            host = cast(MasterHost, SimpleNamespace(job=job))
+            told: list[bool] = []
+            note = SimpleNamespace(job=job, note_store_away_for_all=told.append)
+            host = cast(MasterHost, note)
             await JobScale(host, policy, cast(ServerScale, servers)).look()
             assert servers.asked == [3]
             assert job.workers.set.desired == 1
-            (told,) = job.scalings
-            assert "3 servers wanted, 2 before" in told
+            (scaling,) = job.scalings
+            assert "3 servers wanted, 2 before" in scaling
+            assert told == [False]
 
     run(inside)
