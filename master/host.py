@@ -144,6 +144,12 @@ class MasterHost:
         """The job that is served here; None: it is not open yet."""
         return self._service.job
 
+    def note_store_away_for_all(self, is_away: bool) -> None:
+        """Take note that no process reaches the store now, or that one may."""
+        handler = self._service.launch_handler
+        if handler is not None:
+            handler.is_store_away_for_all = is_away
+
     def status(self) -> job_pb2.JobStatus | None:
         """Return how the job goes, or went; None: it is not open here yet."""
         job = self._service.job

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from backstay.config import ENDPOINT_VARIABLE
+from backstay.errors import StoreUnavailable
 from backstay.job_engine.launch import LauncherReport, WorkerExit, WorkerWish
 from backstay.job_spec import JobSpec
 from backstay.master.job import Job
@@ -40,6 +41,10 @@ class LaunchHandler:
     def __init__(self, job: Job) -> None:
         """Prepare."""
         self._job = job
+        # Whether no process reaches the store now, so that none but this one can lead.
+        self.is_store_away_for_all = False
+        # The workers of the last wish that was recorded.
+        self._recorded: tuple[str, ...] = ()
 
     async def exchange(
         self,
@@ -66,7 +71,15 @@ class LaunchHandler:
         job.note_trouble("launcher", trouble)
         job.report(report)
         wish = await self._news(known_version, wait_ms)
-        await job.journal.durable(DURABLE_S)
+        try:
+            await job.journal.durable(DURABLE_S)
+        except StoreUnavailable:
+            if not self.is_store_away_for_all:
+                raise
+            # To end a worker needs no record, because no id is given for it. Its room may be what
+            # the servers wait for, through which the store is reached.
+            return WorkerWish(0, tuple(one for one in self._recorded if one in wish.workers))
+        self._recorded = wish.workers
         told = tuple(one.worker_id for one in report.exits)
         return wish._replace(acknowledged=told, ended=job.ended)
 

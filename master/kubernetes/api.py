@@ -254,6 +254,13 @@ class KubernetesApi:
             raise KubernetesError(f"Kubernetes: {method} {path}: the answer is no JSON") from error
         return document
 
+    def _authenticate(self, headers: dict[str, str]) -> None:
+        try:
+            self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        except Exception as error:
+            # The library reads a token that is being replaced, or runs a program of the user's.
+            raise KubernetesError(f"Kubernetes: no token for this call: {error}") from error
+
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, read_s: float
     ) -> Any:
@@ -263,7 +270,7 @@ class KubernetesApi:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = PATCH if method == "PATCH" else "application/json"
-        self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        self._authenticate(headers)
         try:
             response = self._client.rest_client.pool_manager.request(
                 method,

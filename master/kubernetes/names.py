@@ -16,6 +16,7 @@ __all__ = [
     "PSERVER",
     "RUN",
     "SCHEDULE",
+    "STATUS",
     "WORKER",
     "labels_of",
     "object_name",
@@ -36,6 +37,8 @@ SCHEDULE = "schedule"
 # Labels. The owner's tells the worker Pods of a job from those of an earlier one of its name.
 OWNER = "backstay/owner"
 WORKER_ID = "backstay/worker"
+# Tells the ConfigMap with a job's status from those with files.
+STATUS = "backstay/status"
 # Annotations: the name as the user wrote it, what the objects were made of, and which run of a
 # schedule has made them.
 JOB_NAME = "backstay/job-name"
@@ -73,8 +76,8 @@ def pserver_name(job: str) -> str:
 
 
 def schedule_name(job: str) -> str:
-    """Return the name of the ConfigMap that the runs of a job's schedule begin with."""
-    return f"{object_name(job)}-schedule"
+    """Return the name of the ConfigMap of a job's schedule, which no ``object_name`` can be."""
+    return f"{object_name(job)}.schedule"
 
 
 def run_uid(run: str) -> str:

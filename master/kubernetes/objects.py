@@ -25,6 +25,7 @@ from backstay.master.kubernetes.names import (
     OWNER,
     RUN,
     SCHEDULE,
+    STATUS,
     WORKER,
     WORKER_ID,
     labels_of,
@@ -209,7 +210,7 @@ def job_objects(
             "immutable": True,
             "data": carried,
         },
-        {**config_map, "metadata": {"name": status_name(spec.name), **metadata}, "data": {}},
+        {**config_map, "metadata": _status_metadata(spec.name, metadata), "data": {}},
         None if own is None else pserver_objects(spec, own.settings, own.run),
     )
 
@@ -404,6 +405,14 @@ def _deployment(
                 },
             },
         },
+    }
+
+
+def _status_metadata(job: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **metadata,
+        "name": status_name(job),
+        "labels": {**metadata["labels"], STATUS: "true"},
     }
 
 

@@ -22,11 +22,12 @@ __all__ = [
     "why_not_running",
 ]
 
+# Of the condition DisruptionTarget, for all that a kubelet does: the Pod's reason says what it was.
+_BY_KUBELET = "TerminationByKubelet"
 # Of the condition DisruptionTarget: something took the Pod away.
 _DISRUPTIONS = {
     "PreemptionByScheduler": ExitReason.PREEMPTED,
     "EvictionByEvictionAPI": ExitReason.EVICTED,
-    "TerminationByKubelet": ExitReason.EVICTED,
     "DeletionByTaintManager": ExitReason.NODE_LOST,
     "DeletionByPodGC": ExitReason.NODE_LOST,
 }
@@ -58,7 +59,12 @@ _CANNOT_START = {
     "RunContainerError",
 }
 # Its node tries again: the registry may be away for a while.
-_PULLS = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"}
+_PULLS = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+}
 # Words of the scheduler.
 _NO_ROOM = ("Insufficient ", "Too many pods")
 _STARTS = {"ContainerCreating", "PodInitializing"}
@@ -271,7 +277,11 @@ def _disruption(pod: Mapping[str, Any]) -> ExitReason | None:
     condition = _condition(pod, "DisruptionTarget")
     if condition.get("status") != "True":
         return None
-    return _DISRUPTIONS.get(condition.get("reason", ""), ExitReason.EVICTED)
+    reason = condition.get("reason", "")
+    if reason == _BY_KUBELET:
+        own = pod.get("status", {}).get("reason", "")
+        return _POD_REASONS.get(own, ExitReason.EVICTED)
+    return _DISRUPTIONS.get(reason, ExitReason.EVICTED)
 
 
 def _disruption_text(pod: Mapping[str, Any]) -> str:

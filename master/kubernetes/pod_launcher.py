@@ -138,11 +138,17 @@ class PodLauncher:
                 if error.status:
                     # Also a version that the API does not know: a list tells all.
                     version = ""
+                is_short = True
                 if error.status == TOO_OLD:
                     log.info("the watch of Pods is too old: %s", error)
-                    continue
-                self._note_trouble(str(error))
-                is_short = True
+                    is_short = time.monotonic() - begun_s < WATCH_SHORT_S
+                else:
+                    self._note_trouble(str(error))
+            except Exception as error:
+                # Without this thread nothing would be known of any Pod any more.
+                log.exception("what Kubernetes tells of the Pods is not understood")
+                version, is_short = "", True
+                self._note_trouble(f"{type(error).__name__}: {error}")
             if is_short:
                 self._stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
@@ -232,14 +238,21 @@ class PodLauncher:
     def _create(self, owner: Owner, worker_id: str, priority_class: str) -> bool:
         """Make a Pod; return whether to go on with calls."""
         program = self._program
-        pod = worker_pod(
-            program.spec,
-            worker_id,
-            owner,
-            command=program.arguments(worker_id),
-            env=program.env,
-            priority_class=priority_class,
-        )
+        try:
+            pod = worker_pod(
+                program.spec,
+                worker_id,
+                owner,
+                command=program.arguments(worker_id),
+                env=program.env,
+                priority_class=priority_class,
+            )
+        except Exception as error:
+            # Without this thread no Pod would be made or deleted any more.
+            log.exception("worker %s: its Pod cannot be described", worker_id)
+            with self._changed:
+                self._pods.refused(worker_id, f"{type(error).__name__}: {error}")
+            return True
         try:
             made = self._api.create("pods", pod)
         except KubernetesError as error:

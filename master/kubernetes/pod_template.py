@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backstay.kubernetes_spec import VOLUME_KINDS, KubernetesSpec, PodSpec
+from backstay.kubernetes_spec import VOLUME_KINDS, KubernetesSpec, PodSpec, amount
 from backstay.master.kubernetes.names import SCHEDULE
 
 __all__ = ["JOB_FOLDER", "SCRATCH", "merged", "pod_template", "whole_cores"]
@@ -35,7 +35,6 @@ NODE_LOST_S = 10
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 # By which fields of their entries lists of a Pod are merged.
 _KEYS = ("name", "mountPath")
-_MILLI = {"m": 0.001, "k": 1000.0}
 
 
 def pod_template(
@@ -147,9 +146,7 @@ def whole_cores(pod: PodSpec) -> int | None:
     quantity = pod.limits.get("cpu") or pod.requests.get("cpu")
     if quantity is None:
         return None
-    unit = quantity[-1]
-    cores = float(quantity[:-1]) * _MILLI[unit] if unit in _MILLI else float(quantity)
-    return max(1, math.floor(cores))
+    return max(1, math.floor(amount(quantity)))
 
 
 def _has(one: object, key: str) -> bool:

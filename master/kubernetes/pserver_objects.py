@@ -7,7 +7,6 @@ docs/adr/0012-kubernetes.md says why they keep their records in etcd. Imports ``
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from backstay.config import ENDPOINT_VARIABLE, ServerConfig
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
-from backstay.kubernetes_spec import KubernetesSpec
+from backstay.kubernetes_spec import KubernetesSpec, amount
 from backstay.master.kubernetes.names import JOB_NAME, PSERVER, labels_of, object_name, pserver_name
 from backstay.master.kubernetes.pod_template import JOB_FOLDER, pod_template
 from backstay.settings import load, suggestion
@@ -54,13 +53,6 @@ _OF_THE_POD = (
 )
 # The rest of a container's memory is for buffers, copies under way and Python.
 _SHARE_FOR_ROWS = 0.75
-_UNITS = {
-    "": 1.0,
-    "m": 1e-3,
-    **{unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)},
-    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
-}
-_QUANTITY = re.compile(r"([0-9.]+(?:[eE]-?[0-9]+)?)([a-zA-Z]*)")
 
 
 class PserverObjects(NamedTuple):
@@ -98,7 +90,7 @@ def cores_of_server(spec: JobSpec) -> float:
     """Return how much CPU a server may use, or else asks for; 0: the job does not say."""
     pserver = _section(spec).pserver
     quantity = pserver.limits.get("cpu") or pserver.requests.get("cpu")
-    return 0.0 if quantity is None else _number(quantity)
+    return 0.0 if quantity is None else amount(quantity)
 
 
 def server_settings(spec: JobSpec, count: int) -> dict[str, Any]:
@@ -144,7 +136,7 @@ def server_settings(spec: JobSpec, count: int) -> dict[str, Any]:
         settings |= {"checkpoint_url": url, "restore": "latest"}
     memory = kubernetes.pserver.limits.get("memory")
     if memory is not None:
-        settings["memory_limit_bytes"] = int(_SHARE_FOR_ROWS * _number(memory))
+        settings["memory_limit_bytes"] = int(_SHARE_FOR_ROWS * amount(memory))
     settings |= given
     if settings["store"] != "etcd" or not settings.get("store_endpoints"):
         raise ConfigError(
@@ -344,10 +336,3 @@ def _check(settings: Mapping[str, Any]) -> None:
         load(ServerConfig, settings, {}, explicit, file="servers.settings")
     except ConfigError as error:
         raise ConfigError(f"servers.settings: {error}") from error
-
-
-def _number(quantity: str) -> float:
-    found = _QUANTITY.fullmatch(quantity)
-    # ``PodSpec`` takes quantities only.
-    assert found is not None
-    return float(found[1]) * _UNITS[found[2]]

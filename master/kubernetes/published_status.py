@@ -68,9 +68,18 @@ class PublishedStatus:
         return cls(status, over, reason, counts, exits, _audit(data.get("audit", "")))
 
 
-def read_status(api: KubernetesApi, job: str) -> PublishedStatus | None:
-    """Return what the job master has written; None: there is no such job."""
+def read_status(api: KubernetesApi, job: str, owner_uid: str = "") -> PublishedStatus | None:
+    """Return what the job master has written; None: there is no such job.
+
+    Args:
+        api: The namespace of the job.
+        job: Its name.
+        owner_uid: Of its Deployment; another one's job is not meant. Empty: whichever it is.
+    """
     found = api.get("configmaps", status_name(job))
+    owners = () if found is None else found["metadata"].get("ownerReferences", ())
+    if owner_uid and all(one["uid"] != owner_uid for one in owners):
+        return None
     return None if found is None else PublishedStatus.of_data(found.get("data") or {})
 
 

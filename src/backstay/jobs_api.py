@@ -32,7 +32,7 @@ from backstay.cli.stop_signals import StopOrder
 from backstay.cli.supervisor import Outcome
 from backstay.errors import ConfigError, JobError, JobRefused, UnknownJob
 from backstay.job_spec import JobSpec
-from backstay.master.kubernetes.published_status import PublishedStatus, read_status
+from backstay.master.kubernetes.published_status import PublishedStatus
 
 __all__ = ["Job", "submit", "train"]
 
@@ -304,13 +304,15 @@ class _JobOnKubernetes(Job):
         """Leave the job alone: it goes on."""
 
     def _published(self) -> PublishedStatus:
-        published = read_status(self._begun.api, self.name)
+        published = self._begun.published()
         if published is None:
             raise UnknownJob(f"the objects of job {self.name!r} were deleted")
         return published
 
     def _order(self, *words: str) -> str:
         """Run a command of ``backstay jobs`` in the job master's Pod; return what it prints."""
+        if over := self._published().over:
+            raise JobRefused(f"job {self.name!r} is {over}: it has no job master any more")
         ran = run_in_master(self._begun.api, self.name, [*words])
         if ran.exit_code:
             text = ran.errors.strip().removeprefix("Error: ")

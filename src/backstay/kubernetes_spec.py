@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from backstay.errors import ConfigError
 from backstay.settings import check, setting
 
-__all__ = ["KubernetesSpec", "PodSpec", "ScheduleSpec", "high_share"]
+__all__ = ["KubernetesSpec", "PodSpec", "ScheduleSpec", "amount", "high_share"]
 
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 # What a volume may be, and what Kubernetes calls its source and the field of its name there.
@@ -26,7 +26,12 @@ VOLUME_KINDS = {
 }
 _VOLUME_FIELDS = (*VOLUME_KINDS, "mount_path", "sub_path", "read_only")
 _TOLERATION_FIELDS = ("key", "operator", "value", "effect", "tolerationSeconds")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]-?[0-9]+)?")
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]-?[0-9]+)?")
+_UNITS = {
+    "m": 1e-3,
+    **{unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
+}
 # RFC 1123: what Kubernetes takes as a name.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -91,11 +96,7 @@ class PodSpec:
         _check_volumes(self.volumes)
         for number, one in enumerate(self.tolerations):
             _check_fields(f"tolerations.{number}", one, _TOLERATION_FIELDS)
-        for name in self.pod_template:
-            if name not in ("metadata", "spec"):
-                raise ConfigError(
-                    f"pod_template.{name}: no such part of a Pod; there are metadata and spec"
-                )
+        _check_template(self.pod_template)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +200,18 @@ def high_share(priority_class: str) -> float | None:
     return share if share <= 1 else None
 
 
+def amount(quantity: str) -> float:
+    """Return the number that a quantity of Kubernetes stands for, such as 0.5 for ``500m``.
+
+    Args:
+        quantity: As ``PodSpec`` takes it.
+    """
+    found = _QUANTITY.fullmatch(quantity)
+    assert found is not None
+    number, unit = found[1], found[2] or ""
+    return float(number) * _UNITS[unit] if unit in _UNITS else float(number + unit)
+
+
 def _put(spec: object, name: str, value: Any) -> None:
     object.__setattr__(spec, name, value)
 
@@ -218,6 +231,33 @@ def _check_name(field: str, name: str, allowed: re.Pattern[str]) -> None:
         raise ConfigError(
             f"{field}: {name!r} is not a name of Kubernetes: small letters, digits and - between"
         )
+
+
+def _check_template(template: Mapping[str, Any]) -> None:
+    """Refuse a template whose parts cannot be merged; Kubernetes checks the rest."""
+    for name, part in template.items():
+        if name not in ("metadata", "spec"):
+            raise ConfigError(
+                f"pod_template.{name}: no such part of a Pod; there are metadata and spec"
+            )
+        _check_mapping(f"pod_template.{name}", part)
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    for name in ("labels", "annotations"):
+        if name in metadata:
+            _check_mapping(f"pod_template.metadata.{name}", metadata[name])
+    for name in ("containers", "initContainers", "volumes"):
+        where, parts = f"pod_template.spec.{name}", spec.get(name, ())
+        if not isinstance(parts, (list, tuple)):
+            raise ConfigError(f"{where}: {parts!r} is not a list; leave it out to say nothing")
+        for number, one in enumerate(parts):
+            _check_mapping(f"{where}.{number}", one)
+            if not isinstance(one.get("name"), str):
+                raise ConfigError(f"{where}.{number}.name: is missing")
+
+
+def _check_mapping(where: str, part: object) -> None:
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"{where}: {part!r} has no fields; leave it out to say nothing")
 
 
 def _check_cron(cron: str) -> None:

@@ -16,7 +16,7 @@ import yaml
 from backstay._version import __version__
 from backstay.config import ServerConfig
 from backstay.job_spec import JobSpec
-from backstay.master.kubernetes.names import MASTER, SCHEDULE, WORKER, labels_of
+from backstay.master.kubernetes.names import MASTER, PSERVER, SCHEDULE, WORKER, labels_of
 from backstay.pserver.ctl.cli import main
 from tests.manifests import KUBERNETES, Object, environment, named, pods_of, problems, rendered
 from tests.manifests import require_kubectl as found_kubectl
@@ -96,6 +96,28 @@ def test_the_network_policy_lets_the_pods_of_a_job_in(
         if "namespaceSelector" not in one
     ]
     assert allowed.items() <= labels.items()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_network_policy_of_etcd_lets_servers_in_and_no_other_pod_of_a_job(
+    name: str, overlays: dict[str, list[Object]]
+) -> None:
+    found = named(overlays[name], "NetworkPolicy").get("etcd")
+    if found is None:
+        return
+    allowed = [
+        one["podSelector"]["matchLabels"]
+        for rule in found["spec"]["ingress"]
+        if {"port": "client"} in rule["ports"]
+        for one in rule["from"]
+    ]
+
+    def may_call(labels: dict[str, str]) -> bool:
+        return any(one.items() <= labels.items() for one in allowed)
+
+    assert may_call({"app.kubernetes.io/name": "pserver"})
+    assert may_call(labels_of("census", PSERVER))
+    assert not any(may_call(labels_of("census", role)) for role in (MASTER, WORKER, SCHEDULE))
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

@@ -8,7 +8,7 @@ import pytest
 
 from backstay.errors import ConfigError
 from backstay.job_spec import JobSpec
-from backstay.kubernetes_spec import high_share
+from backstay.kubernetes_spec import amount, high_share
 
 
 def job(**kubernetes: Any) -> JobSpec:
@@ -84,6 +84,19 @@ def test_a_share_is_a_number_up_to_one(given: str, share: float | None) -> None:
             "kubernetes.worker.volumes: two volumes have the mount_path /c",
         ),
         ({"worker": {"pod_template": {"kind": "Pod"}}}, "kubernetes.worker.pod_template.kind: no"),
+        (
+            {"worker": {"pod_template": {"metadata": {"labels": None}}}},
+            "kubernetes.worker.pod_template.metadata.labels: None has no fields; leave it out",
+        ),
+        ({"worker": {"pod_template": {"spec": None}}}, "kubernetes.worker.pod_template.spec: None"),
+        (
+            {"master": {"pod_template": {"spec": {"containers": None}}}},
+            "kubernetes.master.pod_template.spec.containers: None is not a list",
+        ),
+        (
+            {"worker": {"pod_template": {"spec": {"initContainers": [{"image": "a"}]}}}},
+            "kubernetes.worker.pod_template.spec.initContainers.0.name: is missing",
+        ),
         ({"workers": {}}, "kubernetes.workers: no such field; did you mean 'worker'?"),
     ],
 )
@@ -142,3 +155,19 @@ def test_what_is_no_schedule_is_refused_by_name(wrong: Any, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         scheduled(wrong)
     assert str(refused.value).startswith(words), refused.value
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"),
+    [
+        ("500m", 0.5),
+        ("2", 2),
+        ("1.5", 1.5),
+        ("2G", 2e9),
+        ("1Ki", 1024),
+        ("1e3", 1000),
+        ("3E", 3e18),
+    ],
+)
+def test_a_quantity_stands_for_a_number(quantity: str, number: float) -> None:
+    assert amount(quantity) == pytest.approx(number)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 from backstay.cli.server_scale import ServerScale, ServersSeen
+from backstay.errors import BackstayError
 from backstay.job_engine.scaling import ScalingNotes, ScalingPolicy, Seen, decide
 from backstay.master.host import MasterHost
 from backstay.master.job import Job
@@ -45,20 +46,28 @@ class JobScale:
         """
         servers = ServersSeen()
         if self._servers is not None:
-            servers = await asyncio.to_thread(self._servers.look)
+            try:
+                servers = await asyncio.to_thread(self._servers.look)
+            except BackstayError:
+                self._host.note_store_away_for_all(False)
+                raise
         job = self._host.job
         if job is None or job.is_over:
             return
         if self._servers is not None:
+            self._host.note_store_away_for_all(servers.are_all_away)
             job.note_trouble("servers", waits_text(servers, self._policy.servers_least))
         seen = seen_of(job, servers, time.monotonic_ns() // 1_000_000)
         self._notes, decision = decide(self._policy, self._notes, seen)
         if decision is None:
             return
+        workers, lent = decision.workers, decision.lent
         if decision.servers != seen.servers and self._servers is not None:
             await asyncio.to_thread(self._servers.resize, decision.servers)
+            # A user may have said another number of workers meanwhile.
+            workers, lent = job.workers.set.desired, job.workers.set.lent
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        job.follow_scaling(decision.workers, decision.lent, f"{when}: {decision.told(seen)}")
+        job.follow_scaling(workers, lent, f"{when}: {decision.told(seen)}")
 
 
 def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:

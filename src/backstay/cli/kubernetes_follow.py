@@ -19,6 +19,7 @@ from backstay.errors import JobError, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.master_pod import master_pod, pserver_trouble
+from backstay.master.kubernetes.objects import Owner
 from backstay.master.kubernetes.published_status import PublishedStatus, read_status
 
 __all__ = ["BegunJob"]
@@ -31,17 +32,17 @@ STANDS_STILL_S = 3.0
 class BegunJob:
     """A job whose objects are made. A context manager."""
 
-    def __init__(self, api: KubernetesApi, spec: JobSpec, deployment: str) -> None:
+    def __init__(self, api: KubernetesApi, spec: JobSpec, owner: Owner) -> None:
         """Take the connection over.
 
         Args:
             api: The namespace of the job.
             spec: The job.
-            deployment: Name of its Deployment.
+            owner: Its Deployment.
         """
         self.api = api
         self.spec = spec
-        self.deployment = deployment
+        self.owner = owner
         self._begun_s = time.monotonic()
 
     def __enter__(self) -> BegunJob:
@@ -54,6 +55,19 @@ class BegunJob:
         traceback: TracebackType | None,
     ) -> None:
         self.api.close()
+
+    @property
+    def deployment(self) -> str:
+        """Name of its Deployment."""
+        return self.owner.name
+
+    def published(self) -> PublishedStatus | None:
+        """Return what its job master has written; None: it was deleted.
+
+        Raises:
+            KubernetesError: The API refuses the call, or does not answer.
+        """
+        return read_status(self.api, self.spec.name, self.owner.uid)
 
     @property
     def namespace(self) -> str:
@@ -76,7 +90,7 @@ class BegunJob:
         Raises:
             JobError: Its objects were deleted.
         """
-        end = _Follower(self.api, self.spec, show, stops, asks_to_stop).follow()
+        end = _Follower(self, show, stops, asks_to_stop).follow()
         if end is None:
             return None
         audit = None if end.audit is None else audit_of_mapping(end.audit)
@@ -89,14 +103,14 @@ class _Follower:
 
     def __init__(
         self,
-        api: KubernetesApi,
-        spec: JobSpec,
+        begun: BegunJob,
         show: Show,
         stops: StopOrder,
         asks_to_stop: Callable[[], bool],
     ) -> None:
-        self._api = api
-        self._spec = spec
+        self._begun = begun
+        self._api = begun.api
+        self._spec = begun.spec
         self._show = show
         self._stops = stops
         self._asks_to_stop = asks_to_stop
@@ -112,7 +126,7 @@ class _Follower:
         while True:
             trouble = ""
             try:
-                published = read_status(self._api, self._spec.name)
+                published = self._begun.published()
                 if published is None:
                     raise JobError(f"the objects of job {self._spec.name!r} were deleted")
                 if published.over:
@@ -156,7 +170,12 @@ class _Follower:
         if not self._asks_to_stop():
             return False
         words = ["stop", self._spec.name, "--reason", "Ctrl-C"]
-        ran = run_in_master(self._api, self._spec.name, words)
+        try:
+            ran = run_in_master(self._api, self._spec.name, words)
+        except JobError as error:
+            # Such as a job master that is being replaced.
+            self._show.say(f"the job is not stopped: {error}")
+            return False
         self._show.say((ran.output + ran.errors).strip())
         self._is_stopping = ran.exit_code == 0
         return self._is_stopping

@@ -34,6 +34,7 @@ from backstay.master.kubernetes.names import (
     MASTER,
     OWNER,
     SCHEDULE,
+    STATUS,
     WORKER_ID,
     labels_of,
     object_name,
@@ -45,10 +46,12 @@ from backstay.master.kubernetes.pserver_objects import SETTINGS_FILE
 from backstay.master.kubernetes.published_status import PublishedStatus
 from backstay.pserver.ctl.showing import grid, print_whole
 
-__all__ = ["jobs_on_kubernetes"]
+__all__ = ["STATUS_SELECTOR", "jobs_on_kubernetes"]
 
 FORBIDDEN = 403
 _SELECTOR = "app.kubernetes.io/managed-by=backstay"
+# The files of a job take up to 1 MiB, and are not looked at.
+STATUS_SELECTOR = f"{_SELECTOR},{STATUS}=true"
 
 
 class _Found(NamedTuple):
@@ -173,7 +176,8 @@ def _schedules(api: KubernetesApi) -> dict[str, Mapping[str, Any]]:
 
 
 def _jobs(api: KubernetesApi) -> dict[str, _Found]:
-    maps = {one["metadata"]["name"]: one for one in api.list_objects("configmaps", _SELECTOR).items}
+    listed = api.list_objects("configmaps", STATUS_SELECTOR).items
+    maps = {one["metadata"]["name"]: one for one in listed}
     schedules = _schedules(api)
     found = {job: _Found(job, "", PublishedStatus(), one) for job, one in schedules.items()}
     for one in api.list_objects("deployments", _SELECTOR).items:

@@ -92,8 +92,8 @@ def main(
         spec = JobSpec.from_json(spec_file.read_text(encoding="utf-8"))
         set_up_logging("info", "text", f"job master of {spec.name}")
         api = KubernetesApi.in_pod(os.environ.get(NAMESPACE_VARIABLE, ""))
-        objects = OwnedJob.find(api, spec.name)
-        over = objects.read().over
+        objects = _find(api, spec.name)
+        over = asyncio.run(_repeat(objects.read)).over
         if over:
             log.info("the job is over already: %s", over)
         else:
@@ -124,6 +124,11 @@ def main(
     _leave(objects, servers_end=servers_end and over != "unsaved")
 
 
+def _find(api: KubernetesApi, job: str) -> OwnedJob:
+    """Return the objects of the job; wait for an API that is away."""
+    return asyncio.run(_repeat(lambda: OwnedJob.find(api, job)))
+
+
 def _serve(
     configure: Callable[[], MasterConfig], spec: JobSpec, api: KubernetesApi, objects: OwnedJob
 ) -> str:
@@ -131,17 +136,23 @@ def _serve(
     try:
         config = configure()
         # Signals are not handled yet, so a signal ends this wait at once.
-        _reach(config)
-        return asyncio.run(_run(config, spec, api, objects))
+        servers = _own_servers(config, spec, api) if config.servers_end else None
+        _reach(config, servers)
+        return asyncio.run(_run(config, spec, objects, servers))
     except FINAL_ERRORS as error:
+        if asyncio.run(_repeat(objects.read)).status is not None:
+            # The job has begun: another process may serve it, and this setting can be mended.
+            raise
         log.error("%s", error)
         end = {"over": "failed", "reason": str(error)}
         asyncio.run(_repeat(lambda: objects.publish(end)))
         return "failed"
 
 
-def _reach(config: MasterConfig) -> None:
+def _reach(config: MasterConfig, servers: ServerScale | None) -> None:
     """Wait until a server has answered: one of the job's own for as long as it has no room.
+
+    Servers of the job's own that are on lost nodes make room for others meanwhile.
 
     Raises:
         NeverReached: None of a cluster that runs has.
@@ -150,18 +161,23 @@ def _reach(config: MasterConfig) -> None:
         try:
             return reach(config.endpoints, config.client)
         except NeverReached as error:
-            if not config.servers_end:
+            if servers is None:
                 raise
             log.warning("%s", error)
+            try:
+                servers.look()
+            except KubernetesError as failure:
+                log.warning("%s", failure)
 
 
-async def _run(config: MasterConfig, spec: JobSpec, api: KubernetesApi, objects: OwnedJob) -> str:
+async def _run(
+    config: MasterConfig, spec: JobSpec, objects: OwnedJob, servers: ServerScale | None
+) -> str:
     host = MasterHost(config, spec, end_record=PublishedEnd(objects, spec, config))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
     background = [asyncio.create_task(_publish(objects, host))]
-    servers = _own_servers(config, spec, api) if config.servers_end else None
     if servers is not None or spec.autoscale is not None:
         counts = NO_SERVERS
         if servers is not None:
@@ -229,7 +245,10 @@ async def _try(what: str, call: Awaitable[None], said: dict[str, str]) -> None:
     """Await a call that may fail for a while; say each new reason."""
     try:
         await call
-    except BackstayError as error:
+    except Exception as error:
+        if not isinstance(error, BackstayError):
+            # A fault of ours must not end what keeps the numbers, either.
+            log.exception("%s", what)
         if str(error) != said.get(what):
             said[what] = str(error)
             log.warning("%s: %s", what, error)

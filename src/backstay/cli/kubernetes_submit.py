@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from backstay.cli.kubernetes_follow import BegunJob
 from backstay.cli.kubernetes_manifest import objects_of, paths_outside
@@ -15,11 +15,11 @@ from backstay.cli.supervisor import what_is_not_kept
 from backstay.errors import JobError, JobRefused, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.names import CONTENT, RUN, status_name
+from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, status_name
 from backstay.master.kubernetes.objects import JobObjects, Owner, section
 from backstay.master.kubernetes.published_status import not_over, read_status
 
-__all__ = ["begin_on_kubernetes", "submit"]
+__all__ = ["begin_on_kubernetes", "check_free", "submit"]
 
 LOOK_PAUSE_S = 1.0
 # What an earlier job of the name has left is waited for, at most.
@@ -54,67 +54,148 @@ def begin_on_kubernetes(
         say(f"warning: {warning}")
     api = KubernetesApi.of_kubeconfig(section(spec).namespace)
     try:
-        submit(api, spec.name, objects, stopped)
+        owner = submit(api, spec.name, objects, stopped)
     except BaseException:
         api.close()
         raise
-    name = objects.deployment["metadata"]["name"]
-    say(f"{spec.name}: Deployment {name} in namespace {api.namespace}")
-    return BegunJob(api, spec, name)
+    say(f"{spec.name}: Deployment {owner.name} in namespace {api.namespace}")
+    return BegunJob(api, spec, owner)
+
+
+class _There(NamedTuple):
+    """What is there of a job of the name.
+
+    Attributes:
+        deployment: As the API gives it.
+        over: The state in which it has ended; empty: it goes on.
+        is_same: Whether it is the same job, or run.
+        is_going: Whether it was deleted, and is not gone yet.
+    """
+
+    deployment: dict[str, Any]
+    over: str
+    is_same: bool
+    is_going: bool
+
+    @property
+    def uid(self) -> str:
+        uid: str = self.deployment["metadata"]["uid"]
+        return uid
+
+    @property
+    def replicas(self) -> int:
+        return int(self.deployment["spec"].get("replicas", 0))
+
+
+def check_free(api: KubernetesApi, job: str, objects: JobObjects) -> None:
+    """Refuse what ``submit`` would refuse now.
+
+    Raises:
+        JobRefused: A job of the name runs already, with other settings or files.
+    """
+    there = _look(api, job, objects)
+    if there is not None:
+        _check(there, job, objects)
 
 
 def submit(
     api: KubernetesApi, job: str, objects: JobObjects, stopped: Callable[[float], bool]
-) -> None:
+) -> Owner:
     """Make the objects of a job; go on with the same job, or run, if its objects are there.
 
     The Deployment comes first, without a Pod: it owns the others. A command that ends in between
     leaves nothing that runs, and the same command goes on.
+
+    Returns:
+        The Deployment.
 
     Raises:
         JobRefused: A job of the name runs already, with other settings or files.
         JobError: What an earlier job of the name has left does not go, or the command is stopped.
     """
     name = objects.deployment["metadata"]["name"]
-    found = api.get("deployments", name)
-    if found is not None:
-        published = read_status(api, job)
-        over = "" if published is None else published.over
-        is_going = "deletionTimestamp" in found["metadata"]
-        is_unsaved = over == "unsaved" and objects.servers is not None and not is_going
-        annotations = found["metadata"].get("annotations", {})
-        is_same = annotations.get(CONTENT) == objects.content
-        if objects.run:
-            is_same = annotations.get(RUN) == objects.run
-            if is_same and over and not is_going:
-                return
-        if is_unsaved and is_same:
+    there = _look(api, job, objects)
+    if there is not None:
+        _check(there, job, objects)
+        if objects.run and there.is_same and there.over and not there.is_going:
+            return Owner(name, there.uid)
+        if _is_unsaved(there, objects):
             # Its servers still have what the last checkpoint lacks.
+            there = _wait_for_its_master(api, job, objects, there.uid, stopped)
             api.patch("configmaps", status_name(job), {"data": not_over()})
-        elif is_unsaved:
-            raise JobRefused(
-                f"job {job!r} has ended without its last checkpoint, and its servers are kept. Run "
-                "the same command as then, which tries it again, or give the rows up: kubectl "
-                f"delete deployment {name}"
-            )
-        elif over or is_going:
-            _remove(api, objects, found["metadata"]["uid"], stopped)
-            found = None
-        elif not is_same:
-            raise JobRefused(
-                f"job {job!r} runs on Kubernetes already, with other settings or files. Follow it "
-                f"with those, or end it: backstay jobs --on kubernetes stop {job}, or kubectl "
-                f"delete deployment {name}"
-            )
-    if found is None:
+        elif there.over or there.is_going:
+            _remove(api, objects, there.uid, stopped)
+            there = None
+    if there is None:
         waiting = {**objects.deployment["spec"], "replicas": 0}
-        found = api.create("deployments", {**objects.deployment, "spec": waiting})
-    owner = Owner(name, found["metadata"]["uid"])
+        made = api.create("deployments", {**objects.deployment, "spec": waiting})
+        there = _There(made, "", is_same=True, is_going=False)
+    owner = Owner(name, there.uid)
     for one in objects.owned:
         _make_owned(api, one, owner, stopped)
-    if not found["spec"].get("replicas", 0):
+    if not there.replicas:
         change = {"metadata": {"uid": owner.uid}, "spec": {"replicas": 1}}
         api.patch("deployments/scale", name, change)
+    return owner
+
+
+def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _There | None:
+    """Return what is there of a job of the name; None: nothing."""
+    found = api.get("deployments", objects.deployment["metadata"]["name"])
+    if found is None:
+        return None
+    published = read_status(api, job)
+    annotations = found["metadata"].get("annotations", {})
+    is_same = annotations.get(CONTENT) == objects.content
+    if objects.run:
+        is_same = annotations.get(RUN) == objects.run
+    over = "" if published is None else published.over
+    return _There(found, over, is_same, "deletionTimestamp" in found["metadata"])
+
+
+def _check(there: _There, job: str, objects: JobObjects) -> None:
+    """Refuse to touch another job, one that runs, and one that has rows that no checkpoint has."""
+    name = objects.deployment["metadata"]["name"]
+    if there.deployment["metadata"].get("annotations", {}).get(JOB_NAME) != job:
+        raise JobRefused(f"a Deployment {name} is there that is not of job {job!r}; rename the job")
+    if _is_unsaved(there, objects) and not there.is_same:
+        raise JobRefused(
+            f"job {job!r} has ended without its last checkpoint, and its servers are kept. Run "
+            "the same command as then, which tries it again, or give the rows up: kubectl "
+            f"delete deployment {name}"
+        )
+    if not (there.over or there.is_going or there.is_same):
+        raise JobRefused(
+            f"job {job!r} runs on Kubernetes already, with other settings or files. Follow it "
+            f"with those, or end it: backstay jobs --on kubernetes stop {job}, or kubectl "
+            f"delete deployment {name}"
+        )
+
+
+def _is_unsaved(there: _There, objects: JobObjects) -> bool:
+    return there.over == "unsaved" and objects.servers is not None and not there.is_going
+
+
+def _wait_for_its_master(
+    api: KubernetesApi,
+    job: str,
+    objects: JobObjects,
+    uid: str,
+    stopped: Callable[[float], bool],
+) -> _There:
+    """Wait until the job master of an ended job has taken its Deployment to no replicas.
+
+    It would do so also after the job has begun again.
+    """
+    name = objects.deployment["metadata"]["name"]
+    deadline_s = time.monotonic() + GONE_LIMIT_S
+    while True:
+        there = _look(api, job, objects)
+        if there is None or there.uid != uid:
+            raise JobError(f"the objects of job {job!r} were deleted meanwhile; try again")
+        if not there.replicas:
+            return there
+        _wait_until_gone(name, deadline_s, stopped)
 
 
 def _make_owned(
@@ -123,7 +204,12 @@ def _make_owned(
     owner: Owner,
     stopped: Callable[[float], bool],
 ) -> None:
-    """Make an object of a job, after the one that a deleted job of the name may have left."""
+    """Make an object of a job, after the one that a deleted job of the name may have left.
+
+    Raises:
+        JobRefused: One that nobody owns has its name.
+        JobError: The one that is there does not go, or the command is stopped.
+    """
     owned = {**body["metadata"], "ownerReferences": [owner.reference()]}
     kind, name = KINDS[body["kind"]], owned["name"]
     deadline_s = time.monotonic() + GONE_LIMIT_S
@@ -134,9 +220,15 @@ def _make_owned(
         except KubernetesError as error:
             if error.reason != "AlreadyExists":
                 raise
-        there = api.get(kind, name) or {"metadata": {}}
-        if any(one["uid"] == owner.uid for one in there["metadata"].get("ownerReferences", ())):
+        there = api.get(kind, name)
+        owners = () if there is None else there["metadata"].get("ownerReferences", ())
+        if any(one["uid"] == owner.uid for one in owners):
             return
+        if there is not None and not owners and "deletionTimestamp" not in there["metadata"]:
+            # Nothing would ever delete it.
+            raise JobRefused(
+                f"a {body['kind']} {name} is there that is of no job; delete it, or rename the job"
+            )
         _wait_until_gone(name, deadline_s, stopped)
 
 

@@ -18,7 +18,7 @@ from backstay.cli.exit_codes import EXIT_FAILED
 from backstay.cli.hooks import run_hooks
 from backstay.cli.kubernetes_follow import BegunJob
 from backstay.cli.kubernetes_manifest import objects_of
-from backstay.cli.kubernetes_submit import submit
+from backstay.cli.kubernetes_submit import check_free, submit
 from backstay.cli.progress import Show
 from backstay.cli.stop_signals import StopOrder, StopSignals
 from backstay.cli.supervisor import Outcome
@@ -109,9 +109,11 @@ class _Run:
         name = objects.deployment["metadata"]["name"]
         found = self._api.get("deployments", name)
         if found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run:
+            # The hooks must not change what another job of the name reads now.
+            check_free(self._api, self._spec.name, objects)
             self._call_hooks(self._hooks.before, {})
-        submit(self._api, self._spec.name, objects, self._stops.wait)
-        begun, show = BegunJob(self._api, self._spec, name), Show(self._spec.name)
+        owner = submit(self._api, self._spec.name, objects, self._stops.wait)
+        begun, show = BegunJob(self._api, self._spec, owner), Show(self._spec.name)
         with show:
             return begun.follow(show, self._stops, lambda: False)
 

@@ -28,17 +28,29 @@ SCALE = "statefulsets/scale"
 LOOK_PAUSE_S = 10.0
 # While not all servers serve.
 LOOK_PAUSE_SHORT_S = 4.0
+# After such a time without an answer no process serves on a node that Kubernetes has lost, too.
+SILENT_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
-def wanted_replicas(plan: ResizePlan | None, name: str, replicas: int) -> int:
+def wanted_replicas(
+    plan: ResizePlan | None,
+    name: str,
+    replicas: int,
+    *,
+    before: int | None = None,
+    idle: Collection[str] = (),
+) -> int:
     """Return how many Pods a StatefulSet is to have.
 
     Args:
         plan: The last plan of the servers; None: nothing was ever planned.
         name: Of the StatefulSet.
         replicas: How many it has.
+        before: How many it had before it grew for this plan; None: it did not, or that is not
+            known.
+        idle: Pods that do not run, so they hold nothing.
     """
     # At 0 the job is over.
     if plan is None or plan.kind != "resize" or replicas == 0:
@@ -49,6 +61,10 @@ def wanted_replicas(plan: ResizePlan | None, name: str, replicas: int) -> int:
         empty = {one.node_id for one in plan.leaving}
         # A StatefulSet ends the Pods with the highest numbers; none of them may hold rows.
         while replicas > plan.nodes and f"{name}-{replicas - 1}" in empty:
+            replicas -= 1
+    if plan.state in ("cancelled", "failed") and before is not None:
+        # Nothing waits any more for those that found no room.
+        while replicas > before and f"{name}-{replicas - 1}" in idle:
             replicas -= 1
     return replicas
 
@@ -87,6 +103,11 @@ class ServersSeen(NamedTuple):
     is_planning: bool = False
     memory_share: float | None = None
     cpu_share: float | None = None
+
+    @property
+    def are_all_away(self) -> bool:
+        """Whether each has a Pod, and none of these runs."""
+        return 0 < self.wanted == len(self.waits) and all(self.waits.values())
 
 
 class CpuUse(NamedTuple):
@@ -150,6 +171,9 @@ class ServerScale:
         # What was done already, so that a plan costs few calls of the API.
         self._followed: tuple[str, str] | None = None
         self._replicas: int | None = None
+        # The plan that the StatefulSet has grown for, and how many Pods it had before.
+        self._grown: tuple[str, int] | None = None
+        self._silent_since_s: float | None = None
         self._is_planning = False
         self._next_look_s = 0.0
         # Nodes that served, and have a Pod.
@@ -180,11 +204,12 @@ class ServerScale:
             # Too few have come for the first routing, or none answers.
             log.debug("%s", error)
             answered = False
+        self._note_answer(answered=answered)
         self._served |= serving
         waiting: list[Mapping[str, Any]] = []
         if len(serving) < self._replicas or self._served != serving:
             pods = self._pods()
-            if answered:
+            if answered or self._are_silent():
                 self._remove_lost(pods, serving)
             waiting = [
                 one
@@ -225,13 +250,33 @@ class ServerScale:
             return
         found = self._read_scale()
         replicas = _replicas_of(found)
-        wanted = wanted_replicas(plan, self._name, replicas)
+        before, idle = self._grown_for(plan)
+        wanted = wanted_replicas(plan, self._name, replicas, before=before, idle=idle)
+        if wanted > replicas and (self._grown is None or self._grown[0] != plan.plan_id):
+            self._grown = (plan.plan_id, replicas)
         if wanted != replicas:
             log.info("%s: %d servers wanted, %d before", self._name, wanted, replicas)
             change = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"replicas": wanted}}
             self._api.patch(SCALE, self._name, change)
         self._replicas = wanted
         self._followed = (plan.plan_id, plan.state)
+
+    def _grown_for(self, plan: ResizePlan) -> tuple[int | None, set[str]]:
+        """Return how many Pods there were before a plan that is over, and which do not run."""
+        if plan.is_under_way or self._grown is None or self._grown[0] != plan.plan_id:
+            return None, set()
+        idle = {one["metadata"]["name"] for one in self._pods() if why_not_running(one, PSERVER)}
+        return self._grown[1], idle
+
+    def _note_answer(self, *, answered: bool) -> None:
+        if answered:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = time.monotonic()
+
+    def _are_silent(self) -> bool:
+        since_s = self._silent_since_s
+        return since_s is not None and time.monotonic() - since_s >= SILENT_S
 
     def _read_scale(self) -> Mapping[str, Any]:
         return self._api.get(SCALE, self._name) or {}

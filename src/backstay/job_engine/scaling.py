@@ -211,6 +211,9 @@ def _change_roles(policy: ScalingPolicy, notes: ScalingNotes, seen: Seen) -> _Ou
     changed_ms = max(since_ms, notes.lent_ms)
     if notes.is_in_vain or seen.ending or seen.now_ms - changed_ms < SETTLE_MS:
         return notes, None
+    if not (seen.placed or seen.waiting):
+        # No worker has a Pod, or the launcher has not told of them yet.
+        return notes, None
     # A worker that waits would take the room, so it goes as well.
     wanted = max(1, policy.workers_least, seen.placed - 1)
     if wanted < seen.workers:

@@ -124,6 +124,8 @@ class WorkerSet:
         # The places of workers that were replaced because they hung, which counted as a failure.
         # Not recorded: under the next job master the failure stays counted.
         self._hung: dict[str, _Place] = {}
+        # For which no machine has room. Not recorded: the launcher tells them again.
+        self._waiting: frozenset[str] = frozenset()
         self._next_id = 0
         self._desired = 0
         self._lent = 0
@@ -169,6 +171,10 @@ class WorkerSet:
                 lost.append(WorkerExit(worker, ExitReason.NODE_LOST))
         return lost
 
+    def note_waiting(self, workers: Iterable[str]) -> None:
+        """Take note of the workers for which no machine has room."""
+        self._waiting = frozenset(workers)
+
     def has_place(self, worker: str) -> bool:
         """Whether this worker is one of those that are wanted now."""
         return worker in self._by_worker
@@ -199,7 +205,9 @@ class WorkerSet:
         return True
 
     def scale(self, workers: int, *, lent: int = 0) -> None:
-        """Want so many workers; the newest are stopped first. Places given up get a new chance.
+        """Want so many workers; those without room are stopped first, then the newest.
+
+        Places given up get a new chance.
 
         Args:
             workers: How many.
@@ -319,16 +327,21 @@ class WorkerSet:
         place.given_up = place.failures > self._policy.max_relaunches
 
     def _set_places(self, count: int) -> None:
-        """Have so many places: add new ones at the end, or remove those of the newest workers."""
+        """Have so many places. New ones come last; workers without room go first, then the newest."""
         self._text = None
         self._desired = count
         while len(self._places) < count:
             self._places.append(_Place())
         if len(self._places) > count:
             # Places without a worker go before any with one.
-            self._places.sort(key=lambda p: float("inf") if p.worker is None else p.worker)
+            self._places.sort(key=self._order_to_stay)
             del self._places[count:]
         self._by_worker = {f"w-{p.worker}": p for p in self._places if p.worker is not None}
+
+    def _order_to_stay(self, place: _Place) -> tuple[bool, float]:
+        if place.worker is None:
+            return True, float("inf")
+        return f"w-{place.worker}" in self._waiting, place.worker
 
 
 # -1 stands for a place that waits for its next worker.

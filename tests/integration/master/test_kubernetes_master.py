@@ -10,20 +10,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
+from backstay._proto.v1 import job_pb2
 from backstay.cli import kubernetes_master
-from backstay.errors import UnknownJob
+from backstay.cli.server_scale import ServerScale
+from backstay.errors import ConfigError, KubernetesError, NeverReached, UnknownJob
+from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import JobSpec
 from backstay.kubernetes_spec import KubernetesSpec
 from backstay.master.config import MasterConfig
+from backstay.master.hosted_launcher import ExitsSeen
 from backstay.master.job_client import JobClient
+from backstay.master.kubernetes import pod_launcher
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.names import object_name
 from backstay.master.kubernetes.owned_job import OwnedJob
 from backstay.master.kubernetes.pod_launcher import PodLauncher
+from backstay.master.kubernetes.published_status import status_data
 from backstay.master.launcher import WorkerProgram
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
@@ -101,6 +107,29 @@ def test_a_job_that_cannot_be_opened_leaves_no_workers(
     assert objects.deleted == ["w-0"]
 
 
+def test_servers_on_lost_nodes_make_room_before_one_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    class Servers:
+        def look(self) -> None:
+            calls.append("look")
+
+    def reach(*_: object) -> None:
+        calls.append("reach")
+        if len(calls) < 3:
+            raise NeverReached("none has answered")
+
+    monkeypatch.setattr(kubernetes_master, "reach", reach)
+    config = MasterConfig(endpoints=("ps-0:7000",), client=CLIENT, servers_end=True)
+    kubernetes_master._reach(config, cast(ServerScale, Servers()))
+    assert calls == ["reach", "look", "reach"]
+    calls.clear()
+    with pytest.raises(NeverReached):
+        kubernetes_master._reach(config, None)
+
+
 def test_the_launcher_of_a_deleted_job_makes_no_workers_for_the_next_one(
     tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -114,3 +143,62 @@ def test_the_launcher_of_a_deleted_job_makes_no_workers_for_the_next_one(
         assert launcher.report().running == ()
     finally:
         launcher.close()
+
+
+def test_a_pod_that_cannot_be_described_is_an_exit_of_its_worker(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object, **_more: object) -> None:
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setattr(pod_launcher, "worker_pod", broken)
+    objects = Objects(JOB)
+    objects.make_job("a")
+    spec = counting_spec(tmp_path, kubernetes=KubernetesSpec(image="registry/backstay:1"))
+    launcher = PodLauncher(WorkerProgram(spec, {}, "a"), cast(KubernetesApi, objects))
+    try:
+        launcher.reconcile(["w-0"])
+        eventually(lambda: launcher.report().exits != ())
+        (end,) = launcher.report().exits
+        assert (end.reason, end.last_words) == (
+            ExitReason.CANNOT_START,
+            "TypeError: a fault of ours",
+        )
+    finally:
+        launcher.close()
+
+
+def test_a_wrong_setting_ends_a_job_that_never_was_served_and_no_other(tmp_path: Path) -> None:
+    def configure() -> MasterConfig:
+        raise ConfigError("token: is missing")
+
+    spec, objects = counting_spec(tmp_path), Objects(JOB)
+    api = cast(KubernetesApi, objects)
+    objects.make_job("a")
+    assert kubernetes_master._serve(configure, spec, api, OwnedJob.find(api, JOB)) == "failed"
+    assert objects.data()["over"] == "failed"
+    # An earlier process has served it, and may serve it still.
+    objects.make_job("b")
+    owned = OwnedJob.find(api, JOB)
+    owned.publish(status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()))
+    with pytest.raises(ConfigError, match="token: is missing"):
+        kubernetes_master._serve(configure, spec, api, owned)
+    assert "over" not in objects.data()
+
+
+def test_a_job_master_that_starts_while_the_api_is_away_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Away(Objects):
+        calls = 0
+
+        def get(self, kind: str, name: str) -> dict[str, Any] | None:
+            self.calls += 1
+            if self.calls < 3:
+                raise KubernetesError("Kubernetes does not answer")
+            return super().get(kind, name)
+
+    monkeypatch.setattr(kubernetes_master, "RETRY_S", 0.0)
+    objects = Away(JOB)
+    objects.make_job("a")
+    assert kubernetes_master._find(cast(KubernetesApi, objects), JOB).owner.uid == "a"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
-from backstay.cli.job_scale import seen_of, waits_text
-from backstay.cli.server_scale import ServersSeen
+from backstay.cli.job_scale import JobScale, seen_of, waits_text
+from backstay.cli.server_scale import ServerScale, ServersSeen
 from backstay.job_engine.launch import LauncherReport
-from backstay.job_engine.scaling import Seen
+from backstay.job_engine.scaling import ScalingPolicy, Seen
+from backstay.master.host import MasterHost
 from backstay.master.hosted_launcher import LaunchHandler
+from backstay.master.job import Job
 from tests.memory_store import MemoryBackend, MemoryStore
 from tests.unit.job_records_of import counting_spec, master_of
 from tests.unit.memory_nodes import run
@@ -53,6 +57,14 @@ def test_what_is_seen_of_a_job(tmp_path: Path) -> None:
     run(inside)
 
 
+def test_all_servers_are_away_if_no_pod_of_theirs_runs() -> None:
+    assert ServersSeen(2, 0, {"ps-0": ROOM, "ps-1": "its node"}).are_all_away
+    assert not ServersSeen(2, 0, {"ps-0": ROOM, "ps-1": ""}).are_all_away
+    # The other one is being ended.
+    assert not ServersSeen(2, 0, {"ps-0": ROOM}).are_all_away
+    assert not ServersSeen(0, 0).are_all_away
+
+
 def test_servers_that_a_job_waits_for_are_told() -> None:
     assert waits_text(ServersSeen(3, 3), 2) == ""
     assert waits_text(ServersSeen(3, 2, {"ps-2": ROOM}), 2) == f"1 server waits for {ROOM}"
@@ -62,3 +74,36 @@ def test_servers_that_a_job_waits_for_are_told() -> None:
     first = ServersSeen(3, 0, {"ps-0": "", "ps-1": "", "ps-2": ROOM})
     assert waits_text(first, 3) == f"2 of at least 3 servers run; 1 server waits for {ROOM}"
     assert waits_text(ServersSeen(3, 1), 2) == "1 of at least 2 servers run"
+
+
+class ServersAtTheirLimit:
+    """Servers that are to grow; while they are asked for that, a user says a number of workers."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.asked: list[int] = []
+
+    def look(self) -> ServersSeen:
+        return ServersSeen(2, 2, memory_share=0.9)
+
+    def resize(self, servers: int) -> None:
+        self.asked.append(servers)
+        self.job.scale(1)
+
+
+def test_a_number_that_a_user_says_meanwhile_stays(tmp_path: Path) -> None:
+    async def inside(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
+            servers = ServersAtTheirLimit(job)
+            policy = ScalingPolicy(servers="load", servers_most=4, cool_down_ms=0)
+            told: list[bool] = []
+            note = SimpleNamespace(job=job, note_store_away_for_all=told.append)
+            host = cast(MasterHost, note)
+            await JobScale(host, policy, cast(ServerScale, servers)).look()
+            assert servers.asked == [3]
+            assert job.workers.set.desired == 1
+            (scaling,) = job.scalings
+            assert "3 servers wanted, 2 before" in scaling
+            assert told == [False]
+
+    run(inside)

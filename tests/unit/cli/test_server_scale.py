@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 
+from backstay.cli import server_scale
 from backstay.cli.server_scale import CpuUse, cpu_share, lost_pods, wanted_replicas
+from backstay.config import ClientConfig
 from backstay.consensus.records.plans import LeavingNode, PlanKind, PlanState, ResizePlan
+from backstay.errors import ServerUnavailable
+from backstay.master.kubernetes.api import KubernetesApi, ObjectList
+from tests.unit.master.kubernetes_objects import Objects
 
 NAME = "backstay-census-pserver"
 
@@ -46,6 +52,28 @@ def test_pods_follow_the_plan(asked: ResizePlan | None, replicas: int, wanted: i
     assert wanted_replicas(asked, NAME, replicas) == wanted
 
 
+@pytest.mark.parametrize(
+    ("asked", "before", "idle", "wanted"),
+    [
+        # They found no room, and nothing waits for them any more.
+        (plan(5, "failed"), 3, (3, 4), 3),
+        (plan(5, "cancelled"), 3, (3, 4), 3),
+        # The first of them has come, and may hold rows.
+        (plan(5, "failed"), 3, (4,), 4),
+        (plan(5, "failed"), 3, (3,), 5),
+        # One that was there before the plan comes back.
+        (plan(5, "failed"), 3, (2, 3, 4), 3),
+        # Another job master has grown it.
+        (plan(5, "failed"), None, (3, 4), 5),
+    ],
+)
+def test_servers_that_came_in_vain_go(
+    asked: ResizePlan, before: int | None, idle: tuple[int, ...], wanted: int
+) -> None:
+    names = {f"{NAME}-{number}" for number in idle}
+    assert wanted_replicas(asked, NAME, 5, before=before, idle=names) == wanted
+
+
 def pod(number: int, *, reason: str = "", is_deleted: bool = True) -> dict[str, Any]:
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
     deleted = {"deletionTimestamp": "2026-11-23T00:00:00Z"} if is_deleted else {}
@@ -81,3 +109,47 @@ def test_cpu_is_what_the_same_processes_used_between_two_looks() -> None:
     assert cpu_share({}, now, 2.0) is None
     assert cpu_share(before, now, 0.0) is None
     assert cpu_share(now, now, 2.0) is None
+
+
+class LostServers(Objects):
+    """A job whose servers were all on nodes that are lost."""
+
+    def __init__(self) -> None:
+        super().__init__("census")
+        self.make_job("a")
+        lost = [pod(number, reason="DeletionByTaintManager") for number in range(2)]
+        for one in lost:
+            one["metadata"]["uid"] = one["metadata"]["name"]
+        self.pods = ObjectList(tuple(lost), "1")
+
+    def list_objects(self, kind: str, selector: str) -> ObjectList:
+        return self.pods
+
+    def delete(self, kind: str, name: str, *, at_once: bool = False, uid: str = "") -> None:
+        assert (at_once, uid) == (True, name)
+        self.deleted.append(name)
+
+
+class Silent:
+    """Servers that do not answer."""
+
+    def __init__(self, *_: object) -> None:
+        raise ServerUnavailable("no server answers")
+
+
+def test_all_servers_on_lost_nodes_make_room_once_none_has_answered_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [10.0]
+    monkeypatch.setattr(server_scale, "ClusterInspection", Silent)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    objects = LostServers()
+    api = cast(KubernetesApi, objects)
+    servers = server_scale.ServerScale(api, "census", ["ps-0:7000"], ClientConfig())
+    for passed_s in (0.0, server_scale.SILENT_S - server_scale.LOOK_PAUSE_SHORT_S):
+        clock[0] = 10.0 + passed_s
+        servers.look()
+        assert objects.deleted == []
+    clock[0] = 10.0 + server_scale.SILENT_S
+    servers.look()
+    assert objects.deleted == [f"{NAME}-0", f"{NAME}-1"]

@@ -105,6 +105,14 @@ def test_one_after_the_other_gives_its_room_and_in_vain_is_seen() -> None:
     assert numbers(look.at(10_030)) == (2, 1, 3)
 
 
+def test_workers_of_which_nothing_is_known_yet_keep_their_room() -> None:
+    # The job master began anew, and its launcher has not told which Pods there are.
+    look = Look(FIXED, Seen(0, workers=6, servers=3, servers_waiting=1))
+    for second in range(0, 20, 2):
+        assert look.at(second) is None
+    assert numbers(look.at(20, placed=6)) == (5, 1, 3)
+
+
 def test_no_rule_adds_workers_while_a_server_finds_no_room() -> None:
     look = Look(FILL, Seen(0, workers=1, placed=1, servers=3, servers_waiting=1))
     for second in range(0, 100, 2):

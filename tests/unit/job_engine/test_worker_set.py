@@ -273,3 +273,13 @@ def test_workers_that_lent_their_room_are_remembered_until_someone_says_a_number
     with pytest.raises(InvalidRequest):
         workers.scale(0, lent=4)
     assert (workers.desired, workers.lent) == (2, 2)
+
+
+def test_workers_that_wait_for_room_are_stopped_before_those_that_run() -> None:
+    workers = WorkerSet(WorkerPolicy(initial=4, least=1, most=5))
+    assert workers.wanted(0.0) == ("w-0", "w-1", "w-2", "w-3")
+    workers.note_waiting(["w-0", "w-2"])
+    workers.scale(2)
+    assert workers.wanted(0.0) == ("w-1", "w-3")
+    workers.scale(1)
+    assert workers.wanted(0.0) == ("w-1",)

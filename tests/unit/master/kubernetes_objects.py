@@ -74,6 +74,9 @@ class Objects:
     def delete(self, kind: str, name: str) -> None:
         self.deleted.append(name)
 
+    def watch_pods(self, selector: str, version: str) -> None:
+        raise KubernetesError("nothing is watched here")
+
     def close(self) -> None:
         """There is no connection."""
 

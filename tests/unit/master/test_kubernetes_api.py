@@ -61,6 +61,19 @@ def test_an_answer_that_breaks_off_is_an_error_of_kubernetes(
             api.close()
 
 
+def test_a_token_that_cannot_be_read_now_is_an_error_of_kubernetes() -> None:
+    def rotated(_settings: object) -> None:
+        raise kubernetes.config.ConfigException("Token file exists but empty.")
+
+    settings = kubernetes.client.Configuration()
+    settings.api_key, settings.refresh_api_key_hook = {"BearerToken": "old"}, rotated
+    settings.host = "http://127.0.0.1:1"
+    api = KubernetesApi(kubernetes.client.ApiClient(settings), "default")
+    with pytest.raises(KubernetesError, match="Token file exists but empty"):
+        api.get("deployments", "backstay-census")
+    api.close()
+
+
 def test_a_command_in_a_pod_is_given_up_when_the_api_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

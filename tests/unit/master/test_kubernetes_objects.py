@@ -256,6 +256,7 @@ def test_lists_are_merged_by_name(below: Any, above: Any, result: Any) -> None:
         (PodSpec(requests={"cpu": "500m"}, limits={"cpu": "2500m"}), 2),
         (PodSpec(limits={"cpu": "4"}), 4),
         (PodSpec(limits={"cpu": "1e1"}), 10),
+        (PodSpec(limits={"cpu": "1Ki"}), 1024),
     ],
 )
 def test_threads_follow_the_cpu_of_a_pod(pod: PodSpec, cores: int | None) -> None:
@@ -279,10 +280,10 @@ def test_a_schedule_makes_one_run_at_a_time() -> None:
     assert container["image"] == "registry/master:1"
     assert container["command"][-2:] == ["backstay.cli.scheduled_run", "/backstay/job/job.json"]
     assert pod["spec"]["serviceAccountName"] == "backstay-job-schedule"
-    assert {"name": "job", "configMap": {"name": "backstay-census-schedule"}} in pod["spec"][
+    assert {"name": "job", "configMap": {"name": "backstay-census.schedule"}} in pod["spec"][
         "volumes"
     ]
-    assert objects.files["metadata"]["name"] == "backstay-census-schedule"
+    assert objects.files["metadata"]["name"] == "backstay-census.schedule"
     assert JobSpec.from_json(objects.files["data"]["job.json"]) == scheduled(
         master={"image": "registry/master:1"}
     )

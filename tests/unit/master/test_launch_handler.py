@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from backstay._proto.v1 import job_pb2
 from backstay.consensus.records.jobs import MasterRecord
+from backstay.errors import StoreUnavailable
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit, WorkerWish
+from backstay.master import hosted_launcher
 from backstay.master.hosted_launcher import LaunchHandler
 from backstay.master.job import Job
 from backstay.master.launcher import (
@@ -161,3 +165,29 @@ def test_reports_and_wishes_are_the_same_on_the_other_side() -> None:
     assert report_of(message) == report
     for wish in (WorkerWish(3, ("w-0",), ("w-1",)), WorkerWish(3, (), (), ("done", "all of it"))):
         assert wish_of(wish_message(wish)) == wish
+
+
+def test_workers_that_are_wanted_no_more_end_while_all_servers_of_the_job_wait_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosted_launcher, "DURABLE_S", 0.05)
+
+    async def inside(backend: MemoryBackend) -> None:
+        async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
+            handler = LaunchHandler(job)
+            first, second = (await handler.exchange(LauncherReport())).workers
+            backend.set_outage(True)
+            job.follow_scaling(1, 1, "a worker gives up its room")
+            report = LauncherReport((first, second))
+            with pytest.raises(StoreUnavailable):
+                await handler.exchange(report)
+            # No process reaches the store, so none but this one leads.
+            handler.is_store_away_for_all = True
+            assert await handler.exchange(report) == WorkerWish(0, (first,))
+            # A new worker would need a record.
+            job.follow_scaling(2, 0, "the worker comes back")
+            assert await handler.exchange(report) == WorkerWish(0, (first,))
+            backend.set_outage(False)
+            handler.is_store_away_for_all = False
+
+    run(inside)

@@ -41,6 +41,9 @@ ROOM = "0/2 nodes are available: 2 Insufficient cpu."
         (disrupted(terminated("w-1", 0), "PreemptionByScheduler"), ExitReason.PREEMPTED),
         (disrupted(terminated("w-1", 143), "EvictionByEvictionAPI"), ExitReason.EVICTED),
         (disrupted(terminated("w-1", 137), "TerminationByKubelet"), ExitReason.EVICTED),
+        # The kubelet says there which kind it was.
+        (disrupted(ended("w-1", "Preempting"), "TerminationByKubelet"), ExitReason.PREEMPTED),
+        (disrupted(ended("w-1", "Terminated"), "TerminationByKubelet"), ExitReason.NODE_LOST),
         (deleted(disrupted(running("w-1"), "DeletionByTaintManager")), ExitReason.NODE_LOST),
         (ended("w-1", "Evicted"), ExitReason.EVICTED),
         (ended("w-1", "OutOfcpu"), ExitReason.EVICTED),
@@ -50,6 +53,7 @@ ROOM = "0/2 nodes are available: 2 Insufficient cpu."
         (pending("w-1", "ErrImagePull", IMAGE), None),
         (pending("w-1", "ImagePullBackOff", IMAGE), None),
         (first_waits("w-1", "ErrImagePull", IMAGE), None),
+        (pending("w-1", "SignatureValidationFailed", IMAGE), None),
         (pending("w-1", "InvalidImageName"), ExitReason.CANNOT_START),
         (first_waits("w-1", "CreateContainerConfigError"), ExitReason.CANNOT_START),
         (first_ended("w-1", 2), ExitReason.CANNOT_START),
@@ -158,3 +162,7 @@ def test_a_full_node_is_told_from_one_that_does_not_suit(message: str, has_none:
     assert seen(pod).has_no_room is has_none
     assert not seen(condition(pending("w-1"), "PodScheduled", "True")).has_no_room
     assert not seen(running("w-1")).has_no_room
+
+
+def test_an_image_of_a_wrong_signature_is_waited_for_as_one_that_is_not_there() -> None:
+    assert seen(pending("w-1", "SignatureValidationFailed", IMAGE)).is_pulling

@@ -122,6 +122,7 @@ class WorkerEvents(JobCore):
             if end.worker_id not in told:
                 log.info("worker %s %s %s", end.worker_id, end.how, end.last_words.strip())
             self._worker_ended(end)
+        self.workers.note_waiting(report.waiting)
         for end in self.workers.running(report.running, self.now()):
             self._worker_ended(end)
         # No worker has the program running, so others would end in the same way.

@@ -1,0 +1,163 @@
+"""What a submission does with what is there already, and what a handle of a job looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from backstay._proto.v1 import job_pb2
+from backstay.cli import kubernetes_follow, kubernetes_jobs
+from backstay.cli.kubernetes_follow import BegunJob
+from backstay.cli.kubernetes_submit import check_free, submit
+from backstay.cli.progress import Show
+from backstay.cli.stop_signals import StopOrder
+from backstay.errors import JobError, JobRefused, KubernetesError, UnknownJob
+from backstay.job_spec import JobSpec
+from backstay.jobs_api import _JobOnKubernetes
+from backstay.master.hosted_launcher import ExitsSeen
+from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.names import object_name
+from backstay.master.kubernetes.objects import JobObjects, OwnServers, job_objects, spec_in_pods
+from backstay.master.kubernetes.pserver_objects import server_settings
+from backstay.master.kubernetes.published_status import status_data
+from tests.unit.master.kubernetes_objects import Objects
+
+JOB = "census"
+NAME = object_name(JOB)
+
+
+class Cluster(Objects):
+    """Objects that can be made; what a test does meanwhile happens while a command waits."""
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        name = body["metadata"]["name"]
+        if (kind, name) in self.found:
+            raise KubernetesError("already exists", status=409, reason="AlreadyExists")
+        made = {**body, "metadata": {"ownerReferences": [], **body["metadata"], "uid": f"{kind}-1"}}
+        made["metadata"]["resourceVersion"] = self._version()
+        self.found[kind, name] = made
+        return made
+
+
+def spec_of(job: str = JOB) -> JobSpec:
+    document = {
+        "name": job,
+        "model": "/home/me/zoo/model.py",
+        "training": "/data/a.csv",
+        "checkpoint": {"every": "none"},
+        "servers": {"local": 1, "settings": {"store_endpoints": ["etcd:2379"]}},
+        "kubernetes": {"image": "registry/backstay:1", "insecure": True},
+    }
+    return JobSpec.from_mapping(document)
+
+
+def objects_of(job: str = JOB, files: Mapping[str, str] | None = None, run: str = "") -> JobObjects:
+    spec = spec_of(job)
+    own = OwnServers(server_settings(spec, 1), "run")
+    in_pods = spec_in_pods(spec, ["ps-0:7000"])
+    return job_objects(in_pods, files or {"model.py": ""}, own, run=run)
+
+
+def never(_seconds: float) -> bool:
+    return False
+
+
+def api_of(cluster: Cluster) -> KubernetesApi:
+    return cast(KubernetesApi, cluster)
+
+
+def publish(cluster: Cluster, **data: str) -> None:
+    cluster.patch("configmaps", f"{NAME}.status", {"data": data})
+
+
+def test_an_unsaved_job_goes_on_once_its_last_job_master_has_left() -> None:
+    cluster, objects = Cluster(JOB), objects_of()
+    submit(api_of(cluster), JOB, objects, never)
+    publish(cluster, over="unsaved")
+    said_before: list[str] = []
+
+    def leave(_seconds: float) -> bool:
+        # The order of the old job master comes late.
+        said_before.append(cluster.data()["over"])
+        cluster.patch("deployments", NAME, {"spec": {"replicas": 0}})
+        return False
+
+    submit(api_of(cluster), JOB, objects, leave)
+    assert said_before == ["unsaved"]
+    assert cluster.replicas("deployments", NAME) == 1
+    assert not cluster.data()["over"]
+
+
+def test_a_deployment_of_another_job_is_left_alone() -> None:
+    cluster = Cluster(JOB)
+    submit(api_of(cluster), JOB, objects_of(), never)
+    publish(cluster, over="done")
+    cluster.found["deployments", NAME]["metadata"]["annotations"]["backstay/job-name"] = "other"
+    with pytest.raises(JobRefused, match="that is not of job 'census'; rename the job"):
+        submit(api_of(cluster), JOB, objects_of(), never)
+    assert cluster.deleted == []
+
+
+def test_a_run_sees_that_another_job_runs_before_it_begins() -> None:
+    cluster = Cluster(JOB)
+    run = objects_of(run="census-2")
+    check_free(api_of(cluster), JOB, run)
+    submit(api_of(cluster), JOB, objects_of(files={"model.py": "# other"}), never)
+    with pytest.raises(JobRefused, match="runs on Kubernetes already"):
+        check_free(api_of(cluster), JOB, run)
+    publish(cluster, over="done")
+    check_free(api_of(cluster), JOB, run)
+
+
+def test_the_status_of_jobs_is_found_without_their_files() -> None:
+    objects = objects_of()
+    wanted = dict(pair.split("=") for pair in kubernetes_jobs.STATUS_SELECTOR.split(","))
+    assert wanted.items() <= objects.status["metadata"]["labels"].items()
+    assert not wanted.items() <= objects.files["metadata"]["labels"].items()
+
+
+def handle(cluster: Cluster) -> _JobOnKubernetes:
+    owner = submit(api_of(cluster), JOB, objects_of(), never)
+    begun = BegunJob(api_of(cluster), spec_of(), owner)
+    return _JobOnKubernetes(begun, Show(JOB))
+
+
+def test_a_handle_does_not_take_another_job_of_the_name_for_its_own() -> None:
+    cluster = Cluster(JOB)
+    job = handle(cluster)
+    assert job.state == "starting"
+    cluster.make_job("another")
+    for use in (lambda: job.state, lambda: job.scale(2), job.stop):
+        with pytest.raises(UnknownJob, match="were deleted"):
+            use()
+    with pytest.raises(JobError, match="were deleted"):
+        job.wait(timeout=0)
+
+
+def test_a_job_that_is_over_takes_no_orders_and_says_why() -> None:
+    cluster = Cluster(JOB)
+    job = handle(cluster)
+    publish(cluster, over="done")
+    for use in (lambda: job.scale(2), job.stop):
+        with pytest.raises(JobRefused, match="job 'census' is done: it has no job master any more"):
+            use()
+
+
+def test_a_stop_that_does_not_reach_the_job_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, stops = Cluster(JOB), StopOrder()
+    said: list[str] = []
+    owner = submit(api_of(cluster), JOB, objects_of(), never)
+    publish(cluster, **status_data(job_pb2.JobStatus(master_starts=1), ExitsSeen()))
+
+    def no_master(*_: object) -> None:
+        raise JobRefused("it has no job master now")
+
+    monkeypatch.setattr(kubernetes_follow, "run_in_master", no_master)
+    show = Show(JOB)
+    monkeypatch.setattr(show, "say", said.append)
+    stops.ask("Ctrl-C")
+    begun = BegunJob(api_of(cluster), spec_of(), owner)
+    assert begun.follow(show, stops, lambda: True) is None
+    assert said[-1] == "the job is not stopped: it has no job master now"
