@@ -1,0 +1,359 @@
+"""A Wide & Deep job on census as the experiments run it: submitted, looked at, hurt, asked.
+
+The model file is that of ``examples/census`` and a pause after each batch: so many workers on few
+cores would else share the machine's CPU, and more of them would bring nothing. The pause stands for
+the time that a batch takes on a CPU of a worker's own. Every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes.client import ApiException, V1Pod
+from urllib3.exceptions import HTTPError
+
+from backstay.errors import KubernetesError
+from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.published_status import PublishedStatus, read_status
+from bench.experiments.place import Place, Room
+from bench.programs import REPOSITORY
+from tests.kubernetes.backstay_image import FRAMEWORKS_FOLDER, IMAGE, frameworks
+
+__all__ = ["Failed", "JobShape", "TrainingJob", "component", "wait_until"]
+
+CENSUS = REPOSITORY / "examples" / "census"
+DATA = "/census"
+CHECKPOINTS = "/checkpoints"
+MODEL = "wide_deep_torch.py"
+FIRST_BATCH = "first batch at "
+LOOK_PAUSE_S = 0.25
+COMMAND_LIMIT_S = 120.0
+# The records of adult.data.
+RECORDS = 32561
+PACED = f"""
+
+import sys
+import time
+
+_feed = feed
+_first = [True]
+
+
+def feed(records, mode, metadata):
+    if mode == "training":
+        if _first:
+            _first.clear()
+            print(f"{FIRST_BATCH}{{time.time():.3f}}", file=sys.stderr, flush=True)
+        time.sleep({{pause_s}})
+    return _feed(records, mode, metadata)
+"""
+
+
+class Failed(Exception):
+    """An experiment cannot be measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """What differs between the jobs of the experiments."""
+
+    name: str
+    workers: int
+    workers_min: int = 1
+    workers_max: int = 100
+    passes: int = 1
+    batch_size: int = 64
+    records_per_task: int = 512
+    pause_s: float = 0.1
+    """After each batch."""
+    evaluation_every_steps: int = 0
+    seed: int = 0
+    saves: bool = False
+    """Writes a checkpoint after each pass."""
+    requests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What the Pods of a role ask for."""
+    priorities: dict[str, str] = field(default_factory=dict)
+    """PriorityClass by role."""
+
+
+class TrainingJob:
+    """One job: its folder, the commands that run it, and its Pods."""
+
+    def __init__(self, place: Place, room: Room, folder: Path, shape: JobShape) -> None:
+        """Write its files; ``submit`` begins it."""
+        self.shape = shape
+        self.namespace = room.namespace
+        self._folder = folder / shape.name
+        self._env = {**os.environ, "KUBECONFIG": str(place.cluster.kubeconfig)}
+        self._api = KubernetesApi.of_kubeconfig(room.namespace.name)
+        self._folder.mkdir(parents=True)
+        self._write(room.etcd)
+        self.submitted_s = 0.0
+        """By the clock of ``time.time``, as the first batch is."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._api.close()
+
+    def submit(self) -> None:
+        """Begin the job; returns when its objects are made.
+
+        Raises:
+            Failed: The command was refused.
+        """
+        self.submitted_s = time.time()
+        given = ("--on", "kubernetes", "--namespace", self.namespace.name, "--detach")
+        self._run("train", "job.yaml", *given)
+
+    def scale(self, workers: int) -> bool:
+        """Ask for so many workers; returns whether the job master took it."""
+        given = ("--on", "kubernetes", "--namespace", self.namespace.name)
+        try:
+            self._run("jobs", *given, "scale", self.shape.name, str(workers))
+        except Failed:
+            # A job master that begins or ends.
+            return False
+        return True
+
+    def status(self) -> PublishedStatus | None:
+        """Return what the job master has published; None: nothing, or the API does not answer."""
+        try:
+            return read_status(self._api, self.shape.name)
+        except KubernetesError:
+            return None
+
+    def pods(self, role: str) -> list[V1Pod]:
+        """Return the Pods of a role that were not told to end, in order of their names."""
+        try:
+            found = self.namespace.pods()
+        except (ApiException, HTTPError, OSError):
+            return []
+        kept = [one for one in found if component(one) == role and self._is_own(one)]
+        return sorted(kept, key=lambda one: str(one.metadata.name))
+
+    def delete(self, pod: str) -> None:
+        """Delete a Pod at once, as a crash of it and of its address."""
+        try:
+            self.namespace.core.delete_namespaced_pod(
+                pod, self.namespace.name, grace_period_seconds=0
+            )
+        except ApiException as error:
+            # It has gone by itself.
+            if error.status != 404:
+                raise
+
+    def first_batch_s(self) -> float | None:
+        """Return when a worker began its first batch; None: no log that is there tells."""
+        found = []
+        for one in self.pods("worker"):
+            try:
+                answer = self.namespace.core.read_namespaced_pod_log(
+                    one.metadata.name, self.namespace.name, _preload_content=False
+                )
+            except (ApiException, HTTPError, OSError):
+                continue
+            text = answer.data.decode(errors="replace")
+            found += re.findall(rf"{FIRST_BATCH}([0-9.]+)", text)
+        return min(map(float, found), default=None)
+
+    def wait_for_end(
+        self, limit_s: float, look: Callable[[PublishedStatus], None] = lambda _: None
+    ) -> PublishedStatus:
+        """Wait until the job is over; call ``look`` with each status on the way.
+
+        Raises:
+            Failed: It did not end in time, or not well.
+        """
+        deadline_s = time.monotonic() + limit_s
+        published = None
+        while time.monotonic() < deadline_s:
+            published = self.status() or published
+            if published is not None:
+                look(published)
+                if published.over:
+                    break
+            time.sleep(LOOK_PAUSE_S)
+        if published is None or published.over != "done":
+            how = "has not begun" if published is None else published.over or "still runs"
+            reason = published.reason if published is not None else ""
+            raise Failed(
+                f"job {self.shape.name} {how} after {limit_s:.0f} s. {reason}\n{self._pods_text()}"
+            )
+        return published
+
+    def wait_until_gone(self, limit_s: float) -> None:
+        """Wait until the job has no Pod any more.
+
+        Raises:
+            Failed: It has still.
+        """
+        name = self.shape.name
+        wait_until(
+            f"no Pod of {name}",
+            lambda: not any(self._is_own(one, ending=True) for one in self.namespace.pods()),
+            limit_s,
+        )
+
+    def timeline(self) -> dict[str, float]:
+        """Return seconds from the command to what Pods of the job tell of their beginning."""
+        found: dict[str, float] = {}
+        for one in self.namespace.pods():
+            role = component(one)
+            if not role or not self._is_own(one, ending=True):
+                continue
+            for what, at_s in _beginnings(one):
+                name = f"{role} {what}"
+                found[name] = min(found.get(name, at_s), at_s)
+        return {
+            name: round(at_s - self.submitted_s, 1)
+            for name, at_s in sorted(found.items(), key=lambda item: item[1])
+        }
+
+    def _pods_text(self) -> str:
+        """Return what its Pods are doing, for people."""
+        try:
+            found = self.namespace.pods()
+        except (ApiException, HTTPError, OSError) as error:
+            return str(error)
+        return "\n".join(
+            f"{one.metadata.name}: {one.status.phase} {one.status.reason or ''}" for one in found
+        )
+
+    def _is_own(self, pod: V1Pod, *, ending: bool = False) -> bool:
+        labels = pod.metadata.labels or {}
+        mine = labels.get("app.kubernetes.io/instance") == f"backstay-{self.shape.name}"
+        return mine and (ending or not pod.metadata.deletion_timestamp)
+
+    def _run(self, *words: str) -> None:
+        command = [sys.executable, "-m", "backstay.cli", *words]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self._folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{' '.join(words)}: not done after {COMMAND_LIMIT_S:.0f} s") from None
+        if done.returncode:
+            raise Failed(f"{' '.join(words)}: {done.stderr[-2000:]}")
+
+    def _write(self, etcd: str) -> None:
+        source = (CENSUS / MODEL).read_text(encoding="utf-8")
+        paced = PACED.format(pause_s=self.shape.pause_s)
+        (self._folder / MODEL).write_text(source + paced, encoding="utf-8")
+        shutil.copy(CENSUS / "census_features.py", self._folder)
+        checkpoints = self._folder / "checkpoints"
+        checkpoints.mkdir()
+        # The servers' user is another one.
+        checkpoints.chmod(0o777)
+        (self._folder / "job.yaml").write_text(
+            json.dumps(self._settings(etcd, checkpoints)), encoding="utf-8"
+        )
+
+    def _settings(self, etcd: str, checkpoints: Path) -> dict[str, Any]:
+        """Return the job file."""
+        shape = self.shape
+        given = yaml.safe_load((CENSUS / "job.yaml").read_text(encoding="utf-8"))
+        for kind in ("training", "validation"):
+            paths = [f"{DATA}/{Path(path).name}" for path in given[kind]["paths"]]
+            given[kind] = {**given[kind], "paths": paths}
+        if not shape.evaluation_every_steps and shape.passes == 1 and not shape.saves:
+            # Its end would only be evaluated.
+            given.pop("validation")
+        roles: dict[str, Any] = {
+            role: {
+                "requests": shape.requests.get(role, {}),
+                "priority_class": shape.priorities.get(role, ""),
+            }
+            for role in ("master", "worker", "pserver")
+        }
+        roles["pserver"]["limits"] = {"memory": "512Mi"}
+        roles["pserver"]["volumes"] = [{"host_path": str(checkpoints), "mount_path": CHECKPOINTS}]
+        return {
+            **given,
+            "name": shape.name,
+            "model": MODEL,
+            "framework": "torch",
+            "epochs": shape.passes,
+            "batch_size": shape.batch_size,
+            "records_per_task": shape.records_per_task,
+            "evaluation_every_steps": shape.evaluation_every_steps,
+            "seed": shape.seed,
+            "audit": True,
+            "checkpoint": {"every": "pass" if shape.saves else "none", "url": CHECKPOINTS},
+            "workers": {
+                "initial": shape.workers,
+                "min": shape.workers_min,
+                "max": shape.workers_max,
+                # One thread each: there are more workers than cores.
+                "env": {"OMP_NUM_THREADS": "1"},
+            },
+            "servers": {"local": 2, "settings": {"store_endpoints": [etcd]}},
+            "kubernetes": {
+                "image": IMAGE,
+                "pull_policy": "Never",
+                "insecure": True,
+                "volumes": [
+                    {"host_path": str(CENSUS / "data"), "mount_path": DATA, "read_only": True},
+                    {
+                        "host_path": str(frameworks()),
+                        "mount_path": FRAMEWORKS_FOLDER,
+                        "read_only": True,
+                    },
+                ],
+                **roles,
+            },
+        }
+
+
+def component(pod: V1Pod) -> str:
+    """Return the role of a job's Pod, as its label names it; empty: it is another Pod."""
+    return str((pod.metadata.labels or {}).get("app.kubernetes.io/component", ""))
+
+
+def wait_until(what: str, holds: Callable[[], bool], limit_s: float) -> None:
+    """Wait until something holds; the API may be away meanwhile.
+
+    Raises:
+        Failed: It did not hold in time.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            if holds():
+                return
+        except (ApiException, HTTPError, OSError):
+            pass
+        if time.monotonic() > deadline_s:
+            raise Failed(f"{what}: not within {limit_s:.0f} s")
+        time.sleep(LOOK_PAUSE_S)
+
+
+def _beginnings(pod: V1Pod) -> list[tuple[str, float]]:
+    found = [("made", pod.metadata.creation_timestamp.timestamp())]
+    found += [
+        (one.type, one.last_transition_time.timestamp())
+        for one in pod.status.conditions or []
+        if one.type in ("PodScheduled", "Ready") and one.status == "True"
+    ]
+    for status in pod.status.container_statuses or []:
+        state = status.state.running or status.state.terminated
+        if state is not None and state.started_at:
+            found.append(("container began", state.started_at.timestamp()))
+    return found
