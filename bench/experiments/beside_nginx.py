@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 from kubernetes.client import V1Pod
 
-from bench.experiments.job import Failed, JobShape, TrainingJob, component, wait_until
+from bench.experiments.job import TrainingJob, component
+from bench.experiments.job_files import JobShape
 from bench.experiments.nginx import NAME, Load, Nginx
 from bench.experiments.outcome import Figure, Outcome, gave_way_and_came_back, share_in_use
 from bench.experiments.place import Place
 from bench.experiments.plan import PARTS, LoadCurve, Shares
 from bench.experiments.plot import Line
 from bench.experiments.sampling import PodSampler
+from bench.experiments.waiting import Failed, wait_until
 
 __all__ = ["NginxSizes", "beside_nginx"]
 

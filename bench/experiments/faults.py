@@ -20,11 +20,13 @@ from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
 from backstay.master.kubernetes.published_status import PublishedStatus
-from bench.experiments.job import Failed, JobShape, TrainingJob
+from bench.experiments.job import TrainingJob
+from bench.experiments.job_files import JobShape
 from bench.experiments.outcome import Figure, Outcome, auc_curve, longest_pause
 from bench.experiments.place import Place
 from bench.experiments.plan import Fault, faults_of
 from bench.experiments.plot import Line
+from bench.experiments.waiting import Failed
 from tests.kubernetes.cluster import ClusterError
 from tests.kubernetes.job_parts import ETCD
 from tests.kubernetes.namespace import is_ready

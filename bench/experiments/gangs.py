@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from kubernetes.client import V1Pod
 
-from bench.experiments.job import LOOK_PAUSE_S, Failed, JobShape, TrainingJob
+from bench.experiments.job import TrainingJob
+from bench.experiments.job_files import JobShape
 from bench.experiments.outcome import Figure, Outcome
 from bench.experiments.place import Place
 from bench.experiments.plan import Shares
 from bench.experiments.plot import Line
 from bench.experiments.sampling import PodSampler
+from bench.experiments.waiting import LOOK_PAUSE_S, Failed
 
 __all__ = ["GangSizes", "two_jobs"]
 

@@ -1,8 +1,6 @@
 """A Wide & Deep job on census as the experiments run it: submitted, looked at, hurt, asked.
 
-The model file is that of ``examples/census`` and a pause after each batch: so many workers on few
-cores would else share the machine's CPU, and more of them would bring nothing. The pause stands for
-the time that a batch takes on a CPU of a worker's own. Every wait has a limit.
+Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -15,76 +13,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
 from kubernetes.client import ApiException, V1Pod
 from urllib3.exceptions import HTTPError
 
 from backstay.errors import KubernetesError
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.published_status import PublishedStatus, read_status
+from bench.experiments.job_files import (
+    CENSUS,
+    FIRST_BATCH,
+    MODEL,
+    JobShape,
+    job_settings,
+    paced_model,
+)
 from bench.experiments.place import Place, Room
-from bench.programs import REPOSITORY
-from tests.kubernetes.backstay_image import FRAMEWORKS_FOLDER, IMAGE, frameworks
+from bench.experiments.waiting import LOOK_PAUSE_S, Failed, wait_until
+from tests.kubernetes.backstay_image import frameworks
 
-__all__ = ["Failed", "JobShape", "TrainingJob", "component", "wait_until"]
+__all__ = ["TrainingJob", "component"]
 
-CENSUS = REPOSITORY / "examples" / "census"
-DATA = "/census"
-CHECKPOINTS = "/checkpoints"
-MODEL = "wide_deep_torch.py"
-FIRST_BATCH = "first batch at "
-LOOK_PAUSE_S = 0.25
 COMMAND_LIMIT_S = 120.0
-# The records of adult.data.
-RECORDS = 32561
-PACED = f"""
-
-import sys
-import time
-
-_feed = feed
-_first = [True]
-
-
-def feed(records, mode, metadata):
-    if mode == "training":
-        if _first:
-            _first.clear()
-            print(f"{FIRST_BATCH}{{time.time():.3f}}", file=sys.stderr, flush=True)
-        time.sleep({{pause_s}})
-    return _feed(records, mode, metadata)
-"""
-
-
-class Failed(Exception):
-    """An experiment cannot be measured; the message says why."""
-
-
-@dataclass(frozen=True)
-class JobShape:
-    """What differs between the jobs of the experiments."""
-
-    name: str
-    workers: int
-    workers_min: int = 1
-    workers_max: int = 100
-    passes: int = 1
-    batch_size: int = 64
-    records_per_task: int = 512
-    pause_s: float = 0.1
-    """After each batch."""
-    evaluation_every_steps: int = 0
-    seed: int = 0
-    saves: bool = False
-    """Writes a checkpoint after each pass."""
-    requests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """What the Pods of a role ask for."""
-    priorities: dict[str, str] = field(default_factory=dict)
-    """PriorityClass by role."""
 
 
 class TrainingJob:
@@ -254,95 +205,20 @@ class TrainingJob:
             raise Failed(f"{' '.join(words)}: {done.stderr[-2000:]}")
 
     def _write(self, etcd: str) -> None:
-        source = (CENSUS / MODEL).read_text(encoding="utf-8")
-        paced = PACED.format(pause_s=self.shape.pause_s)
-        (self._folder / MODEL).write_text(source + paced, encoding="utf-8")
+        (self._folder / MODEL).write_text(paced_model(self.shape.pause_s), encoding="utf-8")
         shutil.copy(CENSUS / "census_features.py", self._folder)
         checkpoints = self._folder / "checkpoints"
         checkpoints.mkdir()
         # The servers' user is another one.
         checkpoints.chmod(0o777)
-        (self._folder / "job.yaml").write_text(
-            json.dumps(self._settings(etcd, checkpoints)), encoding="utf-8"
-        )
-
-    def _settings(self, etcd: str, checkpoints: Path) -> dict[str, Any]:
-        """Return the job file."""
-        shape = self.shape
-        given = yaml.safe_load((CENSUS / "job.yaml").read_text(encoding="utf-8"))
-        for kind in ("training", "validation"):
-            paths = [f"{DATA}/{Path(path).name}" for path in given[kind]["paths"]]
-            given[kind] = {**given[kind], "paths": paths}
-        if not shape.evaluation_every_steps and shape.passes == 1 and not shape.saves:
-            # Its end would only be evaluated.
-            given.pop("validation")
-        roles: dict[str, Any] = {
-            role: {
-                "requests": shape.requests.get(role, {}),
-                "priority_class": shape.priorities.get(role, ""),
-            }
-            for role in ("master", "worker", "pserver")
-        }
-        roles["pserver"]["limits"] = {"memory": "512Mi"}
-        roles["pserver"]["volumes"] = [{"host_path": str(checkpoints), "mount_path": CHECKPOINTS}]
-        return {
-            **given,
-            "name": shape.name,
-            "model": MODEL,
-            "framework": "torch",
-            "epochs": shape.passes,
-            "batch_size": shape.batch_size,
-            "records_per_task": shape.records_per_task,
-            "evaluation_every_steps": shape.evaluation_every_steps,
-            "seed": shape.seed,
-            "audit": True,
-            "checkpoint": {"every": "pass" if shape.saves else "none", "url": CHECKPOINTS},
-            "workers": {
-                "initial": shape.workers,
-                "min": shape.workers_min,
-                "max": shape.workers_max,
-                # One thread each: there are more workers than cores.
-                "env": {"OMP_NUM_THREADS": "1"},
-            },
-            "servers": {"local": 2, "settings": {"store_endpoints": [etcd]}},
-            "kubernetes": {
-                "image": IMAGE,
-                "pull_policy": "Never",
-                "insecure": True,
-                "volumes": [
-                    {"host_path": str(CENSUS / "data"), "mount_path": DATA, "read_only": True},
-                    {
-                        "host_path": str(frameworks()),
-                        "mount_path": FRAMEWORKS_FOLDER,
-                        "read_only": True,
-                    },
-                ],
-                **roles,
-            },
-        }
+        settings = job_settings(self.shape, etcd, checkpoints, frameworks())
+        # JSON is YAML.
+        (self._folder / "job.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
 
 def component(pod: V1Pod) -> str:
     """Return the role of a job's Pod, as its label names it; empty: it is another Pod."""
     return str((pod.metadata.labels or {}).get("app.kubernetes.io/component", ""))
-
-
-def wait_until(what: str, holds: Callable[[], bool], limit_s: float) -> None:
-    """Wait until something holds; the API may be away meanwhile.
-
-    Raises:
-        Failed: It did not hold in time.
-    """
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        try:
-            if holds():
-                return
-        except (ApiException, HTTPError, OSError):
-            pass
-        if time.monotonic() > deadline_s:
-            raise Failed(f"{what}: not within {limit_s:.0f} s")
-        time.sleep(LOOK_PAUSE_S)
 
 
 def _beginnings(pod: V1Pod) -> list[tuple[str, float]]:

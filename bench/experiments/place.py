@@ -19,6 +19,7 @@ from kubernetes import config
 from kubernetes.client import AppsV1Api, CoreV1Api, SchedulingV1Api
 
 from bench.experiments.plan import Shares, shares_of
+from bench.experiments.waiting import wait_until
 from tests.kubernetes.backstay_image import backstay_image
 from tests.kubernetes.build import CannotRun, build
 from tests.kubernetes.cluster import Cluster, the_only_one
@@ -30,6 +31,7 @@ __all__ = ["PRIORITIES", "Place", "Room", "a_place", "stops_as_interrupts", "tho
 
 NODES = 2
 LOCK_LIMIT_S = 600.0
+GONE_LIMIT_S = 120.0
 # Higher ones take the place of lower ones.
 PRIORITIES = {"training": 1, "steady": 500, "serving": 1000}
 
@@ -66,7 +68,17 @@ class Place:
 
     @contextmanager
     def room(self) -> Iterator[Room]:
-        """A namespace; what is in it is deleted at the end."""
+        """A namespace; what is in it is deleted at the end.
+
+        Raises:
+            Failed: Pods of an earlier one do not go.
+        """
+        # What an earlier one has left would take its CPU.
+        wait_until(
+            "no Pod is left",
+            lambda: not self._core.list_pod_for_all_namespaces().items,
+            GONE_LIMIT_S,
+        )
         name = f"experiment-{next(_numbers)}"
         self._core.create_namespace({"metadata": {"name": name}})
         try:

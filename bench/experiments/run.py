@@ -18,14 +18,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from kubernetes.client import ApiException
+from urllib3.exceptions import HTTPError
+
 from bench.experiments.beside_nginx import NginxSizes, beside_nginx
 from bench.experiments.faults import FaultSizes, with_faults
 from bench.experiments.gangs import GangSizes, two_jobs
-from bench.experiments.job import Failed
 from bench.experiments.nginx import nginx_image
 from bench.experiments.outcome import TARGETS, Outcome, document, table
 from bench.experiments.place import Place, a_place, stops_as_interrupts
 from bench.experiments.plot import svg
+from bench.experiments.waiting import Failed
 from bench.experiments.worker_counts import CountSizes, changing_workers
 from bench.programs import REPOSITORY, describe_machine
 from tests.kubernetes.build import CannotRun
@@ -125,7 +128,7 @@ def run_all(
         for number in numbers:
             try:
                 outcomes[number] = experiments[number](place, Path(folder, str(number)), seed)
-            except (Failed, AssertionError) as error:
+            except (Failed, AssertionError, ApiException, HTTPError, OSError) as error:
                 failures.append(f"experiment {number}: {error}")
                 tell(failures[-1])
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backstay.master.kubernetes.published_status import PublishedStatus
-from bench.experiments.job import RECORDS, Failed, JobShape, TrainingJob
+from bench.experiments.job import TrainingJob
+from bench.experiments.job_files import RECORDS, JobShape
 from bench.experiments.outcome import Figure, Outcome, auc_curve, spread_of_ends
 from bench.experiments.place import Place
 from bench.experiments.plan import worker_counts
 from bench.experiments.plot import Line
+from bench.experiments.waiting import Failed
 
 __all__ = ["CountSizes", "changing_workers"]
 

@@ -1,11 +1,16 @@
 """What the experiments decide and reckon without a cluster: plans, figures, tables and plots."""
 
 import json
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
+from backstay.cli.kubernetes_manifest import objects_of
+from backstay.master.job_file import load_job
+from bench.experiments.job_files import FIRST_BATCH, MODEL, JobShape, job_settings, paced_model
 from bench.experiments.outcome import (
     TARGETS,
     Outcome,
@@ -88,7 +93,7 @@ def test_each_drawn_number_of_workers_differs_from_the_one_before() -> None:
     counts = [count for _, count in plan]
     assert len(counts) == 30
     assert set(counts) <= set(range(4, 9))
-    assert all(one != two for one, two in zip(counts, counts[1:], strict=False))
+    assert all(one != two for one, two in pairwise(counts))
 
 
 # -- figures ---------------------------------------------------------------------------------
@@ -206,3 +211,38 @@ def test_every_experiment_has_a_number_targets_and_sizes() -> None:
 def test_an_unknown_experiment_is_refused() -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--only", "5"])
+
+
+# -- the files of a job ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        JobShape("short", workers=5),
+        JobShape(
+            "long",
+            workers=4,
+            passes=5,
+            saves=True,
+            evaluation_every_steps=10,
+            requests={"worker": {"cpu": "332m"}},
+            priorities={"worker": "training"},
+        ),
+    ],
+)
+def test_a_job_file_is_one_that_backstay_takes(shape: JobShape, tmp_path: Path) -> None:
+    settings = job_settings(shape, "10.0.0.1:2379", tmp_path, tmp_path)
+    (tmp_path / MODEL).write_text(paced_model(0.1), encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    spec = load_job(tmp_path / "job.yaml", {}, folder=tmp_path)
+    objects = objects_of(spec)
+    assert objects.servers is not None
+    assert spec.workers.initial == shape.workers
+
+
+def test_a_paced_model_is_python_that_tells_its_first_batch() -> None:
+    text = paced_model(0.25)
+    compile(text, MODEL, "exec")
+    assert "time.sleep(0.25)" in text
+    assert f'print(f"{FIRST_BATCH}{{time.time():.3f}}"' in text
