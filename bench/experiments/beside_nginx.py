@@ -46,7 +46,7 @@ def beside_nginx(place: Place, folder: Path, sizes: NginxSizes, seed: int) -> Ou
         Failed: NGINX or the job does not start.
     """
     shares = place.shares
-    can_give = sum(place.nodes().values()) / 1000
+    can_give = PARTS * shares.part_m / 1000
     with place.room() as room:
         nginx = Nginx(room.namespace, cpu=shares.large, priority="serving")
         address = nginx.start(LEAST)

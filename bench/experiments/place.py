@@ -30,6 +30,8 @@ from tests.kubernetes.namespace import Namespace, wait_for
 __all__ = ["PRIORITIES", "Place", "Room", "a_place", "stops_as_interrupts", "thousandths"]
 
 NODES = 2
+# Of each node, in thousandths of a CPU: an etcd that asks for nothing starves beside workers.
+KEPT_M = 100
 LOCK_LIMIT_S = 600.0
 GONE_LIMIT_S = 120.0
 # Higher ones take the place of lower ones.
@@ -56,8 +58,8 @@ class Place:
 
     @property
     def shares(self) -> Shares:
-        """The CPU of the nodes, divided."""
-        return shares_of(list(self.nodes().values()))
+        """The CPU of the nodes that jobs can have, divided."""
+        return shares_of([one - KEPT_M for one in self.nodes().values()])
 
     def nodes(self) -> dict[str, int]:
         """What each node can give, in thousandths of a CPU."""
@@ -90,7 +92,7 @@ class Place:
             )
             namespace = Namespace(name)
             allow_job_master(namespace)
-            yield Room(namespace, run_etcd(namespace))
+            yield Room(namespace, run_etcd(namespace, f"{KEPT_M}m"))
         finally:
             AppsV1Api().delete_collection_namespaced_deployment(name)
             self._core.delete_collection_namespaced_pod(name, grace_period_seconds=0)

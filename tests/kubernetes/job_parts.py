@@ -42,8 +42,13 @@ def allow_job_master(namespace: Namespace) -> None:
     )
 
 
-def run_etcd(namespace: Namespace) -> str:
-    """Start an etcd for servers of jobs' own, wait until it is ready, and return its address."""
+def run_etcd(namespace: Namespace, cpu: str = "") -> str:
+    """Start an etcd for servers of jobs' own, wait until it is ready, and return its address.
+
+    Args:
+        namespace: Where.
+        cpu: What it asks for; beside Pods that ask it gets little else. Empty: nothing.
+    """
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     command = ["etcd", "--data-dir=/tmp/data", "--listen-client-urls=http://0.0.0.0:2379"]
     command += ["--advertise-client-urls=http://$(POD_IP):2379"]
@@ -52,6 +57,7 @@ def run_etcd(namespace: Namespace) -> str:
         "env": [address],
         "readinessProbe": {"tcpSocket": {"port": 2379}, "periodSeconds": 1},
         "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
+        "resources": {"requests": {"cpu": cpu} if cpu else {}},
     }
     scratch = {"name": "scratch", "emptyDir": {}}
     namespace.run(pod(ETCD, command, container=container, volumes=[scratch]))
