@@ -27,7 +27,7 @@ __all__ = ["NginxSizes", "beside_nginx"]
 LEAST, MOST = 1, 5
 PER_REPLICA = 4.0
 READY_LIMIT_S = 60.0
-STARTED_LIMIT_S = 120.0
+STARTED_LIMIT_S = 300.0
 POLL_PAUSE_S = 0.5
 TRAINING = "training"
 

@@ -123,7 +123,8 @@ class _Faults:
         traceback: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._thread.join(JOIN_LIMIT_S)
+        # After an error the cluster goes down, whatever is drained.
+        self._thread.join(JOIN_LIMIT_S if error is None else 0)
 
     def _run(self) -> None:
         for at_s, fault in self._plan:

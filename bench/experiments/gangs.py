@@ -27,7 +27,7 @@ __all__ = ["GangSizes", "two_jobs"]
 DELAY = 30 / 395
 LIMIT_S = 900.0
 GONE_LIMIT_S = 120.0
-FIRST_BATCH_LIMIT_S = 120.0
+FIRST_BATCH_LIMIT_S = 300.0
 NAMES = ("first", "second")
 
 
@@ -136,7 +136,10 @@ def _until_first_batch(job: TrainingJob) -> float:
     deadline_s = time.monotonic() + FIRST_BATCH_LIMIT_S
     while (at_s := job.first_batch_s()) is None:
         if time.monotonic() > deadline_s:
-            raise Failed(f"no worker of {job.shape.name} trains after {FIRST_BATCH_LIMIT_S:.0f} s")
+            raise Failed(
+                f"no worker of {job.shape.name} trains after {FIRST_BATCH_LIMIT_S:.0f} s; "
+                f"so far, in seconds: {job.timeline()}"
+            )
         time.sleep(LOOK_PAUSE_S)
     return at_s - job.submitted_s
 

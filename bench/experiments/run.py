@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
         """Return what takes a few minutes in all."""
         return cls(
             GangSizes(passes=1, pause_s=0.4),
-            NginxSizes(run_s=80.0, period_s=80.0),
+            NginxSizes(run_s=90.0, period_s=60.0),
             CountSizes(seeds=1, passes=1, evaluations=3, every_s=6.0, pause_s=0.5),
             FaultSizes(passes=1, pause_s=0.5, every_s=10.0, for_s=40.0),
         )

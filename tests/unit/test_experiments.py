@@ -31,6 +31,7 @@ from bench.experiments.plan import (
     shares_of,
     worker_counts,
 )
+from bench.experiments.place import thousandths
 from bench.experiments.plot import Line, svg, ticks
 from bench.experiments.run import Sizes, parse_arguments
 
@@ -53,6 +54,11 @@ def test_a_job_asks_for_13_of_24_parts() -> None:
 def test_nodes_that_cannot_share_24_parts_are_refused(nodes: list[int]) -> None:
     with pytest.raises(ValueError, match="cannot share 24 parts"):
         shares_of(nodes)
+
+
+@pytest.mark.parametrize(("quantity", "expected"), [("158m", 158), ("2", 2000), ("0.5", 500)])
+def test_an_amount_of_cpu_is_read(quantity: str, expected: int) -> None:
+    assert thousandths(quantity) == expected
 
 
 def test_the_load_goes_from_its_least_to_its_most_and_back() -> None:
