@@ -22,6 +22,7 @@ from bench.experiments.outcome import (
     spread_of_ends,
     table,
 )
+from bench.experiments.place import thousandths
 from bench.experiments.plan import (
     FAULTS,
     LoadCurve,
@@ -31,7 +32,6 @@ from bench.experiments.plan import (
     shares_of,
     worker_counts,
 )
-from bench.experiments.place import thousandths
 from bench.experiments.plot import Line, svg, ticks
 from bench.experiments.run import Sizes, parse_arguments
 
