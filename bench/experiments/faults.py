@@ -102,9 +102,11 @@ def with_faults(place: Place, folder: Path, sizes: FaultSizes, seed: int) -> Out
 class _Faults:
     """Does what the plan says, from a thread, while its ``with`` block runs."""
 
-    def __init__(self, place: Place, job: TrainingJob, sizes: FaultSizes, seed: int) -> None:
+    def __init__(
+        self, place: Place, job: TrainingJob, sizes: FaultSizes, seed: int, begun_s: float
+    ) -> None:
         self.done: list[tuple[float, str, str]] = []
-        self.begun_s = time.monotonic()
+        self._begun_s = begun_s
         self._place = place
         self._job = job
         self._plan = faults_of(seed, every_s=sizes.every_s, for_s=sizes.for_s)
@@ -128,11 +130,11 @@ class _Faults:
 
     def _run(self) -> None:
         for at_s, fault in self._plan:
-            left_s = self.begun_s + at_s - time.monotonic()
+            left_s = self._begun_s + at_s - time.monotonic()
             # A drain can take longer than until the next fault, which then comes at once.
             if self._ended.wait(max(left_s, 0)):
                 return
-            now_s = time.monotonic() - self.begun_s
+            now_s = time.monotonic() - self._begun_s
             try:
                 hit = self._hit(fault)
             except (ApiException, HTTPError, OSError, ClusterError) as error:
@@ -180,7 +182,7 @@ def _train(place: Place, folder: Path, sizes: FaultSizes, seed: int, *, hurt: bo
         try:
             begun_s = time.monotonic()
             job.submit()
-            faults = _Faults(place, job, sizes, seed)
+            faults = _Faults(place, job, sizes, seed, begun_s)
 
             def look(published: PublishedStatus) -> None:
                 if published.status is not None:
