@@ -46,7 +46,9 @@ class TrainingJob:
         self.shape = shape
         self.namespace = room.namespace
         self._folder = folder / shape.name
-        self._env = {**os.environ, "KUBECONFIG": str(place.cluster.kubeconfig)}
+        # Settings of the user's own servers and jobs stay out.
+        kept = {name: one for name, one in os.environ.items() if not name.startswith("BACKSTAY_")}
+        self._env = {**kept, "KUBECONFIG": str(place.cluster.kubeconfig)}
         self._api = KubernetesApi.of_kubeconfig(room.namespace.name)
         self._folder.mkdir(parents=True)
         self._write(room.etcd)
@@ -94,7 +96,7 @@ class TrainingJob:
         return sorted(kept, key=lambda one: str(one.metadata.name))
 
     def delete(self, pod: str) -> None:
-        """Delete a Pod at once, as a crash of it and of its address."""
+        """Delete a Pod without grace: its name and address go, its process has two seconds."""
         try:
             self.namespace.core.delete_namespaced_pod(
                 pod, self.namespace.name, grace_period_seconds=0
