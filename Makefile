@@ -1,6 +1,6 @@
 # Every command of the project. Continuous integration (.ci/run) runs the same ones.
 # Variables you may set: PYTHON (to make .venv with), CARGO, PYTEST_ARGS, SEEDS, FIRST_SEED, TRACE, FUZZ_CASES, FUZZ_SECONDS, DIST,
-# SEED, MINUTES and JOB_MINUTES (of chaos).
+# SEED, MINUTES and JOB_MINUTES (of chaos), EXPERIMENTS_ARGS.
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -13,6 +13,7 @@ FUZZ_SECONDS ?= 60
 SEED ?= 1
 MINUTES ?= 3
 JOB_MINUTES ?= 0.75
+EXPERIMENTS_ARGS ?=
 DIST ?= dist
 
 VENV := .venv
@@ -26,7 +27,7 @@ RUST_SOURCES := $(shell find crates -name target -prune -o \( -name '*.rs' -o -n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench fuzz docs proto wheel clean check-tools sim
+.PHONY: help venv install demo test test-slow test-chaos test-kubernetes test-kubernetes-faults kubernetes-cluster chaos lint fmt bench experiments fuzz docs proto wheel clean check-tools sim
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +107,9 @@ fmt: install  ## format Python and Rust
 
 bench: install  ## measure, beside the bare ceiling and the peers that are installed
 	$(BIN)/python -m bench
+
+experiments: install kubernetes-cluster  ## run the four experiments on a real Kubernetes cluster here, about 90 minutes; EXPERIMENTS_ARGS=--quick
+	$(BIN)/python -m bench.experiments $(EXPERIMENTS_ARGS)
 
 fuzz: check-tools  ## throw FUZZ_CASES damaged frames at the parser; see fuzz/README.md
 	BACKSTAY_FUZZ_CASES=$(FUZZ_CASES) $(CARGO) test --release -p backstay-net --test fuzz_frame

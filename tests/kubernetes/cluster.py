@@ -237,14 +237,19 @@ class Cluster:
         if not processes.kill_pod(uid):
             raise ClusterError(f"Nothing runs in the containers of the Pod with uid {uid}.")
 
-    def drain(self, node: str) -> None:
-        """Evict all Pods of a node, as for its maintenance; ``uncordon`` gives it back.
+    def drain(self, node: str, pods: str = "") -> None:
+        """Evict the Pods of a node, as for its maintenance; ``uncordon`` gives it back.
+
+        Args:
+            node: Its name.
+            pods: A selector of labels; empty: all of them.
 
         Raises:
             ClusterError: It does not end in time; the message has what kubectl said.
         """
         options = ("--force", "--ignore-daemonsets", "--delete-emptydir-data")
-        self._kubectl("drain", node, *options, f"--timeout={DRAIN_LIMIT_S:.0f}s")
+        chosen = (f"--pod-selector={pods}",) if pods else ()
+        self._kubectl("drain", node, *options, *chosen, f"--timeout={DRAIN_LIMIT_S:.0f}s")
 
     def cordon(self, node: str) -> None:
         """Have the scheduler put no more Pods on a node."""

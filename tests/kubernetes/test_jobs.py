@@ -13,21 +13,20 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.client import AppsV1Api, RbacAuthorizationV1Api
+from kubernetes.client import AppsV1Api
 
 from backstay.master.kubernetes.api import KubernetesApi
 from backstay.master.kubernetes.published_status import PublishedStatus, read_status
 from tests.integration.tiny_jobs import write_clicks, write_model
 from tests.kubernetes.backstay_image import FRAMEWORKS_FOLDER, IMAGE, frameworks
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.job_parts import allow_job_master
 from tests.kubernetes.namespace import Namespace, is_ready, pod
-from tests.manifests import KUBERNETES
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.torch, pytest.mark.timeout(600)]
 pytest.importorskip("torch")
 
 JOB = "clicks"
-ACCOUNT = "backstay-job-master"
 RECORDS = 8000
 PASSES = 3
 # For a test that interferes with the job.
@@ -35,8 +34,6 @@ LONGER = ("--epochs", "10")
 LIMIT_S = 240.0
 PAUSE_S = 0.5
 LOG_LINES = 200
-# The objects of the account that users make.
-ACCOUNT_FILE = KUBERNETES / "job-master" / "job-master.yaml"
 SERVE = (
     "exec pserver serve --node-id ps-0 --cluster test --replicas 1 --insecure "
     "--listen-control $POD_IP:7000 --listen-data $POD_IP:7100"
@@ -63,7 +60,7 @@ class KubernetesJob:
         self.folder = folder
         self.env = {**os.environ, "KUBECONFIG": str(kubeconfig), "BACKSTAY_ENDPOINT": ""}
         self.api = KubernetesApi.of_kubeconfig(namespace.name)
-        self._allow()
+        allow_job_master(namespace)
         self.endpoint = self._serve()
         self._write()
 
@@ -153,26 +150,6 @@ class KubernetesJob:
     def delete(self, pod_name: str, *, grace_s: int | None = None) -> None:
         more = {} if grace_s is None else {"grace_period_seconds": grace_s}
         self.namespace.core.delete_namespaced_pod(pod_name, self.namespace.name, **more)
-
-    def _allow(self) -> None:
-        name = {"metadata": {"name": ACCOUNT}}
-        rbac = RbacAuthorizationV1Api()
-        objects = yaml.safe_load_all(ACCOUNT_FILE.read_text(encoding="utf-8"))
-        rules = next(one["rules"] for one in objects if one["kind"] == "Role")
-        self.namespace.core.create_namespaced_service_account(self.namespace.name, name)
-        rbac.create_namespaced_role(self.namespace.name, {**name, "rules": rules})
-        rbac.create_namespaced_role_binding(
-            self.namespace.name,
-            {
-                **name,
-                "roleRef": {
-                    "apiGroup": "rbac.authorization.k8s.io",
-                    "kind": "Role",
-                    "name": ACCOUNT,
-                },
-                "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT}],
-            },
-        )
 
     def _serve(self) -> str:
         address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}

@@ -16,8 +16,8 @@ from kubernetes.client import AppsV1Api, PolicyV1Api
 from backstay.master.kubernetes.master_pod import pserver_trouble
 from backstay.master.kubernetes.published_status import PublishedStatus
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.etcd_image import IMAGE as ETCD_IMAGE
-from tests.kubernetes.namespace import Namespace, is_ready, pod
+from tests.kubernetes.job_parts import run_etcd
+from tests.kubernetes.namespace import Namespace, is_ready
 from tests.kubernetes.test_jobs import JOB, LONGER, RECORDS, KubernetesJob, both_work
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.torch, pytest.mark.timeout(600)]
@@ -36,19 +36,7 @@ class JobWithServers(KubernetesJob):
     """One namespace with an etcd, and the command that runs a job with two servers on it."""
 
     def _serve(self) -> str:
-        """Start the etcd, and return its address."""
-        address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        command = ["etcd", "--data-dir=/tmp/data", "--listen-client-urls=http://0.0.0.0:2379"]
-        command += ["--advertise-client-urls=http://$(POD_IP):2379"]
-        container = {
-            "image": ETCD_IMAGE,
-            "env": [address],
-            "readinessProbe": {"tcpSocket": {"port": 2379}, "periodSeconds": 1},
-            "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}],
-        }
-        scratch = {"name": "scratch", "emptyDir": {}}
-        self.namespace.run(pod("etcd", command, container=container, volumes=[scratch]))
-        return f"{self.namespace.wait('etcd', is_ready).status.pod_ip}:2379"
+        return run_etcd(self.namespace)
 
     def _write(self) -> None:
         super()._write()
