@@ -65,7 +65,7 @@ class JobScale:
         if decision.servers != seen.servers and self._servers is not None:
             await asyncio.to_thread(self._servers.resize, decision.servers)
             # A user may have said another number of workers meanwhile.
-            workers, lent = job.workers.set.desired, job.workers.set.lent
+            workers, lent = job.workers.desired, job.workers.lent
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         job.follow_scaling(workers, lent, f"{when}: {decision.told(seen)}")
 

@@ -327,7 +327,7 @@ class WorkerSet:
         place.given_up = place.failures > self._policy.max_relaunches
 
     def _set_places(self, count: int) -> None:
-        """Have so many places. New ones come last; workers without room go first, then the newest."""
+        """Have so many places: new ones last; workers without room go first, then the newest."""
         self._text = None
         self._desired = count
         while len(self._places) < count:

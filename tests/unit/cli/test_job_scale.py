@@ -101,7 +101,7 @@ def test_a_number_that_a_user_says_meanwhile_stays(tmp_path: Path) -> None:
             host = cast(MasterHost, note)
             await JobScale(host, policy, cast(ServerScale, servers)).look()
             assert servers.asked == [3]
-            assert job.workers.set.desired == 1
+            assert job.workers.desired == 1
             (scaling,) = job.scalings
             assert "3 servers wanted, 2 before" in scaling
             assert told == [False]
