@@ -72,6 +72,15 @@ impl Marks {
         self.recent[row >> 6] |= 1 << (row & 63);
     }
 
+    /// The last row was removed, and with it its mark.
+    pub fn forget(&mut self, row: usize) {
+        for words in [&mut self.recent, &mut self.earlier] {
+            if let Some(word) = words.get_mut(row >> 6) {
+                *word &= !(1 << (row & 63));
+            }
+        }
+    }
+
     /// The rows that have changed, in ascending order.
     pub fn rows(&self, since: Since) -> impl Iterator<Item = usize> + '_ {
         let earlier: &[u64] = match since {
@@ -114,9 +123,14 @@ impl Marks {
         self.earlier.capacity() * 8
     }
 
+    /// Bytes allocated for the recent generation.
+    pub fn recent_bytes(&self) -> usize {
+        self.recent.capacity() * 8
+    }
+
     /// Bytes allocated.
     pub fn allocated_bytes(&self) -> usize {
-        self.recent.capacity() * 8 + self.earlier_bytes()
+        self.recent_bytes() + self.earlier_bytes()
     }
 }
 
@@ -130,6 +144,7 @@ mod tests {
     enum Step {
         Add,
         Mark(usize),
+        RemoveLast,
         Begin(Since),
     }
 
@@ -137,6 +152,7 @@ mod tests {
         prop_oneof![
             4 => Just(Step::Add),
             4 => (0usize..300).prop_map(Step::Mark),
+            2 => Just(Step::RemoveLast),
             1 => prop::bool::ANY.prop_map(|all| Step::Begin(if all { Since::Earlier } else { Since::Recent })),
         ]
     }
@@ -146,13 +162,22 @@ mod tests {
         #[test]
         fn remembers_what_changed(steps in prop::collection::vec(step(), 0..400)) {
             let mut marks = Marks::default();
-            let (mut rows, mut recent, mut earlier) = (0, BTreeSet::new(), BTreeSet::new());
+            let (mut rows, mut most) = (0usize, 1);
+            let (mut recent, mut earlier) = (BTreeSet::new(), BTreeSet::new());
             for step in steps {
                 match step {
                     Step::Add => {
                         rows += 1;
+                        most = most.max(rows);
                         marks.cover(rows);
                     }
+                    Step::RemoveLast if rows > 0 => {
+                        rows -= 1;
+                        marks.forget(rows);
+                        recent.remove(&rows);
+                        earlier.remove(&rows);
+                    }
+                    Step::RemoveLast => {}
                     Step::Mark(row) if row < rows => {
                         marks.mark(row);
                         recent.insert(row);
@@ -169,7 +194,7 @@ mod tests {
             }
             prop_assert!(marks.rows(Since::Recent).eq(recent.iter().copied()));
             prop_assert!(marks.rows(Since::Earlier).eq(recent.union(&earlier).copied()));
-            prop_assert!(marks.recent.capacity() * 8 <= Marks::bytes_for(rows.max(1)));
+            prop_assert!(marks.recent.capacity() * 8 <= Marks::bytes_for(most));
         }
     }
 }

@@ -26,6 +26,7 @@ impl World {
                     if let Work::Commit {
                         transaction,
                         places,
+                        ..
                     } = work
                     {
                         node.rows.commit(&transaction, &places).unwrap();
@@ -58,7 +59,10 @@ impl World {
                 Some(Work::Commit {
                     transaction,
                     places,
-                }) => node.rows.commit(&transaction, &places).unwrap(),
+                    ..
+                }) => {
+                    node.rows.commit(&transaction, &places).unwrap();
+                }
                 Some(Work::Answer {
                     token,
                     outcome,

@@ -245,6 +245,7 @@ impl Node {
         let Work::Commit {
             transaction,
             places,
+            ..
         } = work
         else {
             return Vec::new();
