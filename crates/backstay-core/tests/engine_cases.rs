@@ -380,7 +380,10 @@ fn a_delete_removes_rows_once_and_a_push_after_it_makes_them_anew() {
     let mut engine = engine(&spec(r#"{"adagrad":{"learning_rate":1.0}}"#));
     let keys = by_slot((0..20).collect());
     apply(&mut engine, &push(1, 0, 0, &keys, -1.0)).unwrap();
-    let (first, fresh) = (engine.export_slot(table_id("t"), 2).unwrap(), read(&engine, 3));
+    let (first, fresh) = (
+        engine.export_slot(table_id("t"), 2).unwrap(),
+        read(&engine, 3),
+    );
     apply(&mut engine, &push(1, 1, 0, &keys, -1.0)).unwrap();
     let gone = by_slot((0..30).collect());
     let report = apply(&mut engine, &delete(1, 2, &gone)).unwrap();
@@ -393,7 +396,10 @@ fn a_delete_removes_rows_once_and_a_push_after_it_makes_them_anew() {
     assert_eq!(engine.export_slot(table_id("t"), 2).unwrap(), first);
     // A retry, and a late copy, of the delete.
     let report = apply(&mut engine, &delete(1, 2, &gone)).unwrap();
-    assert_eq!((report.staged, report.skipped, report.removed), (0, SLOTS, 0));
+    assert_eq!(
+        (report.staged, report.skipped, report.removed),
+        (0, SLOTS, 0)
+    );
     assert_eq!(engine.table(table_id("t")).unwrap().rows(), 20);
 }
 

@@ -211,7 +211,10 @@ fn keys_that_were_deleted_are_told_until_a_whole_copy_is_smaller() {
     assert!(!second.whole);
     // The other two have a row again.
     assert_eq!(second.tables[0].deleted.len(), 3);
-    assert!(second.tables[0].deleted.iter().all(|key| keys[2..5].contains(key)));
+    assert!(second.tables[0]
+        .deleted
+        .iter()
+        .all(|key| keys[2..5].contains(key)));
     delete(&mut live, 4, "a", &keys[..keys.len() - 10]);
     assert!(snapshot(&mut live, 0, Some(second.memory.position)).whole);
 }

@@ -9,8 +9,8 @@ use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
-    checksum, CloseStream, DeleteReply, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta,
-    PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
+    checksum, CloseStream, DeleteReply, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode,
+    PullMeta, PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
 };
 use serde_json::Value;
 
@@ -93,7 +93,9 @@ fn both_ways<T: PartialEq + std::fmt::Debug>(
 fn meta_of(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
     match kind {
         "Hello" | "Pull" | "Push" | "Delete" | "CloseStream" => request_meta(kind, fields, meta),
-        "HelloReply" | "PullReply" | "PushReply" | "DeleteReply" | "Error" => reply_meta(kind, fields, meta),
+        "HelloReply" | "PullReply" | "PushReply" | "DeleteReply" | "Error" => {
+            reply_meta(kind, fields, meta)
+        }
         "Ping" => (Opcode::Ping, Vec::new()),
         "Pong" => (Opcode::Pong, Vec::new()),
         "CloseStreamReply" => (Opcode::CloseStreamReply, Vec::new()),

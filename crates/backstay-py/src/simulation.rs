@@ -440,6 +440,8 @@ impl SimNode {
             for table in &link.tables {
                 let mut rows = PlainRows::default();
                 table.layout.take_apart(&table.words, &mut rows);
+                let gone = engine.remove_rows(table.table, slot, &table.deleted);
+                gone.map_err(|refusal| from_refusal(py, &refusal))?;
                 let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
                 let put = engine.put_rows(table.table, slot, rows);
                 put.map_err(|refusal| from_refusal(py, &refusal))?;

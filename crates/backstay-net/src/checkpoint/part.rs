@@ -252,14 +252,21 @@ impl Content {
             Tensor::numbers("memory.streams".into(), Some(6), &self.streams),
             Tensor::numbers("memory.closed".into(), Some(3), &self.closed),
         ];
-        let with_rows = || self.tables.iter().filter(|(_, table)| !table.runs.is_empty());
+        let with_rows = || {
+            self.tables
+                .iter()
+                .filter(|(_, table)| !table.runs.is_empty())
+        };
         for (name, table) in with_rows() {
             let runs = format!("table.{name}.runs");
             tensors.push(Tensor::numbers(runs, Some(2), &table.runs));
             let keys = format!("table.{name}.keys");
             tensors.push(Tensor::numbers(keys, None, &table.rows.0));
         }
-        let with_deleted = self.tables.iter().filter(|(_, table)| !table.deleted.is_empty());
+        let with_deleted = self
+            .tables
+            .iter()
+            .filter(|(_, table)| !table.deleted.is_empty());
         for (name, table) in with_deleted {
             let runs = format!("table.{name}.deleted_runs");
             tensors.push(Tensor::numbers(runs, Some(2), &table.deleted_runs));
