@@ -207,9 +207,8 @@ impl RowMap {
             let entry = self.entry_of(last, mix64(self.key(last)));
             self.index[entry] = self.index[entry] & !ROW_MASK | (row as u32 + 1);
             self.overwrite(row, last);
-            // A copy that is under way has another row under this number.
-            self.marks.mark(row);
         }
+        self.marks.remove(row, last);
         self.pop_row();
         self.removed.push(key, self.rows);
         true
@@ -323,16 +322,12 @@ impl RowMap {
         self.readings = readings;
     }
 
-    /// Copy the rows that have changed since the last generation began over older copies of them,
+    /// Copy the rows that have changed or moved since the last generation began over older copies,
     /// where `copies` holds the first rows of the map; copies of rows that are no more go.
     pub fn patch(&self, copies: &mut Vec<u32>) {
         copies.truncate(self.rows * self.stride);
         let copied = copies.len() / self.stride;
-        for row in self
-            .marks
-            .rows(Since::Recent)
-            .take_while(|&row| row < copied)
-        {
+        for row in self.marks.touched().take_while(|&row| row < copied) {
             copies[row * self.stride..][..self.stride].copy_from_slice(self.row_words(row));
         }
     }
@@ -424,7 +419,6 @@ impl RowMap {
 
     fn pop_row(&mut self) {
         self.rows -= 1;
-        self.marks.forget(self.rows);
         if let Some(chunk) = self.chunks.last_mut() {
             chunk.truncate(chunk.len() - self.stride);
             if chunk.is_empty() {

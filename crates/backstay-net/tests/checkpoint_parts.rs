@@ -74,13 +74,7 @@ fn delete(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64]) {
     change_rows(node, sequence, table, keys, Change::Delete);
 }
 
-fn change_rows(
-    node: &Arc<Replicator>,
-    sequence: u64,
-    table: &str,
-    keys: &[u64],
-    change: Change,
-) {
+fn change_rows(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64], change: Change) {
     let space = node.store().space();
     let mut keys = keys.to_vec();
     keys.sort_by_key(|&key| (space.slot_of(key), key));

@@ -132,11 +132,24 @@ fn a_delete_in_the_frame_of_another_change() {
     bytes[32 + 60] = 4;
     assert_refused(&bytes, PROTOCOL, "a delete came in the frame of a push");
     bytes[5] = Opcode::Delete as u8;
-    assert_refused(&bytes, PROTOCOL, "a delete is of kind 4 and has no row_elements");
+    assert_refused(
+        &bytes,
+        PROTOCOL,
+        "a delete is of kind 4 and has no row_elements",
+    );
     let mut meta = push_meta("t", 1, 99, 0, 0);
     meta.row_elements = 0;
-    let bytes = frame(Opcode::Delete, 5, &meta.encode(), bytemuck::cast_slice(&[1u64]));
-    assert_refused(&bytes, PROTOCOL, "a delete is of kind 4 and has no row_elements");
+    let bytes = frame(
+        Opcode::Delete,
+        5,
+        &meta.encode(),
+        bytemuck::cast_slice(&[1u64]),
+    );
+    assert_refused(
+        &bytes,
+        PROTOCOL,
+        "a delete is of kind 4 and has no row_elements",
+    );
     meta.change = Change::Delete;
     let two = bytemuck::cast_slice::<u64, u8>(&[1, 2]);
     let bytes = frame(Opcode::Delete, 5, &meta.encode(), two);
