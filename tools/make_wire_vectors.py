@@ -56,6 +56,7 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
     pushed = {"routing_version": 4, "applied_slots": 1, "skipped_slots": 65535}
     error = {"code": 9, "retry_safe": 1, "routing_version": BIG}
     final = {"code": 6, "retry_safe": 0, "routing_version": 0}
+    deleted = push(4, 1.0, row_elements=0)
     sum_ = wire.CHECKSUM
     return [
         ("hello", wire.Frame("Hello", 0, 0, hello, b"")),
@@ -75,8 +76,8 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
         ("push reply", wire.Frame("PushReply", 0, 3, pushed, b"")),
         ("close stream", wire.Frame("CloseStream", 0, 5, {**STREAM, "routing_version": 3}, b"")),
         ("close stream reply", wire.Frame("CloseStreamReply", 0, 5, {}, b"")),
-        ("delete", wire.Frame("Delete", 0, 6, push(4, 1.0, row_elements=0), keys)),
-        ("delete with a checksum", wire.Frame("Delete", sum_, 6, push(4, 1.0, row_elements=0), keys)),
+        ("delete", wire.Frame("Delete", 0, 6, deleted, keys)),
+        ("delete with a checksum", wire.Frame("Delete", sum_, 6, deleted, keys)),
         ("delete reply", wire.Frame("DeleteReply", 0, 6, {**pushed, "rows": BIG}, b"")),
         ("go away", wire.Frame("GoAway", 0, 0, {}, b"")),
         ("error to be tried again", wire.Frame("Error", 0, 2, error, "slot 5 ☂".encode())),

@@ -531,9 +531,7 @@ class Client:
         padding = -flat.size % table.row_elements
         return np.pad(flat, (0, padding)) if padding else flat
 
-    def _push(
-        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
-    ) -> int:
+    def _push(self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float) -> int:
         """Push and wait; returns the rows that a delete removed."""
         self._watch.wait_until_running()
         return self._native.push(self._request(table, plan, values, kind, scale))

@@ -303,8 +303,8 @@ class PushRequest:
     ) -> PushRequest:
         """Describe a push of ``kind`` "update", "assign", "assign_if_absent" or "delete".
 
-        ``values`` is [size * row_elements]; a delete has none, and ``row_elements`` 0. With a ``stream``, the push is that of the table
-        with this ``ordinal`` in the stream's batch.
+        ``values`` is [size * row_elements]; a delete has none, and ``row_elements`` 0. With a
+        ``stream``, the push is that of the table with this ``ordinal`` in the stream's batch.
         """
 
 @final

@@ -225,7 +225,7 @@ def test_deleted_rows_are_gone_and_a_push_makes_them_anew(client: Client) -> Non
     client.push(table, keys, ones(1000))
     # Equal keys count once, and keys without a row are passed over.
     assert client.delete(table, np.array([[3, 4, 5], [5, 2**40, 3]])) == 3
-    assert client.delete(table, client.prepare([3, 4, 5])) == 0
+    assert client.delete(table, client.prepare(np.array([3, 4, 5]))) == 0
     rows = client.pull(table, keys)
     assert np.array_equal(rows[3:6], initial[3:6])
     assert not np.isin(rows[6:], initial[6:]).any()
