@@ -1,8 +1,8 @@
-"""Write proto/vectors/: frames, damaged frames and hashes, for ever.
+"""Write proto/vectors/: frames, damaged frames and hashes of one version of the data plane.
 
-They come from the second implementation in tests/unit/wire_v1.py, so that they hold what
+They come from the second implementation in tests/unit/wire_v2.py, so that they hold what
 proto/data_plane.md says and not whatever the Rust code does. Run by hand when a kind of frame is
-added; existing vectors must never change::
+added; vectors of a version that is spoken must never change::
 
     python -m tools.make_wire_vectors
 
@@ -16,7 +16,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from tests.unit import wire_v1 as wire
+from tests.unit import wire_v2 as wire
 
 TARGET = Path(__file__).resolve().parent.parent / "proto" / "vectors"
 # What the receiver of the damaged frames accepts.
@@ -56,6 +56,7 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
     pushed = {"routing_version": 4, "applied_slots": 1, "skipped_slots": 65535}
     error = {"code": 9, "retry_safe": 1, "routing_version": BIG}
     final = {"code": 6, "retry_safe": 0, "routing_version": 0}
+    deleted = push(4, 1.0, row_elements=0)
     sum_ = wire.CHECKSUM
     return [
         ("hello", wire.Frame("Hello", 0, 0, hello, b"")),
@@ -75,6 +76,9 @@ def good_frames() -> list[tuple[str, wire.Frame]]:
         ("push reply", wire.Frame("PushReply", 0, 3, pushed, b"")),
         ("close stream", wire.Frame("CloseStream", 0, 5, {**STREAM, "routing_version": 3}, b"")),
         ("close stream reply", wire.Frame("CloseStreamReply", 0, 5, {}, b"")),
+        ("delete", wire.Frame("Delete", 0, 6, deleted, keys)),
+        ("delete with a checksum", wire.Frame("Delete", sum_, 6, deleted, keys)),
+        ("delete reply", wire.Frame("DeleteReply", 0, 6, {**pushed, "rows": BIG}, b"")),
         ("go away", wire.Frame("GoAway", 0, 0, {}, b"")),
         ("error to be tried again", wire.Frame("Error", 0, 2, error, "slot 5 ☂".encode())),
         ("error without a text", wire.Frame("Error", 0, 2, final, b"")),
@@ -96,8 +100,9 @@ def hostile_frames() -> list[dict[str, Any]]:
         ("wrong magic", patched(ping, 0, "B", 0x62), 1),
         ("magic of the other byte order", patched(ping, 0, "I", 0x424B5359), 1),
         ("version 0", patched(ping, 4, "B", 0), 1),
-        ("version 2", patched(ping, 4, "B", 2), 1),
-        ("unknown opcode", patched(ping, 5, "B", 0x13), 1),
+        ("version 1", patched(ping, 4, "B", 1), 1),
+        ("version 3", patched(ping, 4, "B", 3), 1),
+        ("unknown opcode", patched(ping, 5, "B", 0x14), 1),
         ("opcode 0", patched(ping, 5, "B", 0), 1),
         ("unknown flag", patched(ping, 6, "H", 2), 1),
         ("checksum without its flag", patched(ping, 20, "I", 1), 1),
@@ -119,7 +124,7 @@ def hostile_frames() -> list[dict[str, Any]]:
     shorter = patched(pull[:55] + pull[56:], 16, "I", 23)
     longer = patched(pull[:56] + b"\0" + pull[56:], 16, "I", 25)
     not_utf8 = hello.replace("ä".encode(), b"\xff\xff")
-    long_text = wire.HEADER.pack(wire.MAGIC, 1, 1, 0, 0, 1031, 0, 0)
+    long_text = wire.HEADER.pack(wire.MAGIC, wire.VERSION, 1, 0, 0, 1031, 0, 0)
     long_text += struct.pack("<H", 1025) + b"x" * 1025 + bytes(4)
     meta = [
         ("meta one byte short", shorter, 1),

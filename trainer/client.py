@@ -26,7 +26,7 @@ from backstay.cluster.checkpoints import Checkpoints
 from backstay.cluster.directory import ClusterInfo, Directory, TableTerms
 from backstay.config import ClientConfig
 from backstay.errors import ClosedError, InvalidRequest
-from backstay.tables import TableSpec
+from backstay.tables import Sparse, TableSpec
 from backstay.trainer.arrays import ArrayLike, Rows, as_keys, as_rows, output
 from backstay.trainer.pending import Pending
 from backstay.trainer.registration import NO_JOB, TrainerName, TrainerRegistration
@@ -46,7 +46,7 @@ def _end_open_clients() -> None:
         client._end_threads()
 
 
-PushKind = Literal["update", "assign", "assign_if_absent"]
+PushKind = Literal["update", "assign", "assign_if_absent", "delete"]
 
 
 @dataclass(frozen=True)
@@ -329,6 +329,34 @@ class Client:
         rows = as_rows(values, (*batch.shape, table.dim), "values")
         self._push(table, batch.plan, rows, "assign", 1.0)
 
+    def delete(self, table: Table | str, keys: ArrayLike | KeyBatch) -> int:
+        """Remove rows; returns when they are gone, as :meth:`push` does.
+
+        A key without a row is passed over. A later push makes the row anew, from its initial
+        weights and with fresh optimizer state.
+
+        Args:
+            table: A sparse table.
+            keys: Integers of any shape.
+
+        Returns:
+            How many rows were removed. If an answer was lost and the delete sent again, the rows
+            that the first try removed are not counted.
+
+        Raises:
+            OutcomeUnknown: No answer within the deadline: it may or may not be applied.
+            ServerUnavailable: It could not be sent: it is not applied.
+            StateLost: Rows are gone with all their copies.
+            InvalidRequest: The table is dense, or the keys do not fit.
+        """
+        table = self._table(table)
+        if not isinstance(table.spec.kind, Sparse):
+            raise InvalidRequest(
+                f"table {table.name} is dense: only rows of sparse tables can be deleted"
+            )
+        batch = keys if isinstance(keys, KeyBatch) else self.prepare(keys)
+        return self._push(table, batch.plan, np.empty(0, np.float32), "delete", 1.0)
+
     # -- dense tensors --------------------------------------------------------------------
 
     def init_dense(self, table: Table | str, values: ArrayLike) -> None:
@@ -503,12 +531,10 @@ class Client:
         padding = -flat.size % table.row_elements
         return np.pad(flat, (0, padding)) if padding else flat
 
-    def _push(
-        self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
-    ) -> None:
-        """Push and wait."""
+    def _push(self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float) -> int:
+        """Push and wait; returns the rows that a delete removed."""
         self._watch.wait_until_running()
-        self._native.push(self._request(table, plan, values, kind, scale))
+        return self._native.push(self._request(table, plan, values, kind, scale))
 
     def _push_begin(
         self, table: Table, plan: KeyPlan, values: Rows, kind: PushKind, scale: float
@@ -524,7 +550,7 @@ class Client:
         stream, ordinal = self._tasks.place(table) if kind == "update" else (None, 0)
         return PushRequest(
             table=table.id,
-            row_elements=table.row_elements,
+            row_elements=0 if kind == "delete" else table.row_elements,
             plan=plan,
             values=values.reshape(-1),
             kind=kind,

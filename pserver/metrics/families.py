@@ -244,6 +244,7 @@ def _requests(stats: Mapping[str, Any]) -> Iterator[Metric]:
         ("pulls", "Pulls answered."),
         ("keys_pulled", "Keys of the pulls answered."),
         ("keys_pushed", "Keys of the pushes answered."),
+        ("rows_deleted", "Rows removed by deletes."),
         ("connections_accepted", "Connections to the data plane taken, those refused included."),
         ("connections_refused", "Connections refused because max_connections were open."),
         ("frames_broken", "Connections closed for what came over them."),

@@ -301,10 +301,10 @@ class PushRequest:
         stream: PushStream | None = None,
         ordinal: int = 0,
     ) -> PushRequest:
-        """Describe a push of ``kind`` "update", "assign" or "assign_if_absent".
+        """Describe a push of ``kind`` "update", "assign", "assign_if_absent" or "delete".
 
-        ``values`` is [size * row_elements]. With a ``stream``, the push is that of the table
-        with this ``ordinal`` in the stream's batch.
+        ``values`` is [size * row_elements]; a delete has none, and ``row_elements`` 0. With a
+        ``stream``, the push is that of the table with this ``ordinal`` in the stream's batch.
         """
 
 @final
@@ -399,8 +399,8 @@ class DataClient:
         """Ask for rows and wait for them."""
     def push_begin(self, request: PushRequest) -> PendingPush:
         """Send a push; it ends in the background."""
-    def push(self, request: PushRequest) -> None:
-        """Send a push and wait until it is applied."""
+    def push(self, request: PushRequest) -> int:
+        """Send a push and wait until it is applied; returns the rows that a delete removed."""
     def task_stream(
         self, job: int, pass_number: int, task: int, tables: int, first_batch: int
     ) -> PushStream:
@@ -509,7 +509,9 @@ class SimNode:
         values: Sequence[float],
         known_version: int = 2**64 - 1,
     ) -> tuple[int, str]:
-        """Take a push on; the keys are sorted by slot, ``known_version`` is the client's routing.
+        """Take a push on, or without ``values`` a delete; the keys are sorted by slot.
+
+        ``known_version`` is the client's routing.
 
         Returns:
             A refusal's code, its text; 0: every slot has had it; -1: this token's work is to come.

@@ -34,10 +34,11 @@ def main() -> int:
         "inexact": arguments.inexact,
         "cuts": arguments.cuts,
         "tasks": arguments.tasks,
+        "deletes": arguments.deletes,
     }
     flags = "".join(
         f" --{name}"
-        for name in ("jobs", "restores", "inexact", "cuts", "tasks")
+        for name in ("jobs", "restores", "inexact", "cuts", "tasks", "deletes")
         if getattr(arguments, name)
     )
     with ProcessPoolExecutor(arguments.processes, initializer=_prepare) as pool:
@@ -100,6 +101,7 @@ def _arguments() -> argparse.Namespace:
         help="with --jobs --restores: checkpoints take time, and passes are cut short",
     )
     parser.add_argument("--tasks", action="store_true", help="with tasks whose master never dies")
+    parser.add_argument("--deletes", action="store_true", help="with rows that trainers delete")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 

@@ -13,6 +13,7 @@ import numpy as np
 from backstay import _native
 from backstay.consensus.records import NO_MASTER, RoutingTable
 from tests.sim.checkpoints import Checkpoints
+from tests.sim.deletions import Deletions
 from tests.sim.events import MS, EventQueue, Micros, S
 from tests.sim.faults import Faults
 from tests.sim.history import History
@@ -116,6 +117,7 @@ class Cluster:
         job: bool = False,
         inexact: bool = False,
         cuts: bool = False,
+        deletes: bool = False,
     ) -> None:
         self.allows_inexact = inexact
         self.cuts_passes = cuts
@@ -130,6 +132,9 @@ class Cluster:
         self.keys = list(range(1, 4 * self.options.slots + 1))
         slots = _native.slots_of(np.array(self.keys, dtype=np.uint64), self.options.slots)
         self.slot_of = dict(zip(self.keys, slots.tolist(), strict=True))
+        owners = self.options.trainers if deletes else 0
+        self.deletions = Deletions(self, seed, trainers=owners)
+        self.slot_of |= self.deletions.slot_of
         self.history = History(self.slot_of, self.fail)
         self._token = 0
         self._instance = 0
@@ -418,6 +423,7 @@ class Cluster:
                     self.checkpoints.check_final(process.node_id, slot, counts)
                 if self.job is not None:
                     self.job.check_end(process.node_id, keys, counts)
+                self.deletions.check_final(process, slot, self.history.lost_slots)
                 digests.add(process.native.digest(slot))
             if len(digests) != 1:
                 self.fail(f"I4: the replicas of slot {slot} differ at rest")
@@ -433,6 +439,7 @@ def simulate(
     job: bool = False,
     inexact: bool = False,
     cuts: bool = False,
+    deletes: bool = False,
 ) -> Outcome:
     """Run one seed.
 
@@ -444,6 +451,7 @@ def simulate(
         job: With a job whose masters die.
         inexact: Restores under a job are of some slots, too.
         cuts: Jobs cut passes short, and their checkpoints take time.
+        deletes: Trainers delete rows as well.
     """
     cluster = Cluster(
         seed,
@@ -453,6 +461,7 @@ def simulate(
         job=job,
         inexact=inexact,
         cuts=cuts,
+        deletes=deletes,
     )
     failure = ""
     try:

@@ -279,12 +279,14 @@ class Pserver:
         sequence: int,
         floor: int,
         keys: list[int],
+        values: list[float],
         known_version: int,
         answer: Callable[[int], None],
     ) -> None:
-        """Take a push on; ``answer`` is called with 0 or a refusal's code."""
+        """Take a push, or without values a delete, on; ``answer`` gets 0 or a refusal's code."""
         token = self.cluster.next_token()
         self.answers[token] = answer
+        what = "push" if values else "delete"
         code, reason = self.native.push(
             self.clock.now(),
             token,
@@ -293,12 +295,12 @@ class Pserver:
             floor=floor,
             table=self.cluster.table,
             keys=keys,
-            values=[-1.0] * len(keys),
+            values=values,
             known_version=known_version,
         )
         self.queue.log(
             self.node_id,
-            lambda: f"push {stream}/{sequence} floor {floor} {keys} as {token}: {code} {reason}",
+            lambda: f"{what} {stream}/{sequence} floor {floor} {keys} as {token}: {code} {reason}",
         )
         if code != -1:
             del self.answers[token]

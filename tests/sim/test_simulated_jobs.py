@@ -118,8 +118,8 @@ def test_servers_that_take_what_was_sent_before_a_restore_are_found(
     push, close = Pserver.on_push, Pserver.on_close
 
     def on_push(self: Pserver, *request: Any) -> None:
-        stream, sequence, floor, keys, _known_version, answer = request
-        push(self, stream, sequence, floor, keys, UNLIMITED, answer)
+        stream, sequence, floor, keys, values, _known_version, answer = request
+        push(self, stream, sequence, floor, keys, values, UNLIMITED, answer)
 
     def on_close(self: Pserver, stream: Any, _known_version: int, answer: Any) -> None:
         close(self, stream, UNLIMITED, answer)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.sim.events import MS, S
 from tests.sim.faults import depose
 from tests.sim.network import STORE
 from tests.sim.plans import PLAN, plan_of
+from tests.sim.pserver import Pserver
 from tests.sim.tasks import TABLES, TaskTrainer
 
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
@@ -30,6 +32,7 @@ SEEDS = 1_000
 # Of those, by `make test`; the others by `make test-slow`.
 FEW_SEEDS = 100
 RESTORED_SEEDS = 100
+DELETING_SEEDS = 60
 TASK_SEEDS = [range(30), pytest.param(range(30, 100), marks=pytest.mark.slow)]
 
 
@@ -228,6 +231,30 @@ def test_clusters_that_are_restored_at_any_moment_keep_every_rule() -> None:
     assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
     counts = sum((one.counts for one in outcomes), Counter())
     assert min(counts["checkpoints"], counts["restores"], counts["slots_loaded"]) > RESTORED_SEEDS
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_rows_that_are_deleted_at_any_moment_are_gone_once(checkpoints: bool) -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        with_deletes = partial(simulate, deletes=True, checkpoints=checkpoints)
+        outcomes = list(pool.map(with_deletes, range(DELETING_SEEDS), chunksize=5))
+    assert [(one.seed, one.failure) for one in outcomes if one.failure] == []
+    counts = sum((one.counts for one in outcomes), Counter())
+    assert min(counts["deletes"], counts["pushes_to_delete"]) > 5 * DELETING_SEEDS
+
+
+def test_a_late_copy_of_a_delete_that_counts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_push = Pserver.on_push
+
+    def as_new(self: Pserver, stream: Any, sequence: int, floor: int, *rest: Any) -> None:
+        keys, values, *others = rest
+        if not values and sequence not in self.cluster.trainers[stream[0] - 1].pushes:
+            # No slot knows it again.
+            stream, sequence, floor = (10_000 + self.cluster.next_token(), 0, 0), 0, 0
+        on_push(self, stream, sequence, floor, keys, values, *others)
+
+    monkeypatch.setattr(Pserver, "on_push", as_new)
+    assert any("since its last delete" in simulate(n, deletes=True).failure for n in range(25))
 
 
 def test_a_controller_cut_off_and_deposed_keeps_its_only_copies_while_its_lease_lasts() -> None:

@@ -29,6 +29,8 @@ class Push:
     sequence: int
     keys: list[int]
     open_slots: set[int]
+    deletes: bool = False
+    """Whether the rows go; otherwise each counts one more."""
     waits: int = 0
     sent: set[int] = field(default_factory=set)
     """Slots that were sent and wait for an answer."""
@@ -90,14 +92,20 @@ class Trainer:
         if self.stopping:
             return
         if self._version and len(self.pushes) < self._window:
-            random = self.queue.random
-            count = random.choice((1, 1, 2, 3, 6))
-            keys = self.cluster.sort_keys(random.sample(self.cluster.keys, count))
+            keys, deletes = self._draw()
             slots = {self.cluster.slot_of[key] for key in keys}
-            push = Push(self.stream, self._next, keys, slots)
+            push = Push(self.stream, self._next, keys, slots, deletes)
             self._next += 1
             self.begin(push)
         self.queue.after(self.queue.between(100, self._pause), self._go_on)
+
+    def _draw(self) -> tuple[list[int], bool]:
+        """Draw the keys of the next push, and whether it deletes their rows."""
+        keys, deletes = self.cluster.deletions.draw(self.number)
+        if not keys:
+            random = self.queue.random
+            keys = random.sample(self.cluster.keys, random.choice((1, 1, 2, 3, 6)))
+        return self.cluster.sort_keys(keys), deletes
 
     def begin(self, push: Push) -> None:
         """Send a push, and again until every slot of it is acknowledged."""
@@ -139,6 +147,7 @@ class Trainer:
                 if not push.open_slots and self.pushes.get(push.sequence) is push:
                     del self.pushes[push.sequence]
                     self.acknowledged += 1
+                    self.cluster.deletions.acknowledged(push.keys, deletes=push.deletes)
             else:
                 self.queue.counts[f"refused_{code}"] += 1
                 self._try_later(push, BACKOFF)
@@ -146,8 +155,9 @@ class Trainer:
         def answer(code: int) -> None:
             network.send(process.place, self.place, lambda: answered(code))
 
+        values = [] if push.deletes else [-1.0] * len(keys)
         carried = partial(
-            process.on_push, push.stream, push.sequence, self.floor, list(keys), self._version
+            process.on_push, push.stream, push.sequence, self.floor, keys, values, self._version
         )
 
         def request() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backstay import _native
-from tests.unit import wire_v1 as wire
+from tests.unit import wire_v2 as wire
 from tools import make_wire_vectors
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -73,12 +73,15 @@ pub struct StageReport {
     pub staged: u32,
     /// Slots that had applied it before.
     pub skipped: u32,
+    /// Rows that a delete removed, where it was applied at once or is applied by now.
+    pub removed: u64,
 }
 
 impl std::ops::AddAssign for StageReport {
     fn add_assign(&mut self, other: Self) {
         self.staged += other.staged;
         self.skipped += other.skipped;
+        self.removed += other.removed;
     }
 }
 
@@ -242,8 +245,11 @@ impl Engine {
             return Ok(());
         }
         let table = self.table(transaction.table)?;
-        table.check_shape(&transaction.batch)?;
+        table.check_shape(&transaction.batch, transaction.change)?;
         table.check_stamp(transaction.optimizer.as_ref())?;
+        if transaction.change == Change::Delete {
+            return Ok(());
+        }
         let here = transaction
             .runs()
             .iter()
@@ -267,7 +273,7 @@ impl Engine {
             _ => Some(self.table(transaction.table)?),
         };
         if let Some(table) = table {
-            table.check_shape(&transaction.batch)?;
+            table.check_shape(&transaction.batch, transaction.change)?;
             self.streams.check(transaction.id, transaction.floor)?;
         }
         let stream = self.streams.stream(transaction.id.stream);
@@ -295,7 +301,7 @@ impl Engine {
                 report.skipped += 1;
                 continue;
             }
-            if let Some(table) = table {
+            if let Some(table) = table.filter(|_| transaction.change != Change::Delete) {
                 table.check_room(index, (run.end - run.start) as usize)?;
             }
             report.staged += 1;
@@ -354,12 +360,13 @@ impl Engine {
     }
 
     /// Apply a transaction in its places, after everything that stands before it there. It passes
-    /// over places that were applied, discarded or staged anew, or belong to another one now.
+    /// over places that were applied, discarded or staged anew, or belong to another one now. How
+    /// many rows it removed.
     pub fn commit(
         &mut self,
         transaction: &Arc<Transaction>,
         places: &[StagedRun],
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         let mut runs = std::mem::take(&mut self.scratch);
         runs.clear();
         for place in places {
@@ -415,20 +422,21 @@ impl Engine {
             if busy {
                 return Err(Refusal::InFlight);
             }
-            self.apply_runs(transaction, &places).map(|()| report)
+            let removed = self.apply_runs(transaction, &places)?;
+            Ok(StageReport { removed, ..report })
         });
         self.scratch = places;
         outcome
     }
 
-    /// Apply a transaction to slots in which it is next.
+    /// Apply a transaction to slots in which it is next; how many rows it removed.
     fn apply_runs(
         &mut self,
         transaction: &Transaction,
         places: &[StagedRun],
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         let Some(first) = places.first() else {
-            return Ok(());
+            return Ok(0);
         };
         if transaction.change == Change::Close {
             for place in places {
@@ -436,18 +444,22 @@ impl Engine {
                 self.slots[slot].position += 1;
                 self.streams.close(transaction.id.stream, slot);
             }
-            return Ok(());
+            return Ok(0);
         }
         let (first_slot, table) = (self.first_slot, self.tables.get_mut(&transaction.table));
         let table = table.ok_or_else(|| unknown(transaction.table))?;
         let windows = self.streams.windows_mut(transaction.id.stream);
-        let elements = table.spec().row_elements();
+        let elements = match transaction.change {
+            Change::Delete => 0,
+            _ => table.spec().row_elements(),
+        };
         let stamped = transaction.optimizer.as_ref();
         let optimizer = *stamped.unwrap_or(&table.spec().optimizer);
+        let mut removed = 0;
         let mut write = |keys: Range<usize>| {
             let values = &transaction.batch.values()[keys.start * elements..keys.end * elements];
             let keys = &transaction.batch.keys()[keys];
-            table.write(keys, values, transaction.change, &optimizer);
+            removed += table.write(keys, values, transaction.change, &optimizer);
         };
         // Neighbouring slots' runs join into one, so that the kernel sees long batches.
         let start = first.run.start as usize;
@@ -463,7 +475,7 @@ impl Engine {
             joined.end = keys.end;
         }
         write(joined);
-        Ok(())
+        Ok(removed)
     }
 
     /// Drop what is staged in a slot at `position` and behind it.

@@ -6,7 +6,7 @@
 //!
 //! From the bottom up: [`hash`] places keys; [`spec`] describes tables; [`initializer`],
 //! [`optimizer`], [`storage`] and [`gradient`] work on single rows; [`row_map`] holds the rows
-//! of one slot, with [`marks`] on rows that changed, and [`table`] the rows of many slots;
+//! of one slot, with [`marks`] on rows that changed and the keys that were [`removed`], and [`table`] the rows of many slots;
 //! [`stream_memory`] remembers what was applied of each [`stream`];
 //! [`engine`] stages and commits [`transaction`]s; [`replication`] decides when;
 //! [`wire`] lays requests out as bytes.
@@ -23,6 +23,7 @@ pub mod initializer;
 pub mod marks;
 pub mod optimizer;
 mod prefetch;
+pub mod removed;
 pub mod replication;
 pub mod row_map;
 pub mod spec;

@@ -9,6 +9,8 @@
 pub struct Marks {
     recent: Vec<u64>,
     earlier: Vec<u64>,
+    /// Numbers under which another row stands than when the recent generation began.
+    moved: Vec<u64>,
 }
 
 /// Which generations are asked for.
@@ -72,20 +74,33 @@ impl Marks {
         self.recent[row >> 6] |= 1 << (row & 63);
     }
 
+    /// A row was removed, and the last one took its number.
+    pub fn remove(&mut self, row: usize, last: usize) {
+        for words in [&mut self.recent, &mut self.earlier] {
+            let marked = bit(words, last);
+            set(words, row, marked);
+            set(words, last, false);
+        }
+        set(&mut self.moved, last, false);
+        if row < last {
+            let length = self.moved.len().max(last.div_ceil(64));
+            self.moved.resize(length, 0);
+            set(&mut self.moved, row, true);
+        }
+    }
+
     /// The rows that have changed, in ascending order.
     pub fn rows(&self, since: Since) -> impl Iterator<Item = usize> + '_ {
         let earlier: &[u64] = match since {
             Since::Recent => &[],
             Since::Earlier => &self.earlier,
         };
-        self.recent.iter().enumerate().flat_map(move |(at, &word)| {
-            let mut bits = word | earlier.get(at).copied().unwrap_or(0);
-            std::iter::from_fn(move || {
-                let bit = bits.trailing_zeros();
-                bits &= bits.wrapping_sub(1);
-                (bit < 64).then(|| at * 64 + bit as usize)
-            })
-        })
+        either(&self.recent, earlier)
+    }
+
+    /// The numbers whose words differ from those when the last generation began, ascending.
+    pub fn touched(&self) -> impl Iterator<Item = usize> + '_ {
+        either(&self.recent, &self.moved)
     }
 
     /// Begin a new generation: the earlier one becomes what [`Self::rows`] gives for `since`.
@@ -101,23 +116,49 @@ impl Marks {
             }
         }
         self.earlier = earlier;
+        self.moved = Vec::new();
     }
 
     /// Nothing has changed.
     pub fn clear(&mut self) {
         self.recent.fill(0);
         self.earlier = Vec::new();
+        self.moved = Vec::new();
     }
 
-    /// Bytes allocated for the earlier generation, which does not grow with the rows.
-    pub fn earlier_bytes(&self) -> usize {
-        self.earlier.capacity() * 8
+    /// Bytes allocated for the recent generation.
+    pub fn recent_bytes(&self) -> usize {
+        self.recent.capacity() * 8
     }
 
     /// Bytes allocated.
     pub fn allocated_bytes(&self) -> usize {
-        self.recent.capacity() * 8 + self.earlier_bytes()
+        (self.recent.capacity() + self.earlier.capacity() + self.moved.capacity()) * 8
     }
+}
+
+fn bit(words: &[u64], row: usize) -> bool {
+    words
+        .get(row >> 6)
+        .is_some_and(|word| word >> (row & 63) & 1 == 1)
+}
+
+fn set(words: &mut [u64], row: usize, to: bool) {
+    if let Some(word) = words.get_mut(row >> 6) {
+        *word = *word & !(1 << (row & 63)) | u64::from(to) << (row & 63);
+    }
+}
+
+/// The rows that have a bit in either, as far as the first reaches; ascending.
+fn either<'a>(one: &'a [u64], other: &'a [u64]) -> impl Iterator<Item = usize> + 'a {
+    one.iter().enumerate().flat_map(move |(at, &word)| {
+        let mut bits = word | other.get(at).copied().unwrap_or(0);
+        std::iter::from_fn(move || {
+            let bit = bits.trailing_zeros();
+            bits &= bits.wrapping_sub(1);
+            (bit < 64).then(|| at * 64 + bit as usize)
+        })
+    })
 }
 
 #[cfg(test)]
@@ -130,6 +171,7 @@ mod tests {
     enum Step {
         Add,
         Mark(usize),
+        Remove(usize),
         Begin(Since),
     }
 
@@ -137,6 +179,7 @@ mod tests {
         prop_oneof![
             4 => Just(Step::Add),
             4 => (0usize..300).prop_map(Step::Mark),
+            2 => (0usize..300).prop_map(Step::Remove),
             1 => prop::bool::ANY.prop_map(|all| Step::Begin(if all { Since::Earlier } else { Since::Recent })),
         ]
     }
@@ -146,13 +189,29 @@ mod tests {
         #[test]
         fn remembers_what_changed(steps in prop::collection::vec(step(), 0..400)) {
             let mut marks = Marks::default();
-            let (mut rows, mut recent, mut earlier) = (0, BTreeSet::new(), BTreeSet::new());
+            let (mut rows, mut most) = (0usize, 1);
+            let (mut recent, mut earlier) = (BTreeSet::new(), BTreeSet::new());
+            let mut moved = BTreeSet::new();
             for step in steps {
                 match step {
                     Step::Add => {
                         rows += 1;
+                        most = most.max(rows);
                         marks.cover(rows);
                     }
+                    Step::Remove(row) if row < rows => {
+                        rows -= 1;
+                        marks.remove(row, rows);
+                        for marked in [&mut recent, &mut earlier] {
+                            marked.remove(&row);
+                            if marked.remove(&rows) && row < rows {
+                                marked.insert(row);
+                            }
+                        }
+                        moved.remove(&rows);
+                        moved.extend((row < rows).then_some(row));
+                    }
+                    Step::Remove(_) => {}
                     Step::Mark(row) if row < rows => {
                         marks.mark(row);
                         recent.insert(row);
@@ -164,12 +223,14 @@ mod tests {
                             earlier.clear();
                         }
                         earlier.append(&mut recent);
+                        moved.clear();
                     }
                 }
             }
             prop_assert!(marks.rows(Since::Recent).eq(recent.iter().copied()));
+            prop_assert!(marks.touched().eq(recent.union(&moved).copied()));
             prop_assert!(marks.rows(Since::Earlier).eq(recent.union(&earlier).copied()));
-            prop_assert!(marks.recent.capacity() * 8 <= Marks::bytes_for(rows.max(1)));
+            prop_assert!(marks.recent.capacity() * 8 <= Marks::bytes_for(most));
         }
     }
 }

@@ -4,7 +4,8 @@
 //! Key and values lie together, so a lookup costs one miss in the index and one in the slab.
 //! The index holds 32-bit entries: 8 bits of the hash as a tag and 24 bits of row number.
 //! The slab is a list of chunks of bounded size: it grows without moving rows and without
-//! the half-empty tail of a doubling vector.
+//! the half-empty tail of a doubling vector. The last row takes the place of one that is removed,
+//! so rows have no gaps, and their memory serves the next ones.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,6 +15,7 @@ use crate::error::Refusal;
 use crate::hash::mix64;
 use crate::marks::{Marks, Since};
 use crate::prefetch::prefetch;
+use crate::removed::Removed;
 
 /// Words of a row that hold its key.
 pub const KEY_WORDS: usize = 2;
@@ -30,10 +32,12 @@ const MIN_INDEX: usize = 8;
 pub struct RowMap {
     /// 0 = empty; else tag << 24 | (row + 1). Length is a power of two, at most 3/4 full.
     index: Vec<u32>,
-    /// Rows in order of insertion. Every chunk but the last holds `1 << chunk_shift` rows.
+    /// Every chunk but the last holds `1 << chunk_shift` rows.
     chunks: Vec<Vec<u32>>,
     /// Which rows have changed.
     marks: Marks,
+    /// The keys whose rows were removed.
+    removed: Removed,
     /// Copies under way that read the rows of an earlier instant.
     readings: Vec<Reading>,
     rows: usize,
@@ -49,7 +53,7 @@ struct Reading {
     /// The next row to be read. Rows from `end` on were added since the instant.
     next: usize,
     end: usize,
-    /// Rows that changed since the instant and were not read yet, as they were.
+    /// Rows that changed or went since the instant and were not read yet, as they were.
     kept: BTreeMap<usize, Vec<u32>>,
 }
 
@@ -62,6 +66,7 @@ impl RowMap {
             index: Vec::new(),
             chunks: Vec::new(),
             marks: Marks::default(),
+            removed: Removed::default(),
             readings: Vec::new(),
             rows: 0,
             stride,
@@ -84,6 +89,7 @@ impl RowMap {
         if more == 0 {
             return 0;
         }
+        // Removed rows leave memory behind, of which each kind serves only its own.
         let rows = self.rows + more;
         let index = (rows * 4).div_ceil(3).next_power_of_two().max(MIN_INDEX);
         let chunk_rows = 1usize << self.chunk_shift;
@@ -94,19 +100,25 @@ impl RowMap {
         };
         // The list of chunks doubles, from four.
         let chunks = rows.div_ceil(chunk_rows).next_power_of_two().max(4);
-        let after = (index + slab * self.stride) * 4
-            + chunks * std::mem::size_of::<Vec<u32>>()
-            + Marks::bytes_for(rows);
-        after.saturating_sub(self.allocated_bytes() - self.marks.earlier_bytes())
+        let words = index.saturating_sub(self.index.len())
+            + (slab * self.stride).saturating_sub(self.slab_words());
+        words * 4
+            + chunks.saturating_sub(self.chunks.capacity()) * std::mem::size_of::<Vec<u32>>()
+            + Marks::bytes_for(rows).saturating_sub(self.marks.recent_bytes())
     }
 
     /// Bytes allocated for rows and index.
     pub fn allocated_bytes(&self) -> usize {
-        let full = self.chunks.len().saturating_sub(1) << self.chunk_shift;
-        let tail = self.chunks.last().map_or(0, Vec::capacity);
-        (self.index.len() + full * self.stride + tail) * 4
+        (self.index.len() + self.slab_words()) * 4
             + self.chunks.capacity() * std::mem::size_of::<Vec<u32>>()
             + self.marks.allocated_bytes()
+            + self.removed.allocated_bytes()
+    }
+
+    /// Words allocated for rows.
+    fn slab_words(&self) -> usize {
+        let full = self.chunks.len().saturating_sub(1) << self.chunk_shift;
+        full * self.stride + self.chunks.last().map_or(0, Vec::capacity)
     }
 
     /// Ask for the part of the index where `hash` would be found.
@@ -178,6 +190,28 @@ impl RowMap {
         self.push_row(key);
         Self::enter(&mut self.index, hash, row);
         row
+    }
+
+    /// Remove the row of a key; whether there was one. The last row takes its number.
+    pub fn remove(&mut self, key: u64, hash: u64) -> bool {
+        let Some(row) = self.find(key, hash) else {
+            return false;
+        };
+        let last = self.rows - 1;
+        if !self.readings.is_empty() {
+            self.keep_for_readings(row);
+            self.keep_for_readings(last);
+        }
+        self.leave_index(self.entry_of(row, hash));
+        if row != last {
+            let entry = self.entry_of(last, mix64(self.key(last)));
+            self.index[entry] = self.index[entry] & !ROW_MASK | (row as u32 + 1);
+            self.overwrite(row, last);
+        }
+        self.marks.remove(row, last);
+        self.pop_row();
+        self.removed.push(key, self.rows);
+        true
     }
 
     /// Make the index large enough for `more` rows in one go.
@@ -263,7 +297,9 @@ impl RowMap {
             std::mem::replace(&mut one.next, to)..to
         };
         let first = out.len();
-        self.copy_rows(rows.clone(), out);
+        // Rows that are no more were kept.
+        self.copy_rows(rows.start..rows.end.min(self.rows), out);
+        out.resize(first + rows.len() * self.stride, 0);
         let rest = self.readings[at].kept.split_off(&rows.end);
         let kept = std::mem::replace(&mut self.readings[at].kept, rest);
         for (row, words) in kept {
@@ -286,15 +322,12 @@ impl RowMap {
         self.readings = readings;
     }
 
-    /// Copy the rows that have changed since the last generation began over older copies of them,
-    /// where `copies` holds the first rows of the map.
-    pub fn patch(&self, copies: &mut [u32]) {
+    /// Copy the rows that have changed or moved since the last generation began over older copies,
+    /// where `copies` holds the first rows of the map; copies of rows that are no more go.
+    pub fn patch(&self, copies: &mut Vec<u32>) {
+        copies.truncate(self.rows * self.stride);
         let copied = copies.len() / self.stride;
-        for row in self
-            .marks
-            .rows(Since::Recent)
-            .take_while(|&row| row < copied)
-        {
+        for row in self.marks.touched().take_while(|&row| row < copied) {
             copies[row * self.stride..][..self.stride].copy_from_slice(self.row_words(row));
         }
     }
@@ -306,22 +339,36 @@ impl RowMap {
         }
     }
 
-    /// How many rows have changed.
-    pub fn changed(&self, since: Since) -> usize {
-        self.marks.rows(since).count()
+    /// How many rows have changed or gone; None: too many have gone.
+    pub fn changed(&self, since: Since) -> Option<usize> {
+        let removed = self.removed.keys(since)?;
+        Some(self.marks.rows(since).count() + removed.count())
+    }
+
+    /// The keys without a row that had one before, as far as they are known, ascending.
+    pub fn removed(&self, since: Since) -> Vec<u64> {
+        let keys = self.removed.keys(since).into_iter().flatten();
+        let mut keys: Vec<u64> = keys
+            .filter(|&key| self.find(key, mix64(key)).is_none())
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
     }
 
     /// What changed up to now is of an earlier generation; see [`Marks::begin`].
     pub fn begin_generation(&mut self, since: Since) {
         self.marks.begin(since);
+        self.removed.begin(since);
     }
 
-    /// No row counts as changed any more.
+    /// No row counts as changed any more, and none as removed.
     pub fn clear_marks(&mut self) {
         self.marks.clear();
+        self.removed = Removed::default();
     }
 
-    /// Every key with its row number, in order of insertion.
+    /// Every key with its row number.
     pub fn keys(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
         (0..self.rows).map(|row| (self.key(row), row))
     }
@@ -355,6 +402,59 @@ impl RowMap {
         }
         self.rows += 1;
         self.marks.cover(self.rows);
+    }
+
+    /// Copy a row over an earlier one.
+    fn overwrite(&mut self, row: usize, by: usize) {
+        let (chunk, chunk_by) = (row >> self.chunk_shift, by >> self.chunk_shift);
+        let start = |row: usize| (row & ((1 << self.chunk_shift) - 1)) * self.stride;
+        let (to, from) = (start(row), start(by)..start(by) + self.stride);
+        let (before, behind) = self.chunks.split_at_mut(chunk_by);
+        if chunk == chunk_by {
+            behind[0].copy_within(from, to);
+        } else {
+            before[chunk][to..to + self.stride].copy_from_slice(&behind[0][from]);
+        }
+    }
+
+    fn pop_row(&mut self) {
+        self.rows -= 1;
+        if let Some(chunk) = self.chunks.last_mut() {
+            chunk.truncate(chunk.len() - self.stride);
+            if chunk.is_empty() {
+                self.chunks.pop();
+            }
+        }
+    }
+
+    /// The entry of a row in the index; `hash` is its key's.
+    fn entry_of(&self, row: usize, hash: u64) -> usize {
+        let (mask, wanted) = (self.index.len() - 1, Self::tag(hash) | (row as u32 + 1));
+        let mut at = hash as usize & mask;
+        while self.index[at] != wanted {
+            at = (at + 1) & mask;
+        }
+        at
+    }
+
+    /// Empty an entry of the index, and close the gap before the entries that were pushed behind it.
+    fn leave_index(&mut self, entry: usize) {
+        let mask = self.index.len() - 1;
+        let (mut gap, mut at) = (entry, entry);
+        loop {
+            at = (at + 1) & mask;
+            let next = self.index[at];
+            if next == 0 {
+                break;
+            }
+            let home = mix64(self.key((next & ROW_MASK) as usize - 1)) as usize;
+            // It may move to the gap if that is not before the place where it is looked for first.
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
+                self.index[gap] = next;
+                gap = at;
+            }
+        }
+        self.index[gap] = 0;
     }
 
     fn grow_index(&mut self) {
@@ -393,19 +493,29 @@ mod tests {
     proptest! {
         /// The map against a dumb one: same membership, same values, whatever the order.
         #[test]
-        fn behaves_like_a_btreemap(keys in prop::collection::vec(0u64..300, 0..600), width in 1usize..40) {
+        fn behaves_like_a_btreemap(
+            keys in prop::collection::vec((0u64..300, prop::bool::weighted(0.4)), 0..900),
+            width in 1usize..40,
+        ) {
             let mut map = RowMap::new(width);
             let mut model: BTreeMap<u64, u32> = BTreeMap::new();
-            for (step, key) in keys.into_iter().enumerate() {
+            for (step, (key, removes)) in keys.into_iter().enumerate() {
                 let hash = mix64(key);
                 let found = map.find(key, hash);
                 prop_assert_eq!(found.is_some(), model.contains_key(&key));
+                if removes {
+                    prop_assert_eq!(map.remove(key, hash), model.remove(&key).is_some());
+                    prop_assert_eq!(map.find(key, hash), None);
+                    continue;
+                }
                 let row = found.unwrap_or_else(|| map.insert(key, hash));
                 map.values_mut(row)[width - 1] = step as u32;
                 model.insert(key, step as u32);
             }
             prop_assert_eq!(map.len(), model.len());
+            prop_assert_eq!(map.keys().count(), model.len());
             for (key, row) in map.keys() {
+                prop_assert_eq!(map.find(key, mix64(key)), Some(row));
                 prop_assert_eq!(map.values(row)[width - 1], model[&key]);
                 prop_assert_eq!(map.values(row).len(), width);
             }
@@ -428,10 +538,18 @@ mod tests {
     proptest! {
         /// What is announced is enough.
         #[test]
-        fn grows_by_no_more_than_announced(first in 0usize..3000, more in 0usize..3000, width in 1usize..200) {
+        fn grows_by_no_more_than_announced(
+            first in 0usize..3000,
+            removed in 0usize..3000,
+            more in 0usize..3000,
+            width in 1usize..200,
+        ) {
             let mut map = RowMap::new(width);
             for key in 0..first as u64 {
                 map.insert(key, mix64(key));
+            }
+            for key in 0..removed.min(first) as u64 {
+                prop_assert!(map.remove(key, mix64(key)));
             }
             let (before, announced) = (map.allocated_bytes(), map.growth_bytes(more));
             for key in first as u64..(first + more) as u64 {
@@ -452,9 +570,79 @@ mod tests {
         assert_eq!(RowMap::new(32).allocated_bytes(), 0);
     }
 
+    #[test]
+    fn the_memory_of_removed_rows_serves_the_next_ones() {
+        let mut map = RowMap::new(32);
+        for key in 0..10_000u64 {
+            map.insert(key, mix64(key));
+        }
+        let before = map.allocated_bytes();
+        for key in 0..50_000u64 {
+            assert!(map.remove(key, mix64(key)));
+            map.insert(key + 10_000, mix64(key + 10_000));
+        }
+        // Also what is known of the keys that went has its limit.
+        assert!(map.allocated_bytes() <= before + 2 * 8 * 10_000);
+        assert_eq!(map.changed(Since::Recent), None);
+        map.begin_generation(Since::Recent);
+        map.begin_generation(Since::Recent);
+        assert_eq!(map.changed(Since::Earlier), Some(0));
+        assert!(map.allocated_bytes() <= before + 10_000);
+    }
+
+    proptest! {
+        /// Who has the rows of an instant, takes the removed keys out and the changed rows in, has
+        /// the rows of now.
+        #[test]
+        fn removed_keys_and_changed_rows_make_up_the_difference(
+            before in prop::collection::vec((0u64..200, prop::bool::weighted(0.3)), 0..200),
+            between in prop::collection::vec((0u64..200, prop::bool::weighted(0.3)), 0..100),
+            after in prop::collection::vec((0u64..200, prop::bool::weighted(0.5)), 0..100),
+        ) {
+            let mut map = RowMap::new(1);
+            let mut step = 0;
+            let mut play = |map: &mut RowMap, steps: &[(u64, bool)]| {
+                for &(key, removes) in steps {
+                    let hash = mix64(key);
+                    step += 1;
+                    if removes {
+                        map.remove(key, hash);
+                    } else {
+                        let row = map.find(key, hash).unwrap_or_else(|| map.insert(key, hash));
+                        map.values_mut(row)[0] = step;
+                    }
+                }
+            };
+            let rows = |map: &RowMap| -> BTreeMap<u64, u32> {
+                map.keys().map(|(key, row)| (key, map.values(row)[0])).collect()
+            };
+            let add_up = |mut known: BTreeMap<u64, u32>, map: &RowMap, since: Since| {
+                map.changed(since)?;
+                for key in map.removed(since) {
+                    known.remove(&key);
+                }
+                let mut words = Vec::new();
+                map.copy_changed(since, &mut words);
+                known.extend(words.chunks(3).map(|row| (u64::from(row[0]), row[2])));
+                Some(known)
+            };
+            play(&mut map, &before);
+            map.begin_generation(Since::Recent);
+            let first = rows(&map);
+            play(&mut map, &between);
+            map.begin_generation(Since::Recent);
+            let second = rows(&map);
+            play(&mut map, &after);
+            let now = rows(&map);
+            prop_assert!(add_up(second, &map, Since::Recent).is_none_or(|sum| sum == now));
+            prop_assert!(add_up(first, &map, Since::Earlier).is_none_or(|sum| sum == now));
+        }
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Insert(u64),
+        Remove(usize),
         Change(usize, u32),
         Begin,
         Read(usize, usize),
@@ -464,6 +652,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             (0u64..500).prop_map(Step::Insert),
+            any::<usize>().prop_map(Step::Remove),
             (any::<usize>(), any::<u32>()).prop_map(|(row, value)| Step::Change(row, value)),
             Just(Step::Begin),
             (any::<usize>(), 1usize..9).prop_map(|(which, rows)| Step::Read(which, rows)),
@@ -488,6 +677,10 @@ mod tests {
                 match step {
                     Step::Insert(key) if map.find(key, mix64(key)).is_none() => {
                         map.insert(key, mix64(key));
+                    }
+                    Step::Remove(row) if !map.is_empty() => {
+                        let key = map.key(row % map.len());
+                        prop_assert!(map.remove(key, mix64(key)));
                     }
                     Step::Change(row, value) if !map.is_empty() => {
                         let row = row % map.len();

@@ -13,7 +13,7 @@ use crate::hash::{mix64, table_id, SlotSpace};
 use crate::initializer::RowInitializer;
 use crate::optimizer::{Optimizer, OptimizerVisitor, RowOptimizer};
 use crate::row_map::RowMap;
-use crate::spec::TableSpec;
+use crate::spec::{TableKind, TableSpec};
 use crate::storage;
 use crate::transaction::{Batch, Change};
 
@@ -111,9 +111,12 @@ impl Table {
         self.state_words
     }
 
-    /// Refuse values that do not fill one row for each key.
-    pub fn check_shape(&self, batch: &Batch) -> Result<(), Refusal> {
+    /// Refuse values that do not fill one row for each key, and a delete of blocks of a dense table.
+    pub fn check_shape(&self, batch: &Batch, change: Change) -> Result<(), Refusal> {
         let (keys, values) = (batch.keys().len(), batch.values().len());
+        if change == Change::Delete {
+            return self.check_delete(values);
+        }
         if values == keys * self.elements {
             return Ok(());
         }
@@ -123,6 +126,22 @@ impl Table {
             self.elements,
             keys * self.elements
         )))
+    }
+
+    fn check_delete(&self, values: usize) -> Result<(), Refusal> {
+        if matches!(self.spec.kind, TableKind::Dense { .. }) {
+            return Err(Refusal::InvalidRequest(format!(
+                "table {} is dense: only rows of sparse tables can be deleted",
+                self.spec.name
+            )));
+        }
+        if values > 0 {
+            return Err(Refusal::InvalidRequest(format!(
+                "a delete of rows of table {} came with {values} values: it has none",
+                self.spec.name
+            )));
+        }
+        Ok(())
     }
 
     /// Refuse to hold `more` rows in a slot (its number within the range) if they might
@@ -181,8 +200,14 @@ impl Table {
     }
 
     /// Apply a change to `keys` with `values`, \[n, `row_elements`], under the settings of
-    /// `optimizer`, whose state fits the rows.
-    pub fn write(&mut self, keys: &[u64], values: &[f32], change: Change, optimizer: &Optimizer) {
+    /// `optimizer`, whose state fits the rows. How many rows it removed.
+    pub fn write(
+        &mut self,
+        keys: &[u64],
+        values: &[f32],
+        change: Change,
+        optimizer: &Optimizer,
+    ) -> u64 {
         match change {
             Change::Update {
                 learning_rate_scale,
@@ -197,8 +222,27 @@ impl Table {
             Change::Assign { only_if_absent } => {
                 self.assign(keys, values, only_if_absent, optimizer);
             }
+            Change::Delete => return self.remove(keys),
             Change::Close => {}
         }
+        0
+    }
+
+    /// Remove the rows of `keys`; how many there were.
+    pub(super) fn remove(&mut self, keys: &[u64]) -> u64 {
+        if self.maps.is_empty() {
+            return 0;
+        }
+        let mut removed = 0;
+        for &key in keys {
+            let hash = mix64(key);
+            let map = &mut self.maps[(self.space.slot_of_hash(hash) - self.first_slot) as usize];
+            let before = map.allocated_bytes();
+            removed += u64::from(map.remove(key, hash));
+            self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - before;
+        }
+        self.rows -= removed as usize;
+        removed
     }
 
     fn assign(

@@ -80,6 +80,8 @@ pub enum Change {
         /// Leave rows alone that exist already.
         only_if_absent: bool,
     },
+    /// Remove the rows; a key without one is no error. No values.
+    Delete,
     /// Close the transaction's stream: late copies of its pushes are skipped. No rows.
     Close,
 }

@@ -11,7 +11,7 @@ use backstay_core::engine::{CopyPiece, Engine, ServingState};
 use backstay_core::error::Refusal;
 use backstay_core::hash::table_id;
 use backstay_core::spec::TableSpec;
-use backstay_core::transaction::{StagedRun, Transaction};
+use backstay_core::transaction::{Change, StagedRun, Transaction};
 use engine_support::*;
 
 #[test]
@@ -373,4 +373,51 @@ fn a_copy_of_content_that_was_replaced_is_of_no_use() {
         engine.read_copy(slot, &mut copy.rows, 1),
         CopyPiece::End
     ));
+}
+
+#[test]
+fn a_delete_removes_rows_once_and_a_push_after_it_makes_them_anew() {
+    let mut engine = engine(&spec(r#"{"adagrad":{"learning_rate":1.0}}"#));
+    let keys = by_slot((0..20).collect());
+    apply(&mut engine, &push(1, 0, 0, &keys, -1.0)).unwrap();
+    let (first, fresh) = (
+        engine.export_slot(table_id("t"), 2).unwrap(),
+        read(&engine, 3),
+    );
+    apply(&mut engine, &push(1, 1, 0, &keys, -1.0)).unwrap();
+    let gone = by_slot((0..30).collect());
+    let report = apply(&mut engine, &delete(1, 2, &gone)).unwrap();
+    assert_eq!((report.removed, report.skipped), (20, 0));
+    assert_eq!(engine.table(table_id("t")).unwrap().rows(), 0);
+    assert_eq!(read(&engine, 3), 0.0);
+    // Weights and state begin anew.
+    apply(&mut engine, &push(1, 3, 0, &keys, -1.0)).unwrap();
+    assert_eq!(read(&engine, 3), fresh);
+    assert_eq!(engine.export_slot(table_id("t"), 2).unwrap(), first);
+    // A retry, and a late copy, of the delete.
+    let report = apply(&mut engine, &delete(1, 2, &gone)).unwrap();
+    assert_eq!(
+        (report.staged, report.skipped, report.removed),
+        (0, SLOTS, 0)
+    );
+    assert_eq!(engine.table(table_id("t")).unwrap().rows(), 20);
+}
+
+#[test]
+fn blocks_of_a_dense_table_cannot_be_deleted() {
+    let json = r#"{"name":"t","kind":{"dense":{"shape":[4],"block_elements":2}},"initializer":{"zeros":{}},"optimizer":{"sgd":{"learning_rate":1.0}}}"#;
+    let mut engine = engine(&Arc::new(TableSpec::from_json(json).unwrap()));
+    let refused = stage(&mut engine, &delete(1, 0, &[1]), 1).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "table t is dense: only rows of sparse tables can be deleted"
+    );
+}
+
+#[test]
+fn a_delete_with_values_is_refused() {
+    let mut engine = engine(&counter());
+    let mut delete = Transaction::clone(&push(1, 0, 0, &[1], 1.0));
+    delete.change = Change::Delete;
+    assert!(stage(&mut engine, &Arc::new(delete), 1).is_err());
 }

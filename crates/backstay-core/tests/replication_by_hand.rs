@@ -23,6 +23,7 @@ const ENOUGH: Budget = Budget {
     eager: true,
     late: false,
     copies_at_once: 4,
+    deletes: false,
 };
 
 fn set(master: usize, in_sync: &[usize], catching_up: &[usize]) -> Vec<Set> {

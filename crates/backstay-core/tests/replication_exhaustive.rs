@@ -111,6 +111,7 @@ const NOTHING: Budget = Budget {
     eager: true,
     late: false,
     copies_at_once: 4,
+    deletes: false,
 };
 
 /// One slot with three replicas and two pushes under way, which are tried again; a new master is
@@ -203,6 +204,31 @@ fn a_retry_at_any_moment() {
     };
     let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
     explore("retry", world.send_all());
+}
+
+/// A push and a delete of its row, both tried again, in any order; either node may become master.
+#[test]
+fn a_delete_and_its_retry_at_any_moment() {
+    let budget = Budget {
+        changes: 1,
+        sends: 2,
+        deletes: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[1], &[])], [&[0], &[0]], budget);
+    explore("delete", world.send_all());
+}
+
+/// A copy is read while a delete takes its rows away.
+#[test]
+fn a_copy_of_rows_that_are_deleted() {
+    let budget = Budget {
+        changes: 2,
+        deletes: true,
+        ..NOTHING
+    };
+    let world = World::new(2, vec![set(0, &[], &[1])], [&[0], &[0]], budget);
+    explore("copy and delete", world.send_all());
 }
 
 /// A replica is copied to while pushes come, is taken in, and may become master at once.

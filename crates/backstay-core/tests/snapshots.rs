@@ -32,6 +32,17 @@ fn engine(storage: &str) -> Engine {
 }
 
 fn push(engine: &mut Engine, sequence: u64, table: &str, keys: &[u64]) {
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    apply(engine, sequence, table, keys, change);
+}
+
+fn delete(engine: &mut Engine, sequence: u64, table: &str, keys: &[u64]) {
+    apply(engine, sequence, table, keys, Change::Delete);
+}
+
+fn apply(engine: &mut Engine, sequence: u64, table: &str, keys: &[u64], change: Change) {
     let space = SlotSpace::new(SLOTS).unwrap();
     let mut keys = keys.to_vec();
     keys.sort_by_key(|&key| (space.slot_of(key), key));
@@ -42,14 +53,14 @@ fn push(engine: &mut Engine, sequence: u64, table: &str, keys: &[u64]) {
         task: 0,
     };
     let id = TransactionId { stream, sequence };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
-    };
     let values: Vec<f32> = keys
         .iter()
         .map(|&key| key as f32 + sequence as f32)
         .collect();
-    let values: Vec<f32> = values.iter().flat_map(|&v| [v, -v, 0.5]).collect();
+    let mut values: Vec<f32> = values.iter().flat_map(|&v| [v, -v, 0.5]).collect();
+    if change == Change::Delete {
+        values.clear();
+    }
     let batch = Batch::new(&keys, &values);
     let floor = sequence.saturating_sub(50);
     let push = Transaction::new(space, id, floor, table_id(table), change, batch).unwrap();
@@ -72,6 +83,9 @@ fn load(engine: &mut Engine, snapshot: &SlotSnapshot) {
     for table in &snapshot.tables {
         let mut rows = (Vec::new(), Vec::new(), Vec::new());
         table.layout.take_apart(&table.words, &mut rows);
+        engine
+            .remove_rows(table.table, snapshot.slot, &table.deleted)
+            .unwrap();
         let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
         engine.put_rows(table.table, snapshot.slot, rows).unwrap();
     }
@@ -81,6 +95,7 @@ fn load(engine: &mut Engine, snapshot: &SlotSnapshot) {
 #[derive(Debug, Clone)]
 enum Step {
     Push(bool, Vec<u64>),
+    Delete(bool, Vec<u64>),
     /// Write all slots; whether the checkpoint is completed, and whether it is a full one.
     Save {
         completed: bool,
@@ -93,7 +108,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let keys = prop::collection::vec(0u64..60, 1..12);
     prop_oneof![
-        5 => (prop::bool::ANY, keys).prop_map(|(table, keys)| Step::Push(table, keys)),
+        5 => (prop::bool::ANY, keys.clone()).prop_map(|(table, keys)| Step::Push(table, keys)),
+        2 => (prop::bool::ANY, keys).prop_map(|(table, keys)| Step::Delete(table, keys)),
         2 => (prop::bool::weighted(0.7), prop::bool::weighted(0.2))
             .prop_map(|(completed, full)| Step::Save { completed, full }),
         1 => (0..SLOTS, prop::collection::vec(prop::collection::vec(0u64..90, 1..12), 0..12))
@@ -120,11 +136,20 @@ proptest! {
                     sequence += 1;
                     push(&mut live, sequence, if first { "a" } else { "b" }, &keys);
                 }
+                Step::Delete(first, keys) => {
+                    sequence += 1;
+                    delete(&mut live, sequence, if first { "a" } else { "b" }, &keys);
+                }
                 Step::Slowly(slot, pushes) => {
                     let mut copy = live.begin_snapshot(slot, None);
                     for keys in pushes {
                         sequence += 1;
-                        push(&mut live, sequence, if sequence % 2 == 0 { "a" } else { "b" }, &keys);
+                        let table = if sequence % 2 == 0 { "a" } else { "b" };
+                        if sequence % 3 == 0 {
+                            delete(&mut live, sequence, table, &keys);
+                        } else {
+                            push(&mut live, sequence, table, &keys);
+                        }
                         live.copy_more(&mut copy, 3);
                     }
                     prop_assert!(live.finish_snapshot(&mut copy));
@@ -172,6 +197,26 @@ fn only_what_has_changed_is_copied() {
     push(&mut live, 3, "b", &[6]);
     let third = snapshot(&mut live, 0, Some(first.memory.position));
     assert!(!third.whole && rows(&third) >= rows(&second));
+}
+
+#[test]
+fn keys_that_were_deleted_are_told_until_a_whole_copy_is_smaller() {
+    let mut live = engine("float32");
+    push(&mut live, 1, "a", &(0..1000).collect::<Vec<_>>());
+    let first = snapshot(&mut live, 0, None);
+    let (keys, ..) = live.export_slot(table_id("a"), 0).unwrap();
+    delete(&mut live, 2, "a", &keys[..5]);
+    push(&mut live, 3, "a", &keys[..2]);
+    let second = snapshot(&mut live, 0, Some(first.memory.position));
+    assert!(!second.whole);
+    // The other two have a row again.
+    assert_eq!(second.tables[0].deleted.len(), 3);
+    assert!(second.tables[0]
+        .deleted
+        .iter()
+        .all(|key| keys[2..5].contains(key)));
+    delete(&mut live, 4, "a", &keys[..keys.len() - 10]);
+    assert!(snapshot(&mut live, 0, Some(second.memory.position)).whole);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use backstay_core::hash::{dense_block_key, mix64, table_id, SlotSpace};
 use backstay_core::stream::{StreamId, TransactionId};
 use backstay_core::transaction::Change;
 use backstay_core::wire::{
-    checksum, CloseStream, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode, PullMeta,
-    PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
+    checksum, CloseStream, DeleteReply, ErrorMeta, Header, Hello, HelloReply, Limits, Opcode,
+    PullMeta, PullReply, PushMeta, PushReply, FLAG_CHECKSUM, HEADER_BYTES,
 };
 use serde_json::Value;
 
@@ -59,6 +59,7 @@ fn push(fields: &Value) -> PushMeta {
         0 => Change::Update {
             learning_rate_scale: fields["learning_rate_scale"].as_f64().unwrap() as f32,
         },
+        4 => Change::Delete,
         kind => Change::Assign {
             only_if_absent: kind == 2,
         },
@@ -91,8 +92,10 @@ fn both_ways<T: PartialEq + std::fmt::Debug>(
 /// The opcode of a vector's kind and our encoding of its meta part.
 fn meta_of(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
     match kind {
-        "Hello" | "Pull" | "Push" | "CloseStream" => request_meta(kind, fields, meta),
-        "HelloReply" | "PullReply" | "PushReply" | "Error" => reply_meta(kind, fields, meta),
+        "Hello" | "Pull" | "Push" | "Delete" | "CloseStream" => request_meta(kind, fields, meta),
+        "HelloReply" | "PullReply" | "PushReply" | "DeleteReply" | "Error" => {
+            reply_meta(kind, fields, meta)
+        }
         "Ping" => (Opcode::Ping, Vec::new()),
         "Pong" => (Opcode::Pong, Vec::new()),
         "CloseStreamReply" => (Opcode::CloseStreamReply, Vec::new()),
@@ -125,6 +128,10 @@ fn request_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
         "Push" => {
             let ours = both_ways(meta, &push(fields), PushMeta::decode, PushMeta::encode);
             (Opcode::Push, ours)
+        }
+        "Delete" => {
+            let ours = both_ways(meta, &push(fields), PushMeta::decode, PushMeta::encode);
+            (Opcode::Delete, ours)
         }
         _ => {
             let close = CloseStream {
@@ -169,6 +176,16 @@ fn reply_meta(kind: &str, fields: &Value, meta: &[u8]) -> (Opcode, Vec<u8>) {
             };
             let ours = both_ways(meta, &reply, PushReply::decode, PushReply::encode);
             (Opcode::PushReply, ours)
+        }
+        "DeleteReply" => {
+            let reply = DeleteReply {
+                routing_version,
+                applied_slots: small(&fields["applied_slots"]),
+                skipped_slots: small(&fields["skipped_slots"]),
+                rows: number(&fields["rows"]),
+            };
+            let ours = both_ways(meta, &reply, DeleteReply::decode, DeleteReply::encode);
+            (Opcode::DeleteReply, ours)
         }
         _ => {
             let error = ErrorMeta {

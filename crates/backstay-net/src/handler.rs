@@ -2,6 +2,7 @@
 //! What they share, and how answers are laid out and sent, stands here.
 
 mod close_stream;
+mod delete;
 mod ping;
 mod pull;
 mod push;
@@ -9,6 +10,7 @@ mod push;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
 use backstay_core::stream::TransactionId;
 use backstay_core::wire::{
@@ -44,9 +46,17 @@ pub(crate) struct RequestHandler<W> {
 struct Later {
     request_id: u64,
     id: TransactionId,
-    /// Unique keys of a push; none for the end of a stream.
-    keys: Option<usize>,
+    reply: Reply,
     outcome: oneshot::Receiver<Outcome>,
+}
+
+/// How a change of rows, or the end of a stream, is answered.
+#[derive(Clone, Copy)]
+enum Reply {
+    /// To a push of so many keys.
+    Push(usize),
+    Delete,
+    CloseStream,
 }
 
 impl<W: AsyncWrite + Unpin> RequestHandler<W> {
@@ -94,10 +104,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             Err(refusal) => push_event!(later.id, "push refused", reason = %refusal),
         }
         match outcome {
-            Ok(report) => match later.keys {
-                Some(keys) => self.push_reply(later.request_id, keys, report),
-                None => self.small_reply(Opcode::CloseStreamReply, later.request_id, &[], &[]),
-            },
+            Ok(report) => self.reply_to(later.request_id, later.reply, report),
             Err(refusal) => {
                 self.shared.counters.count_refusal(&refusal);
                 self.error_reply(later.request_id, &refusal);
@@ -117,13 +124,14 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
 
     pub(crate) async fn serve(&mut self, frame: Frame) -> std::io::Result<()> {
         let id = frame.header.request_id;
-        if frame.header.opcode != Opcode::Push {
-            // Requests of a connection are worked on in order; pushes may wait side by side.
+        if !matches!(frame.header.opcode, Opcode::Push | Opcode::Delete) {
+            // Requests of a connection are worked on in order; changes may wait side by side.
             self.answer_all().await?;
         }
         let outcome = match frame.header.opcode {
             Opcode::Pull => self.pull(frame).map(|()| true),
             Opcode::Push => self.push(frame),
+            Opcode::Delete => self.delete(frame),
             Opcode::CloseStream => self.close_stream(&frame),
             Opcode::Ping => self.ping(&frame).map(|()| true),
             opcode => Err(Refusal::Protocol(format!("{opcode:?} is not a request"))),
@@ -137,6 +145,16 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             }
         }
         self.flush_reply().await
+    }
+
+    fn reply_to(&mut self, request_id: u64, reply: Reply, report: StageReport) {
+        match reply {
+            Reply::Push(keys) => self.push_reply(request_id, keys, report),
+            Reply::Delete => self.delete_reply(request_id, report),
+            Reply::CloseStream => {
+                self.small_reply(Opcode::CloseStreamReply, request_id, &[], &[]);
+            }
+        }
     }
 
     /// The number of keys, if the body holds exactly that many keys and rows.

@@ -43,6 +43,8 @@ struct Waiter {
     begun: Instant,
     id: TransactionId,
     lsn: u64,
+    /// Rows that it removed, once it is applied.
+    removed: u64,
     answer: oneshot::Sender<Outcome>,
 }
 
@@ -207,6 +209,7 @@ impl Replicator {
                     begun: Instant::now(),
                     id: transaction.id,
                     lsn: state.replica.last_lsn(),
+                    removed: 0,
                     answer,
                 };
                 push_event!(waiter.id, "push staged", lsn = waiter.lsn);
@@ -365,33 +368,44 @@ impl Replicator {
                 continue;
             }
             while let Some(work) = state.replica.next_work(queue) {
-                parking_lot::MutexGuard::unlocked(&mut state, || self.commit(queue, &work));
-                self.finish(&mut state, work);
+                let commit = || self.commit(queue, &work);
+                let removed = parking_lot::MutexGuard::unlocked(&mut state, commit);
+                self.finish(&mut state, work, removed);
             }
             state.busy.remove(&queue);
         }
         self.publish(&state.replica);
     }
 
-    /// The part of a piece of work that takes time.
-    fn commit(&self, queue: NodeId, work: &Work) {
-        if let Work::Commit {
+    /// The part of a piece of work that takes time; how many rows it removed.
+    fn commit(&self, queue: NodeId, work: &Work) -> u64 {
+        let Work::Commit {
             transaction,
             places,
+            ..
         } = work
-        {
-            if let Err(refusal) = self.store.commit(transaction, places) {
-                // Checked when it was staged; tables are never dropped.
-                warn!(%refusal, "a decided push could not be applied");
-            }
-            self.hear(transaction.id.stream);
-            push_event!(transaction.id, "push applied", master = queue);
-        }
+        else {
+            return 0;
+        };
+        let removed = self.store.commit(transaction, places);
+        let removed = removed.unwrap_or_else(|refusal| {
+            // Checked when it was staged; tables are never dropped.
+            warn!(%refusal, "a decided push could not be applied");
+            0
+        });
+        self.hear(transaction.id.stream);
+        push_event!(transaction.id, "push applied", master = queue);
+        removed
     }
 
-    fn finish(&self, state: &mut State, work: Work) {
+    fn finish(&self, state: &mut State, work: Work, removed: u64) {
         match work {
-            Work::Commit { .. } => {}
+            Work::Commit { token, .. } => {
+                let waiter = token.and_then(|token| state.waiters.get_mut(&token));
+                if let Some(waiter) = waiter {
+                    waiter.removed += removed;
+                }
+            }
             Work::Recovered { lsn } => {
                 let now = self.now();
                 state.replica.recovered(now, &*self.store, lsn);
@@ -403,6 +417,8 @@ impl Replicator {
             } => {
                 let outcome = state.replica.acknowledge(self.now(), outcome, alone);
                 if let Some(waiter) = state.waiters.remove(&token) {
+                    let removed = waiter.removed;
+                    let outcome = outcome.map(|report| StageReport { removed, ..report });
                     let times = match &outcome {
                         Ok(_) => {
                             push_event!(waiter.id, "push committed", lsn = waiter.lsn);

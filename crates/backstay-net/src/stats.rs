@@ -18,6 +18,7 @@ pub struct Counters {
     pub(crate) pushes_applied: AtomicU64,
     pub(crate) pushes_repeated: AtomicU64,
     pub(crate) keys_pushed: AtomicU64,
+    pub(crate) rows_deleted: AtomicU64,
     pub(crate) requests_refused: AtomicU64,
     /// By the refusals' codes, from 1 on.
     pub(crate) refused_by_code: [AtomicU64; code::NAMES.len()],
@@ -40,6 +41,7 @@ pub struct Snapshot {
     pub pushes_applied: u64,
     pub pushes_repeated: u64,
     pub keys_pushed: u64,
+    pub rows_deleted: u64,
     pub requests_refused: u64,
     pub requests_refused_by_code: BTreeMap<&'static str, u64>,
     pub frames_broken: u64,
@@ -140,6 +142,7 @@ impl Counters {
             pushes_applied: read(&self.pushes_applied),
             pushes_repeated: read(&self.pushes_repeated),
             keys_pushed: read(&self.keys_pushed),
+            rows_deleted: read(&self.rows_deleted),
             requests_refused: read(&self.requests_refused),
             requests_refused_by_code: code::NAMES
                 .into_iter()

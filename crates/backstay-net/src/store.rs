@@ -190,7 +190,7 @@ impl Store {
         let spec = self.spec(transaction.table)?;
         let policy = match transaction.change {
             Change::Update { .. } => &spec.non_finite,
-            Change::Assign { .. } | Change::Close => &NonFinitePolicy::Refuse,
+            Change::Assign { .. } | Change::Delete | Change::Close => &NonFinitePolicy::Refuse,
         };
         gradient::apply_policy(policy, transaction.batch.values_mut())
             .map_err(|error| Refusal::NonFinite(format!("table {}: {error}", spec.name)))?;

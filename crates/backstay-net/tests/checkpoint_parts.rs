@@ -64,20 +64,31 @@ fn routing(version: u64, epoch: u64, restoring: bool) -> RoutingTable {
 }
 
 fn push(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64]) {
+    let change = Change::Update {
+        learning_rate_scale: 1.0,
+    };
+    change_rows(node, sequence, table, keys, change);
+}
+
+fn delete(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64]) {
+    change_rows(node, sequence, table, keys, Change::Delete);
+}
+
+fn change_rows(node: &Arc<Replicator>, sequence: u64, table: &str, keys: &[u64], change: Change) {
     let space = node.store().space();
     let mut keys = keys.to_vec();
     keys.sort_by_key(|&key| (space.slot_of(key), key));
-    let values: Vec<f32> = keys
+    let mut values: Vec<f32> = keys
         .iter()
         .flat_map(|&key| [mix64(key ^ sequence) as f32 / 1e19; 5])
         .collect();
+    if change == Change::Delete {
+        values.clear();
+    }
     let stream = StreamId {
         job: 3,
         pass: 1,
         task: 2,
-    };
-    let change = Change::Update {
-        learning_rate_scale: 1.0,
     };
     let id = TransactionId { stream, sequence };
     let batch = Batch::new(&keys, &values);
@@ -196,6 +207,36 @@ fn what_is_written_is_loaded_bit_for_bit_and_then_served() {
     // It remembers which pushes it has: this one does not count again.
     let before = digests(&target);
     push(&target, 4, "ads.v1", &keys);
+    assert_eq!(digests(&target), before);
+}
+
+#[test]
+fn keys_that_were_deleted_since_the_base_are_written_and_removed_by_a_load() {
+    let folder = Folder::new("deleted");
+    let (full, later) = (folder.0.join("full"), folder.0.join("later"));
+    let source = filled();
+    let first = write(&source, &full, None);
+    let keys: Vec<u64> = (100..600).map(mix64).collect();
+    delete(&source, 4, "ads.v1", &keys);
+    push(&source, 5, "ads.v1", &keys[..50]);
+    // Of this table there is nothing but deleted keys to tell.
+    delete(&source, 6, "users", &keys[..20]);
+    let second = write(&source, &later, Some(&first));
+    assert!(second.slots.iter().all(|slot| !slot.whole));
+
+    let target = node(1, true);
+    load(&target, &full, &first, false).unwrap();
+    load(&target, &later, &second, true).unwrap();
+    assert_eq!(digests(&target), digests(&source));
+    let rows = |node: &Replicator| -> Vec<u64> {
+        let tables = node.store().tables();
+        tables.iter().map(|table| table.rows).collect()
+    };
+    assert_eq!(rows(&target), rows(&source));
+    // It remembers which deletes it has: this one does not count again.
+    target.set_routing(routing(2, 1, false));
+    let before = digests(&target);
+    delete(&target, 4, "ads.v1", &keys);
     assert_eq!(digests(&target), before);
 }
 

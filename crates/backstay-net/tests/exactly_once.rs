@@ -161,6 +161,22 @@ async fn count(client: &Arc<Client>, keys: &[u64], patience: Duration) -> Result
     push.wait(client).await
 }
 
+/// The rows that went, as far as the answers told.
+async fn delete(client: &Arc<Client>, keys: &[u64]) -> u64 {
+    let request = PushRequest {
+        row_elements: 0,
+        change: Change::Delete,
+        ..request(&[])
+    };
+    let plan = client.plan(keys).unwrap();
+    let push = client
+        .push(&request, &plan, Deadline::after(PATIENT))
+        .await
+        .unwrap();
+    push.wait(client).await.unwrap();
+    push.removed()
+}
+
 async fn counts(client: &Arc<Client>, keys: &[u64]) -> Vec<f32> {
     let plan = Arc::new(client.plan(keys).unwrap());
     let mut out = vec![f32::NAN; keys.len() * DIM];
@@ -200,6 +216,37 @@ fn pushes_are_counted_once_whatever_is_cut() {
     });
     assert!(accepted.load(Ordering::SeqCst) > 5);
     assert!(server.stop(Duration::from_secs(5)));
+}
+
+#[test]
+fn deletes_are_applied_once_whatever_is_cut() {
+    let server = server("127.0.0.1:0", 1);
+    let cut = |n: usize| [Cut::Request(100 + n * 377), Cut::Reply(70 + n * 53)];
+    let (proxy, _) = saboteur(
+        server.address().to_string(),
+        (1..16).flat_map(cut).collect(),
+    );
+    runtime().block_on(async {
+        let client = client(&[proxy]);
+        let keys: Vec<u64> = (0..200).collect();
+        // 50 keys of these have no row.
+        let gone: Vec<u64> = (100..250).collect();
+        let mut told = 0;
+        for round in 1..=15 {
+            for _ in 0..2 {
+                count(&client, &keys, PATIENT).await.unwrap();
+            }
+            let removed = delete(&client, &gone).await;
+            assert!(removed <= 100);
+            told += removed;
+            let mut expected = vec![2.0 * round as f32; 100];
+            expected.resize(200, 0.0);
+            assert_eq!(counts(&client, &keys).await, expected);
+        }
+        let node_told = server.snapshot().rows_deleted;
+        assert!(told > 0 && told <= node_told && node_told == 15 * 100);
+        assert!(client.counters.retries.load(Ordering::SeqCst) > 5);
+    });
 }
 
 #[test]

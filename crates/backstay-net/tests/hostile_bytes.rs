@@ -55,8 +55,8 @@ fn a_browser_calls() {
 #[test]
 fn wrong_version() {
     let mut bytes = frame(Opcode::Ping, 5, &[], &[]);
-    bytes[4] = 2;
-    assert_breaks_the_connection(&bytes, 0, PROTOCOL, "protocol version 2 came, 1 is spoken");
+    bytes[4] = 3;
+    assert_breaks_the_connection(&bytes, 0, PROTOCOL, "protocol version 3 came, 2 is spoken");
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn a_hello_of_a_later_version_is_answered_in_ours() {
     let mut bytes = hello("c", "");
     bytes[4] = 9;
     raw.send(&bytes);
-    // `read` insists on version 1 in the header.
-    raw.expect_error(0, PROTOCOL, "protocol version 9 came, 1 is spoken");
+    // `read` insists on version 2 in the header.
+    raw.expect_error(0, PROTOCOL, "protocol version 9 came, 2 is spoken");
     raw.expect_closed();
     assert_still_serves(&server);
 }

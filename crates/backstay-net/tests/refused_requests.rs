@@ -127,6 +127,37 @@ fn an_unknown_kind_of_push() {
 }
 
 #[test]
+fn a_delete_in_the_frame_of_another_change() {
+    let mut bytes = push(5, "t", &[1], 99, 0);
+    bytes[32 + 60] = 4;
+    assert_refused(&bytes, PROTOCOL, "a delete came in the frame of a push");
+    bytes[5] = Opcode::Delete as u8;
+    assert_refused(
+        &bytes,
+        PROTOCOL,
+        "a delete is of kind 4 and has no row_elements",
+    );
+    let mut meta = push_meta("t", 1, 99, 0, 0);
+    meta.row_elements = 0;
+    let bytes = frame(
+        Opcode::Delete,
+        5,
+        &meta.encode(),
+        bytemuck::cast_slice(&[1u64]),
+    );
+    assert_refused(
+        &bytes,
+        PROTOCOL,
+        "a delete is of kind 4 and has no row_elements",
+    );
+    meta.change = Change::Delete;
+    let two = bytemuck::cast_slice::<u64, u8>(&[1, 2]);
+    let bytes = frame(Opcode::Delete, 5, &meta.encode(), two);
+    let words = "1 keys with 0 values each take 8 bytes, the body has 16";
+    assert_refused(&bytes, INVALID_REQUEST, words);
+}
+
+#[test]
 fn a_learning_rate_scale_that_is_no_number() {
     for learning_rate_scale in [f32::NAN, f32::INFINITY] {
         let change = Change::Update {

@@ -229,10 +229,11 @@ impl DataClient {
         Ok(PendingPush::new(push, &self.client))
     }
 
-    /// Send a push and wait until it is applied.
-    fn push(&self, py: Python<'_>, request: &PushRequest) -> PyResult<()> {
+    /// Send a push and wait until it is applied; the rows that went, of a delete.
+    fn push(&self, py: Python<'_>, request: &PushRequest) -> PyResult<u64> {
         request.send(py, &self.client, |push| async move {
-            push.wait(&self.client).await
+            push.wait(&self.client).await?;
+            Ok(push.removed())
         })
     }
 

@@ -95,7 +95,8 @@ pub(crate) struct PushRequest {
 
 #[pymethods]
 impl PushRequest {
-    /// `kind` is `update`, `assign` or `assign_if_absent`.
+    /// `kind` is `update`, `assign`, `assign_if_absent` or `delete`, which has no values and no
+    /// `row_elements`.
     #[new]
     #[pyo3(signature = (*, table, row_elements, plan, values, kind, learning_rate_scale,
         require_finite, deadline_ms, stream=None, ordinal=0))]
@@ -176,6 +177,7 @@ fn change(py: Python<'_>, kind: &str, learning_rate_scale: f32) -> PyResult<Chan
         "assign_if_absent" => Ok(Change::Assign {
             only_if_absent: true,
         }),
+        "delete" => Ok(Change::Delete),
         _ => Err(config_error(py, &format!("unknown kind of push {kind:?}"))),
     }
 }

@@ -250,6 +250,7 @@ impl SimNode {
             Work::Commit {
                 transaction,
                 places,
+                ..
             } => {
                 let done = node.rows.0.borrow_mut().commit(&transaction, &places);
                 done.map_err(|refusal| from_refusal(py, &refusal))?;
@@ -271,7 +272,7 @@ impl SimNode {
         }
     }
 
-    /// Take a push on; `keys` are sorted by slot. Returns (code, reason): -1 means that an
+    /// Take a push on, or without `values` a delete; `keys` are sorted by slot. Returns (code, reason): -1 means that an
     /// answer with this token follows as work, 0 that every slot has had it before.
     #[pyo3(signature = (now, token, *, stream, sequence, floor, table, keys, values,
         known_version=u64::MAX))]
@@ -294,8 +295,11 @@ impl SimNode {
             stream: StreamId { job, pass, task },
             sequence,
         };
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
+        let change = match &values[..] {
+            [] => Change::Delete,
+            _ => Change::Update {
+                learning_rate_scale: 1.0,
+            },
         };
         let space = slot_space(py, self.slots)?;
         let batch = Batch::new(&keys, &values);
@@ -436,6 +440,8 @@ impl SimNode {
             for table in &link.tables {
                 let mut rows = PlainRows::default();
                 table.layout.take_apart(&table.words, &mut rows);
+                let gone = engine.remove_rows(table.table, slot, &table.deleted);
+                gone.map_err(|refusal| from_refusal(py, &refusal))?;
                 let rows = (&rows.0[..], &rows.1[..], &rows.2[..]);
                 let put = engine.put_rows(table.table, slot, rows);
                 put.map_err(|refusal| from_refusal(py, &refusal))?;

@@ -114,6 +114,27 @@ def test_a_checkpoint_is_restored_into_another_number_of_servers(
         assert client.checkpoints.save().kind == "full"
 
 
+def test_rows_that_were_deleted_stay_gone_after_a_restore(tmp_path: Path) -> None:
+    with (
+        LocalCluster(2, settings=settings(tmp_path)) as cluster,
+        Client(cluster.endpoints) as client,
+    ):
+        fill(client)
+        client.checkpoints.save()
+        assert client.delete("wide", KEYS[:300]) == 300
+        client.push("wide", KEYS[:100], np.ones((100, 4)))
+        second = client.checkpoints.save()
+        assert (second.kind, second.rows) == ("incremental", 100)
+        before = content(client)
+    storage = CheckpointStorage(str(tmp_path))
+    verify(storage, second.id)
+    # Another number of copies: what is restored is copied, too.
+    new = settings(tmp_path, replicas=2, restore="latest")
+    with LocalCluster(3, settings=new) as cluster, Client(cluster.endpoints) as client:
+        assert content(client) == before
+        assert client.delete("wide", KEYS) == len(KEYS) - 200
+
+
 def test_a_checkpoint_holds_every_push_that_was_acknowledged_before_it(tmp_path: Path) -> None:
     with (
         LocalCluster(3, settings=settings(tmp_path)) as cluster,

@@ -215,6 +215,43 @@ def test_assign_sets_rows(client: Client, counter: Table) -> None:
         client.assign(counter, np.array([4, 4]), rows)
 
 
+def test_deleted_rows_are_gone_and_a_push_makes_them_anew(client: Client) -> None:
+    spec = TableSpec.sparse("gone", DIM, optimizer=Adam(0.1), initializer=Uniform(-1.0, 1.0))
+    table = client.create_table(spec)
+    keys = np.arange(1000)
+    initial = client.pull(table, keys)
+    client.push(table, keys, ones(1000))
+    once = client.pull(table, keys)
+    client.push(table, keys, ones(1000))
+    # Equal keys count once, and keys without a row are passed over.
+    assert client.delete(table, np.array([[3, 4, 5], [5, 2**40, 3]])) == 3
+    assert client.delete(table, client.prepare(np.array([3, 4, 5]))) == 0
+    rows = client.pull(table, keys)
+    assert np.array_equal(rows[3:6], initial[3:6])
+    assert not np.isin(rows[6:], initial[6:]).any()
+    client.push(table, keys[:6], ones(6))
+    assert np.array_equal(client.pull(table, keys[3:6]), once[3:6])
+    assert client.delete("gone", keys) == 1000
+
+
+def test_a_delete_is_refused_for_a_dense_table_and_for_no_keys(
+    client: Client, counter: Table
+) -> None:
+    table = client.create_table(TableSpec.dense("kept", shape=(4,), optimizer=SGD(1.0)))
+    client.push_dense(table, np.ones(4, np.float32))
+    before = client.pull_dense(table)
+    words = "table kept is dense: only rows of sparse tables can be deleted"
+    with pytest.raises(errors.InvalidRequest, match=words):
+        client.delete(table, table.block_keys())
+    # The servers refuse it, too.
+    plan = client.prepare(table.block_keys()).plan
+    with pytest.raises(errors.InvalidRequest, match=words):
+        client._push(table, plan, np.empty(0, np.float32), "delete", 1.0)
+    assert np.array_equal(client.pull_dense(table), before)
+    with pytest.raises(errors.InvalidRequest, match="no keys"):
+        client.delete(counter, np.array([], dtype=np.int64))
+
+
 @pytest.mark.parametrize(
     ("keys", "gradients", "complaint"),
     [

@@ -20,6 +20,8 @@ pub struct TableSnapshot {
     pub layout: RowLayout,
     /// As they lie in memory, one after the other.
     pub words: Vec<u32>,
+    /// Keys whose rows went, of a copy of what has changed; ascending.
+    pub deleted: Vec<u64>,
 }
 
 /// See the module's documentation.
@@ -29,7 +31,7 @@ pub struct SlotSnapshot {
     pub slot: u32,
     /// Its position and its streams, of the same instant as the rows.
     pub memory: SlotMemory,
-    /// Whether these are all rows; else only the rows that changed since the position asked for.
+    /// Whether these are all rows; else only what changed or went since the position asked for.
     pub whole: bool,
     /// Tables with rows to tell of.
     pub tables: Vec<TableSnapshot>,
@@ -48,17 +50,18 @@ impl Engine {
         let (spans, position) = (self.slots[index].spans, self.slots[index].position);
         let since = base.and_then(|base| spans.since(base));
         let changed = since.filter(|&since| {
-            let counts = self
-                .tables
-                .values()
-                .map(|table| table.changed_in(slot, since));
-            let (rows, changed) = counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-            changed < rows
+            let mut tables = self.tables.values();
+            let counts = tables.try_fold((0, 0), |sum, table| {
+                let (rows, changed) = table.changed_in(slot, since)?;
+                Some((sum.0 + rows, sum.1 + changed))
+            });
+            counts.is_some_and(|(rows, changed)| changed < rows)
         });
         let table = |(&table, content): (&u64, &Table)| TableSnapshot {
             table,
             layout: content.layout(),
             words: changed.map_or_else(Vec::new, |since| content.copy_changed(slot, since)),
+            deleted: changed.map_or_else(Vec::new, |since| content.removed_in(slot, since)),
         };
         let tables = self.tables.iter().map(table).collect();
         let kept = since.unwrap_or(Since::Recent);
@@ -110,6 +113,7 @@ impl Engine {
                     table,
                     layout: content.layout(),
                     words: Vec::new(),
+                    deleted: Vec::new(),
                 });
             }
             for table in &mut snapshot.tables {
@@ -119,7 +123,8 @@ impl Engine {
             }
             snapshot.memory = self.memory(snapshot.slot);
         }
-        snapshot.tables.retain(|table| !table.words.is_empty());
+        let tells = |table: &TableSnapshot| !table.words.is_empty() || !table.deleted.is_empty();
+        snapshot.tables.retain(tells);
         true
     }
 
@@ -140,8 +145,7 @@ impl Engine {
 
     /// Remove rows from one slot of a table.
     pub fn remove_rows(&mut self, table: u64, slot: u32, keys: &[u64]) -> Result<(), Refusal> {
-        self.table_mut(table)?.remove_rows(slot, keys);
-        Ok(())
+        self.table_mut(table)?.remove_rows(slot, keys)
     }
 
     /// Bytes that one slot's rows take in a checkpoint.

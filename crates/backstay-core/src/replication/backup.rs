@@ -129,6 +129,7 @@ impl Replica {
                 work.push_back(Work::Commit {
                     transaction,
                     places,
+                    token: None,
                 });
             }
         }

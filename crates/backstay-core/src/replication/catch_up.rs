@@ -375,6 +375,7 @@ impl Replica {
                 work.push_back(Work::Commit {
                     transaction,
                     places: vec![place],
+                    token: None,
                 });
             }
         }

@@ -205,6 +205,7 @@ impl Replica {
                 work.push_back(Work::Commit {
                     transaction,
                     places,
+                    token: entry.token,
                 });
             }
             if !entry.recovers.is_empty() {

@@ -30,7 +30,7 @@ pub trait Rows {
     /// no room for its rows.
     fn check(&self, transaction: &Transaction) -> Result<(), Refusal>;
     /// See [`crate::engine::Engine::commit`].
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal>;
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<u64, Refusal>;
     /// See [`crate::engine::Engine::commit_through`].
     fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal>;
     /// See [`crate::engine::Engine::discard_from`].
@@ -96,7 +96,7 @@ impl Rows for LocalRows {
         self.0.borrow().check(transaction)
     }
 
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal> {
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<u64, Refusal> {
         self.0.borrow_mut().commit(transaction, places)
     }
 

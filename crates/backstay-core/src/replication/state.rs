@@ -7,7 +7,7 @@ use super::peer::Part;
 use super::{Micros, NodeId};
 use crate::engine::StageReport;
 use crate::error::Refusal;
-use crate::transaction::{StagedRun, Transaction};
+use crate::transaction::{Change, StagedRun, Transaction};
 
 /// Times and limits of a replica.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +80,8 @@ pub enum Work {
         transaction: Arc<Transaction>,
         /// Its places.
         places: Vec<StagedRun>,
+        /// Of the answer that follows, if a client waits for it: it tells how many rows went.
+        token: Option<Token>,
     },
     /// Tell a client how its push went.
     Answer {
@@ -312,9 +314,12 @@ impl CopyIn {
         }
     }
 
-    /// The table and the keys of each part that is kept.
+    /// The table and the keys of each part that is kept and may create rows.
     pub(super) fn keys(&self) -> impl Iterator<Item = (u64, &[u64])> {
-        self.parts.iter().map(|(transaction, place)| {
+        let creates = |change: Change| !matches!(change, Change::Delete | Change::Close);
+        let parts = self.parts.iter();
+        let parts = parts.filter(move |(transaction, _)| creates(transaction.change));
+        parts.map(|(transaction, place)| {
             let run = place.run.start as usize..place.run.end as usize;
             (transaction.table, &transaction.batch.keys()[run])
         })

@@ -95,12 +95,7 @@ impl RowLayout {
                 state.len()
             )));
         }
-        match keys.iter().find(|&&key| space.slot_of(key) != slot) {
-            Some(key) => Err(Refusal::InvalidRequest(format!(
-                "key {key} does not belong to slot {slot}"
-            ))),
-            None => Ok(()),
-        }
+        check_slot(space, slot, keys)
     }
 
     /// Add rows to a map; refuses a key that is there already, and adds none behind it.
@@ -244,10 +239,16 @@ impl Table {
         map.map_or(0, RowMap::len)
     }
 
-    /// Rows of one slot, and how many of them have changed.
-    pub fn changed_in(&self, slot: u32, since: Since) -> (usize, usize) {
+    /// Rows of one slot, and how many have changed or gone; None: too many have gone.
+    pub fn changed_in(&self, slot: u32, since: Since) -> Option<(usize, usize)> {
         let map = self.maps.get((slot - self.first_slot) as usize);
-        map.map_or((0, 0), |map| (map.len(), map.changed(since)))
+        map.map_or(Some((0, 0)), |map| Some((map.len(), map.changed(since)?)))
+    }
+
+    /// The keys of one slot that had a row and have none now, ascending.
+    pub fn removed_in(&self, slot: u32, since: Since) -> Vec<u64> {
+        let map = self.maps.get((slot - self.first_slot) as usize);
+        map.map_or_else(Vec::new, |map| map.removed(since))
     }
 
     /// Append rows of one slot as they lie in memory (see [`RowLayout`]) to the `words` of those
@@ -328,18 +329,11 @@ impl Table {
         Ok(())
     }
 
-    /// Remove rows from one slot; keys without a row are passed over.
-    pub fn remove_rows(&mut self, slot: u32, keys: &[u64]) {
-        let Some(old) = self.maps.get((slot - self.first_slot) as usize) else {
-            return;
-        };
-        let removed: std::collections::BTreeSet<u64> = keys.iter().copied().collect();
-        let mut new = self.layout().empty_map();
-        for (key, row) in old.keys().filter(|(key, _)| !removed.contains(key)) {
-            let kept = new.insert(key, mix64(key));
-            new.values_mut(kept).copy_from_slice(old.values(row));
-        }
-        self.replace_map(slot, new);
+    /// Remove rows from one slot; keys without a row are passed over. Refuses keys of another slot.
+    pub fn remove_rows(&mut self, slot: u32, keys: &[u64]) -> Result<(), Refusal> {
+        check_slot(self.space, slot, keys)?;
+        self.remove(keys);
+        Ok(())
     }
 
     /// Change a slot's map, and keep account of its memory.
@@ -349,6 +343,15 @@ impl Table {
             change(map);
             self.allocated_bytes = self.allocated_bytes + map.allocated_bytes() - before;
         }
+    }
+}
+
+fn check_slot(space: SlotSpace, slot: u32, keys: &[u64]) -> Result<(), Refusal> {
+    match keys.iter().find(|&&key| space.slot_of(key) != slot) {
+        Some(key) => Err(Refusal::InvalidRequest(format!(
+            "key {key} does not belong to slot {slot}"
+        ))),
+        None => Ok(()),
     }
 }
 

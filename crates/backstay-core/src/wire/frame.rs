@@ -5,7 +5,7 @@ use crate::error::Refusal;
 /// The first four bytes of every frame: `BKSY`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"BKSY");
 /// The version this code speaks.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 /// The most bytes a meta part may have.
@@ -29,6 +29,8 @@ pub enum Opcode {
     Push = 0x11,
     /// A client will push no more in a stream.
     CloseStream = 0x12,
+    /// Remove rows.
+    Delete = 0x13,
     /// Servers among themselves: see [`super::peer`].
     Peer = 0x20,
     /// Answer to [`Opcode::Hello`].
@@ -41,6 +43,8 @@ pub enum Opcode {
     PushReply = 0x91,
     /// Answer to [`Opcode::CloseStream`].
     CloseStreamReply = 0x92,
+    /// Answer to [`Opcode::Delete`].
+    DeleteReply = 0x93,
     /// The server stops: it answers what it has read and takes nothing new.
     GoAway = 0xFE,
     /// The request of the same number was refused.
@@ -55,12 +59,14 @@ impl Opcode {
             0x10 => Self::Pull,
             0x11 => Self::Push,
             0x12 => Self::CloseStream,
+            0x13 => Self::Delete,
             0x20 => Self::Peer,
             0x81 => Self::HelloReply,
             0x82 => Self::Pong,
             0x90 => Self::PullReply,
             0x91 => Self::PushReply,
             0x92 => Self::CloseStreamReply,
+            0x93 => Self::DeleteReply,
             0xFE => Self::GoAway,
             0xFF => Self::Error,
             _ => return None,

@@ -175,10 +175,12 @@ pub enum PushKind {
     AssignIfAbsent = 2,
     /// The end of a stream; between servers only.
     Close = 3,
+    /// Rows go: of the meta of a [`super::Opcode::Delete`], and between servers.
+    Delete = 4,
 }
 
 /// Change rows. Body: `key_count` u64 keys, sorted by slot, then as many rows of
-/// `row_elements` f32.
+/// `row_elements` f32; of a delete `row_elements` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PushMeta {
     /// The table's id.
@@ -211,6 +213,7 @@ impl PushMeta {
                 only_if_absent: true,
             } => (PushKind::AssignIfAbsent, 1.0),
             Change::Close => (PushKind::Close, 1.0),
+            Change::Delete => (PushKind::Delete, 1.0),
         };
         let mut out = Vec::with_capacity(64);
         out.extend(self.table.to_le_bytes());
@@ -255,6 +258,7 @@ impl PushMeta {
             2 => Change::Assign {
                 only_if_absent: true,
             },
+            4 => Change::Delete,
             _ => return Err(Refusal::Protocol(format!("unknown kind of push {kind}"))),
         };
         Ok(Self {
@@ -297,6 +301,44 @@ impl PushReply {
             routing_version: reader.u64()?,
             applied_slots: reader.u32()?,
             skipped_slots: reader.u32()?,
+        };
+        reader.end()?;
+        Ok(reply)
+    }
+}
+
+/// A delete was applied, in all of its slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeleteReply {
+    /// The routing version the server goes by.
+    pub routing_version: u64,
+    /// Slots in which it was applied now.
+    pub applied_slots: u32,
+    /// Slots that had applied it before: this was a retry.
+    pub skipped_slots: u32,
+    /// Rows that it removed now.
+    pub rows: u64,
+}
+
+impl DeleteReply {
+    /// Lay it out.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(24);
+        out.extend(self.routing_version.to_le_bytes());
+        out.extend(self.applied_slots.to_le_bytes());
+        out.extend(self.skipped_slots.to_le_bytes());
+        out.extend(self.rows.to_le_bytes());
+        out
+    }
+
+    /// Read it.
+    pub fn decode(meta: &[u8]) -> Result<Self, Refusal> {
+        let mut reader = Reader::new(meta);
+        let reply = Self {
+            routing_version: reader.u64()?,
+            applied_slots: reader.u32()?,
+            skipped_slots: reader.u32()?,
+            rows: reader.u64()?,
         };
         reader.end()?;
         Ok(reply)

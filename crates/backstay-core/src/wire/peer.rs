@@ -23,7 +23,7 @@ pub use decode::decode;
 pub const MAX_PLACES_BYTES: u64 = 65_536 * PLACE_WORDS as u64 * 8;
 
 /// Version of the messages between servers; 1 had one connection for everything.
-pub const PEER_VERSION: u64 = 3;
+pub const PEER_VERSION: u64 = 4;
 
 const PLACE_WORDS: usize = 3;
 const ORDER_WORDS: usize = 6;

@@ -65,6 +65,13 @@ pub fn push(stream: u64, sequence: u64, floor: u64, keys: &[u64], value: f32) ->
     Arc::new(Transaction::new(space(), id, floor, table_id("t"), change, batch).unwrap())
 }
 
+pub fn delete(stream: u64, sequence: u64, keys: &[u64]) -> Arc<Transaction> {
+    let push = push(stream, sequence, 0, keys, 0.0);
+    let batch = Batch::new(keys, &[]);
+    let table = push.table;
+    Arc::new(Transaction::new(space(), push.id, 0, table, Change::Delete, batch).unwrap())
+}
+
 /// Give a transaction its places and take them, as a master does.
 pub fn stage(
     engine: &mut Engine,
@@ -79,8 +86,8 @@ pub fn stage(
 
 pub fn apply(engine: &mut Engine, transaction: &Arc<Transaction>) -> Result<StageReport, Refusal> {
     let (report, places) = stage(engine, transaction, 1)?;
-    engine.commit(transaction, &places)?;
-    Ok(report)
+    let removed = engine.commit(transaction, &places)?;
+    Ok(StageReport { removed, ..report })
 }
 
 pub fn read(engine: &Engine, key: u64) -> f32 {

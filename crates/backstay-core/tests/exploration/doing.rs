@@ -26,6 +26,7 @@ impl World {
                     if let Work::Commit {
                         transaction,
                         places,
+                        ..
                     } = work
                     {
                         node.rows.commit(&transaction, &places).unwrap();
@@ -58,7 +59,10 @@ impl World {
                 Some(Work::Commit {
                     transaction,
                     places,
-                }) => node.rows.commit(&transaction, &places).unwrap(),
+                    ..
+                }) => {
+                    node.rows.commit(&transaction, &places).unwrap();
+                }
                 Some(Work::Answer {
                     token,
                     outcome,
@@ -91,16 +95,28 @@ impl World {
         }
     }
 
+    /// Whether a push removes the rows of the first.
+    pub(super) fn deletes(&self, push: usize) -> bool {
+        self.budget.deletes && push == 1
+    }
+
     pub(super) fn send(&mut self, push: usize, to: usize) {
         let busy = self.pushes[push].waits.iter();
         let busy: Vec<u32> = busy.flat_map(|(_, slots)| slots.clone()).collect();
         let slots = self.missing(push, to, &busy);
         let count = self.slots;
-        let keys: Vec<u64> = slots.iter().map(|&slot| key(count, push, slot)).collect();
-        let change = Change::Update {
-            learning_rate_scale: 1.0,
+        let deletes = self.deletes(push);
+        let of = if deletes { 0 } else { push };
+        let keys: Vec<u64> = slots.iter().map(|&slot| key(count, of, slot)).collect();
+        let (change, values) = if deletes {
+            (Change::Delete, Vec::new())
+        } else {
+            let change = Change::Update {
+                learning_rate_scale: 1.0,
+            };
+            (change, vec![-1.0; keys.len()])
         };
-        let batch = Batch::new(&keys, &vec![-1.0; keys.len()]);
+        let batch = Batch::new(&keys, &values);
         let mut transaction =
             Transaction::new(space(count), id(push), 0, table_id("t"), change, batch).unwrap();
         let pushes = self.pushes.len() as u64;

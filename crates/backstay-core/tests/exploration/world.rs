@@ -71,6 +71,8 @@ pub struct Budget {
     pub late: bool,
     /// Slots that are copied to one node at once.
     pub copies_at_once: usize,
+    /// Whether the second push deletes the rows of the first.
+    pub deletes: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -245,6 +247,7 @@ impl Node {
         let Work::Commit {
             transaction,
             places,
+            ..
         } = work
         else {
             return Vec::new();

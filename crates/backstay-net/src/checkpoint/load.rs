@@ -246,8 +246,11 @@ impl<'a> Part<'a> {
         let deleted_runs = self.array::<u64>(&name("deleted_runs"), Dtype::U64, Some(2))?;
         let deleted = self.array::<u64>(&name("deleted"), Dtype::U64, None)?;
         for (asked, keys) in self.runs(table, &deleted_runs, deleted.len(), wanted)? {
-            let keys = &deleted[keys];
-            replicator.load_step(asked, |store| store.remove_rows(asked.slot, id, keys))?;
+            for keys in deleted[keys].chunks(ROWS_AT_ONCE) {
+                replicator
+                    .load_step(asked, |store| store.remove_rows(asked.slot, id, keys))
+                    .map_err(|refusal| self.refused(refusal))?;
+            }
         }
         let runs = self.array::<u64>(&name("runs"), Dtype::U64, Some(2))?;
         let keys = self.array::<u64>(&name("keys"), Dtype::U64, None)?;

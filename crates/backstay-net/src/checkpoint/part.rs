@@ -4,7 +4,7 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backstay_core::engine::{SlotMemory, SlotSnapshot};
+use backstay_core::engine::{SlotMemory, SlotSnapshot, TableSnapshot};
 use backstay_core::stream::StreamId;
 use backstay_core::table::PlainRows;
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,8 @@ pub struct PartWritten {
 struct TableRows {
     runs: Vec<u64>,
     rows: PlainRows,
+    deleted_runs: Vec<u64>,
+    deleted: Vec<u64>,
 }
 
 /// What is gathered for a part.
@@ -151,8 +153,8 @@ pub fn copy_slots(
         let Some((epoch, snapshot)) = replicator.snapshot_slot(asked.slot, asked.base) else {
             continue;
         };
-        let words = snapshot.tables.iter().map(|table| table.words.len() as u64);
-        bytes += 4 * words.sum::<u64>();
+        let words = |table: &TableSnapshot| table.words.len() + 2 * table.deleted.len();
+        bytes += 4 * snapshot.tables.iter().map(words).sum::<usize>() as u64;
         for table in &snapshot.tables {
             if let Entry::Vacant(name) = copied.names.entry(table.table) {
                 name.insert(replicator.store().spec(table.table)?.name.clone());
@@ -217,7 +219,13 @@ impl Content {
         for table in &snapshot.tables {
             let into = self.tables.entry(names[&table.table].clone()).or_default();
             let rows = (table.words.len() / table.layout.stride()) as u64;
-            into.runs.extend([slot, rows]);
+            if rows > 0 {
+                into.runs.extend([slot, rows]);
+            }
+            if !table.deleted.is_empty() {
+                into.deleted_runs.extend([slot, table.deleted.len() as u64]);
+                into.deleted.extend(&table.deleted);
+            }
             table.layout.take_apart(&table.words, &mut into.rows);
             all += rows;
         }
@@ -244,13 +252,28 @@ impl Content {
             Tensor::numbers("memory.streams".into(), Some(6), &self.streams),
             Tensor::numbers("memory.closed".into(), Some(3), &self.closed),
         ];
-        for (name, table) in &self.tables {
+        let with_rows = || {
+            self.tables
+                .iter()
+                .filter(|(_, table)| !table.runs.is_empty())
+        };
+        for (name, table) in with_rows() {
             let runs = format!("table.{name}.runs");
             tensors.push(Tensor::numbers(runs, Some(2), &table.runs));
             let keys = format!("table.{name}.keys");
             tensors.push(Tensor::numbers(keys, None, &table.rows.0));
         }
-        for (name, table) in &self.tables {
+        let with_deleted = self
+            .tables
+            .iter()
+            .filter(|(_, table)| !table.deleted.is_empty());
+        for (name, table) in with_deleted {
+            let runs = format!("table.{name}.deleted_runs");
+            tensors.push(Tensor::numbers(runs, Some(2), &table.deleted_runs));
+            let keys = format!("table.{name}.deleted");
+            tensors.push(Tensor::numbers(keys, None, &table.deleted));
+        }
+        for (name, table) in with_rows() {
             let (keys, weights, state) = &table.rows;
             let name = format!("table.{name}.");
             tensors.push(Tensor::floats(

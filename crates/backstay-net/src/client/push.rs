@@ -7,13 +7,13 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use backstay_core::gradient;
 use backstay_core::stream::TransactionId;
 use backstay_core::transaction::Change;
-use backstay_core::wire::{Opcode, PushMeta, PushReply};
+use backstay_core::wire::{DeleteReply, Opcode, PushMeta, PushReply};
 use tokio::sync::MutexGuard;
 use tokio::time::timeout_at;
 
@@ -32,7 +32,7 @@ use super::{no_routing, rows, Client};
 pub struct PushRequest<'a> {
     /// The table's id.
     pub table: u64,
-    /// Elements of its rows.
+    /// Elements of its rows; 0 for a delete.
     pub row_elements: usize,
     /// What the values mean.
     pub change: Change,
@@ -50,6 +50,8 @@ pub struct Push {
     lease: Arc<SendLease>,
     deadline: Deadline,
     keys: u64,
+    /// Rows that a delete removed, as far as the answers tell.
+    removed: AtomicU64,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -94,6 +96,7 @@ impl Client {
             lease,
             deadline,
             keys: plan.keys().len() as u64,
+            removed: AtomicU64::new(0),
             state: tokio::sync::Mutex::new(State {
                 requests: Requests::default(),
                 whole: false,
@@ -104,7 +107,7 @@ impl Client {
         for part in parts {
             let frame = self.lay_out(request, plan, &part, routing.version, &push, floor);
             let link = self.link_to(&routing, part.server);
-            let (sent, wanted) = (Opcode::Push, Opcode::PushReply);
+            let (sent, wanted) = opcodes(request.change);
             // The state has it before it is sent, so that an interrupted call keeps it.
             let one = Request::new(sent, wanted, frame, None, link, routing.version);
             state.requests.add(one.under(Some(&push.lease)));
@@ -188,9 +191,13 @@ impl Client {
         };
         let body_bytes = push_body_bytes(keys, elements);
         let meta = meta.encode();
-        let mut frame = OutFrame::new(Opcode::Push, &meta, keys, body_bytes, self.buffers.take());
+        let (opcode, _) = opcodes(request.change);
+        let mut frame = OutFrame::new(opcode, &meta, keys, body_bytes, self.buffers.take());
         let (key_words, value_words) = frame.body_mut().split_at_mut(keys);
         part.copy_keys(plan, key_words);
+        if elements == 0 {
+            return frame;
+        }
         let mut merged = &mut bytemuck::cast_slice_mut(value_words)[..keys * elements];
         for piece in part.pieces() {
             let (here, rest) = merged.split_at_mut(piece.keys.len() * elements);
@@ -232,6 +239,14 @@ impl PushQueue<Push> {
             let _ = push.finish(client).await;
         }
         self.take_failure().map_or(Ok(()), Err)
+    }
+}
+
+/// Of the request and of its reply.
+fn opcodes(change: Change) -> (Opcode, Opcode) {
+    match change {
+        Change::Delete => (Opcode::Delete, Opcode::DeleteReply),
+        _ => (Opcode::Push, Opcode::PushReply),
     }
 }
 
@@ -308,12 +323,18 @@ impl Push {
         outcome
     }
 
+    /// Rows that a delete removed, once it has ended. What a try removed whose answer was lost is
+    /// not among them.
+    pub fn removed(&self) -> u64 {
+        self.removed.load(Ordering::Acquire)
+    }
+
     async fn finish(&self, client: &Client) -> Result<(), ClientError> {
         let mut state = self.state.lock().await;
         if let Some(outcome) = &state.outcome {
             return outcome.clone();
         }
-        let finished = self.unless_revoked(state.finish(self.deadline, client));
+        let finished = self.unless_revoked(state.finish(self, client));
         let outcome = match finished.await {
             Ok(()) => {
                 client
@@ -344,16 +365,21 @@ impl Push {
 }
 
 impl State {
-    async fn finish(&mut self, deadline: Deadline, client: &Client) -> Result<(), ClientError> {
+    async fn finish(&mut self, push: &Push, client: &Client) -> Result<(), ClientError> {
+        let deadline = push.deadline;
         // The answers of all parts are needed to tell what is known of the whole.
         self.requests
             .finish(client, None, deadline, true, |request, frame| {
-                PushReply::decode(&frame.meta)
-                    .map(|_| ())
-                    .map_err(|refusal| ClientError::Protocol {
-                        address: request.address(),
-                        reason: refusal.to_string(),
-                    })
+                let removed = match frame.header.opcode {
+                    Opcode::DeleteReply => DeleteReply::decode(&frame.meta).map(|reply| reply.rows),
+                    _ => PushReply::decode(&frame.meta).map(|_| 0),
+                };
+                let removed = removed.map_err(|refusal| ClientError::Protocol {
+                    address: request.address(),
+                    reason: refusal.to_string(),
+                })?;
+                push.removed.fetch_add(removed, Ordering::AcqRel);
+                Ok(())
             })
             .await?;
         if self.whole {

@@ -4,7 +4,7 @@ use backstay_core::error::Refusal;
 use backstay_core::wire::{CloseStream, Opcode};
 use tokio::io::AsyncWrite;
 
-use super::{check_no_body, Later, RequestHandler};
+use super::{check_no_body, Later, Reply, RequestHandler};
 use crate::frame_io::Frame;
 use crate::replicator::Answer;
 
@@ -26,7 +26,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
                 self.later.push_back(Later {
                     request_id,
                     id,
-                    keys: None,
+                    reply: Reply::CloseStream,
                     outcome,
                 });
                 Ok(false)

@@ -2,11 +2,11 @@
 
 use backstay_core::engine::StageReport;
 use backstay_core::error::Refusal;
-use backstay_core::transaction::{Batch, Transaction};
+use backstay_core::transaction::{Batch, Change, Transaction};
 use backstay_core::wire::{Opcode, PushMeta, PushReply};
 use tokio::io::AsyncWrite;
 
-use super::{Later, RequestHandler};
+use super::{Later, Reply, RequestHandler};
 use crate::events::push_event;
 use crate::frame_io::Frame;
 use crate::replicator::Answer;
@@ -16,7 +16,24 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
     /// Whether there is an answer already.
     pub(super) fn push(&mut self, frame: Frame) -> Result<bool, Refusal> {
         let meta = PushMeta::decode(&frame.meta)?;
+        if meta.change == Change::Delete {
+            let reason = "a delete came in the frame of a push";
+            return Err(Refusal::Protocol(reason.into()));
+        }
         let elements = self.check_elements(meta.table, meta.row_elements)?;
+        let reply = Reply::Push(meta.key_count as usize);
+        self.change_rows(frame, &meta, elements, reply)
+    }
+
+    /// Take on a change of rows that have so many elements in its frame. Whether there is an
+    /// answer already.
+    pub(super) fn change_rows(
+        &mut self,
+        frame: Frame,
+        meta: &PushMeta,
+        elements: usize,
+        reply: Reply,
+    ) -> Result<bool, Refusal> {
         let count = self.check_keys(&frame, meta.key_count, elements)?;
         let (store, request_id) = (&self.shared.store, frame.header.request_id);
         push_event!(meta.id, "push received", table = meta.table, keys = count);
@@ -38,14 +55,14 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             (Answer::Now(report), buffer) => {
                 push_event!(meta.id, "push answered", applied_slots = report.staged);
                 self.request = buffer.unwrap_or_default();
-                self.push_reply(request_id, count, report);
+                self.reply_to(request_id, reply, report);
                 Ok(true)
             }
             (Answer::Later(outcome), _) => {
                 self.later.push_back(Later {
                     request_id,
                     id: meta.id,
-                    keys: Some(count),
+                    reply,
                     outcome,
                 });
                 Ok(false)
@@ -53,7 +70,7 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
         }
     }
 
-    pub(super) fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
+    pub(super) fn count_change(&self, report: StageReport) {
         let counters = &self.shared.counters;
         let repeated = report.staged == 0 && report.skipped > 0;
         add(
@@ -64,7 +81,11 @@ impl<W: AsyncWrite + Unpin> RequestHandler<W> {
             },
             1,
         );
-        add(&counters.keys_pushed, keys as u64);
+    }
+
+    pub(super) fn push_reply(&mut self, request_id: u64, keys: usize, report: StageReport) {
+        self.count_change(report);
+        add(&self.shared.counters.keys_pushed, keys as u64);
         let reply = PushReply {
             routing_version: self.shared.store.routing_version(),
             applied_slots: report.staged,

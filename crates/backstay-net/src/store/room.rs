@@ -67,7 +67,7 @@ impl Store {
         transaction: &Transaction,
         runs: &[Run],
     ) -> Result<u64, Refusal> {
-        if transaction.change == Change::Close {
+        if matches!(transaction.change, Change::Delete | Change::Close) {
             return Ok(0);
         }
         let keys = transaction.batch.keys();

@@ -58,11 +58,12 @@ impl Rows for Store {
         Ok(())
     }
 
-    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<(), Refusal> {
+    fn commit(&self, transaction: &Arc<Transaction>, places: &[StagedRun]) -> Result<u64, Refusal> {
+        let mut removed = 0;
         for (stripe, part) in self.stripes_of_places(places) {
-            self.write(stripe, None, |engine| engine.commit(transaction, part))?;
+            removed += self.write(stripe, None, |engine| engine.commit(transaction, part))?;
         }
-        Ok(())
+        Ok(removed)
     }
 
     fn commit_through(&self, slot: u32, position: u64) -> Result<(), Refusal> {

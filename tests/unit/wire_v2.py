@@ -1,4 +1,4 @@
-"""A second implementation of proto/data_plane.md, version 1, with ``struct`` and nothing else.
+"""A second implementation of proto/data_plane.md, version 2, with ``struct`` and nothing else.
 
 Written from the specification alone: what the native module encodes is held to the vectors
 that tools/make_wire_vectors.py writes with this. Imports nothing of backstay.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 Fields = dict[str, Any]
 
 MAGIC = b"BKSY"
-VERSION = 1
+VERSION = 2
 CHECKSUM = 1
 MASK = 2**64 - 1
 HEADER = struct.Struct("<4sBBHQIIQ")
@@ -31,11 +31,25 @@ OPCODES = {
     "PushReply": 0x91,
     "CloseStream": 0x12,
     "CloseStreamReply": 0x92,
+    "Delete": 0x13,
+    "DeleteReply": 0x93,
     "GoAway": 0xFE,
     "Error": 0xFF,
 }
 STREAM = (("job", "Q"), ("pass", "I"), ("task", "I"))
 # "t" is a text; "3x" and "5x" are reserved bytes.
+PUSH = (
+    ("table", "Q"),
+    ("routing_version", "Q"),
+    *STREAM,
+    ("sequence", "Q"),
+    ("floor", "Q"),
+    ("key_count", "I"),
+    ("row_elements", "I"),
+    ("learning_rate_scale", "f"),
+    ("kind", "B"),
+    ("reserved", "3x"),
+)
 META: dict[str, tuple[tuple[str, str], ...]] = {
     "Hello": (("cluster_id", "t"), ("token", "t"), ("client_name", "t")),
     "HelloReply": (
@@ -50,21 +64,17 @@ META: dict[str, tuple[tuple[str, str], ...]] = {
     "Pong": (),
     "Pull": (("table", "Q"), ("routing_version", "Q"), ("key_count", "I"), ("row_elements", "I")),
     "PullReply": (("routing_version", "Q"), ("row_count", "I"), ("row_elements", "I")),
-    "Push": (
-        ("table", "Q"),
-        ("routing_version", "Q"),
-        *STREAM,
-        ("sequence", "Q"),
-        ("floor", "Q"),
-        ("key_count", "I"),
-        ("row_elements", "I"),
-        ("learning_rate_scale", "f"),
-        ("kind", "B"),
-        ("reserved", "3x"),
-    ),
+    "Push": PUSH,
     "PushReply": (("routing_version", "Q"), ("applied_slots", "I"), ("skipped_slots", "I")),
     "CloseStream": (*STREAM, ("routing_version", "Q")),
     "CloseStreamReply": (),
+    "Delete": PUSH,
+    "DeleteReply": (
+        ("routing_version", "Q"),
+        ("applied_slots", "I"),
+        ("skipped_slots", "I"),
+        ("rows", "Q"),
+    ),
     "GoAway": (),
     "Error": (("code", "H"), ("retry_safe", "B"), ("reserved", "5x"), ("routing_version", "Q")),
 }

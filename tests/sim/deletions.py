@@ -1,0 +1,71 @@
+"""Keys whose rows trainers make and delete, each by one trainer, which waits for every answer.
+
+So it is known at any time what such a key counts: the pushes since its last delete. A delete that
+counts twice, or a late copy that brings a row back, is found. It draws from random numbers of its
+own.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backstay import _native
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+    from tests.sim.pserver import Pserver
+
+__all__ = ["Deletions"]
+
+FIRST_KEY = 1_000_000
+# Of each trainer.
+KEYS = 6
+
+
+class Deletions:
+    """What the keys of all trainers count."""
+
+    def __init__(self, cluster: Cluster, seed: int, *, trainers: int) -> None:
+        self._cluster = cluster
+        self._random = Random(f"deletions {seed}")
+        self._counts: dict[int, int] = {}
+        self._idle: dict[int, list[int]] = {}
+        for trainer in range(trainers):
+            first = FIRST_KEY + trainer * KEYS
+            self._idle[trainer] = list(range(first, first + KEYS))
+            self._counts |= dict.fromkeys(self._idle[trainer], 0)
+        keys = np.array(sorted(self._counts), dtype=np.uint64)
+        slots = _native.slots_of(keys, cluster.options.slots)
+        self.slot_of = dict(zip(keys.tolist(), slots.tolist(), strict=True))
+
+    def draw(self, trainer: int) -> tuple[list[int], bool]:
+        """Return keys that a trainer is to push or delete now, mostly none."""
+        idle = self._idle.get(trainer, [])
+        if not idle or self._random.random() < 0.5:
+            return [], False
+        keys = self._random.sample(idle, self._random.randrange(1, len(idle) + 1))
+        for key in keys:
+            idle.remove(key)
+        deletes = self._random.random() < 0.5
+        self._cluster.queue.counts["deletes" if deletes else "pushes_to_delete"] += 1
+        return keys, deletes
+
+    def acknowledged(self, keys: list[int], *, deletes: bool) -> None:
+        """A push is done in all its slots."""
+        for key in keys:
+            if key in self._counts:
+                self._counts[key] = 0 if deletes else self._counts[key] + 1
+                self._idle[(key - FIRST_KEY) // KEYS].append(key)
+
+    def check_final(self, process: Pserver, slot: int, lost: set[int]) -> None:
+        """Nothing is under way any more: the rows are what was acknowledged last."""
+        keys = [key for key, of in self.slot_of.items() if of == slot and slot not in lost]
+        for key, count in zip(keys, process.native.peek(self._cluster.table, keys), strict=True):
+            if round(count) != self._counts[key]:
+                self._cluster.fail(
+                    f"I2: {process.node_id} counts {round(count)} for key {key} of slot {slot}, "
+                    f"which was pushed {self._counts[key]} times since its last delete"
+                )
