@@ -17,7 +17,7 @@ from grpc import aio
 
 from backstay._proto.v1 import job_pb2, job_pb2_grpc
 from backstay.consensus.records.jobs import MasterRecord
-from backstay.errors import InvalidRequest, NotJobMaster
+from backstay.errors import BackstayError, InvalidRequest, NotJobMaster
 from backstay.job_engine.known_workers import KnownWorker, WorkerSigns
 from backstay.job_engine.open_round import Assignment
 from backstay.job_engine.opening import StateIncarnation
@@ -331,12 +331,15 @@ def _known_lease(job: Job, worker: str, message: job_pb2.TaskLease) -> tuple[Rou
         NotJobMaster: A later job master gave it, so this process no longer is one.
         InvalidRequest: There is no such kind of round.
     """
-    with job.refusals.logged(worker, job.now()):
+    try:
         round_id, leased = _lease_of(message)
         if job.is_of_later_master(leased):
             raise NotJobMaster(
                 "another process has become the job master, and gave this task; ask it"
             )
+    except BackstayError as error:
+        job.refusals.log_error(worker, error, job.now())
+        raise
     return round_id, leased
 
 

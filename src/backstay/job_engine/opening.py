@@ -282,29 +282,17 @@ def _rounds(
     for round_id in sorted(recorded.rounds() | set(schedule.dead_letters), key=str):
         if round_id.kind is RoundKind.EVALUATION or data_of(round_id.kind) not in tables:
             continue
-        name = str(round_id)
-        size = len(round_table(tables, round_id))
-        chunks = recorded.below(f"{keys.all_done}{name}/")
-        dead_texts = recorded.below(f"{keys.all_dead_letters}{name}/")
+        workers = recorded.below(f"{keys.all_leased}{round_id}/")
         if is_over(schedule, round_id) and round_id not in schedule.dead_letters:
             # A job master died before it had erased these records. The record of a worker may
             # still have streams to close.
             for prefix in (keys.all_done, keys.all_dead_letters):
-                for key in recorded.below(f"{prefix}{name}/"):
-                    records.stage_removal(f"{prefix}{name}/{key}")
-            if not recorded.below(f"{keys.all_leased}{name}/"):
+                for key in recorded.below(f"{prefix}{round_id}/"):
+                    records.stage_removal(f"{prefix}{round_id}/{key}")
+            if not workers:
                 continue
-        chunk_texts = {int(number): text for number, text in chunks.items()}
-        if any(number * CHUNK_TASKS >= size for number in chunk_texts):
-            raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
-        done, dead_letters = reconcile(
-            schedule,
-            round_id,
-            TaskBits.from_chunks(size, chunk_texts),
-            [DeadLetter.from_json(text) for text in dead_texts.values()],
-        )
-        for lost in dead_letters[len(dead_texts) :]:
-            records.stage_text(keys.dead_letters(name, lost.task), lost.to_json())
+        size = len(round_table(tables, round_id))
+        done, dead_letters = _ended_tasks(recorded, keys, records, schedule, round_id, size)
         opened = open_round(
             round_id,
             tables,
@@ -316,11 +304,37 @@ def _rounds(
             done=done,
             dead_letters=dead_letters,
         )
-        for key, text in recorded.below(f"{keys.all_leased}{name}/").items():
+        for key, text in workers.items():
             record = WorkerRecord.from_json(text)
             opened.ledger.adopt_worker(keys.worker_of(key), record, now_s)
         rounds[round_id] = opened
     return rounds
+
+
+def _ended_tasks(
+    recorded: RecordedJob,
+    keys: JobKeys,
+    records: Records,
+    schedule: Schedule,
+    round_id: RoundId,
+    size: int,
+) -> tuple[TaskBits, list[DeadLetter]]:
+    """Return which tasks of a recorded round are done and which are dead-lettered."""
+    name = str(round_id)
+    chunks = recorded.below(f"{keys.all_done}{name}/")
+    dead_texts = recorded.below(f"{keys.all_dead_letters}{name}/")
+    chunk_texts = {int(number): text for number, text in chunks.items()}
+    if any(number * CHUNK_TASKS >= size for number in chunk_texts):
+        raise InvalidRequest(f"{round_id}: tasks are done beyond the {size} of the data")
+    done, dead_letters = reconcile(
+        schedule,
+        round_id,
+        TaskBits.from_chunks(size, chunk_texts),
+        [DeadLetter.from_json(text) for text in dead_texts.values()],
+    )
+    for lost in dead_letters[len(dead_texts) :]:
+        records.stage_text(keys.dead_letters(name, lost.task), lost.to_json())
+    return done, dead_letters
 
 
 def _retry_dead_letters(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from backstay.errors import BackstayError, JobRefused
 
@@ -70,13 +68,8 @@ class Refusals:
         self._minute_s, self._left_out = now_s, 0
         self._lines.clear()
 
-    @contextmanager
-    def logged(self, worker: str, now_s: float) -> Iterator[None]:
-        """Log an error that the body raises: it is the answer to this worker."""
-        try:
-            yield
-        except BackstayError as error:
-            # Workers that come when the job is over are usual.
-            level = logging.INFO if isinstance(error, JobRefused) else logging.WARNING
-            self.log(worker, str(error), now_s, level)
-            raise
+    def log_error(self, worker: str, error: BackstayError, now_s: float) -> None:
+        """Log an error that is the answer to a worker."""
+        # Workers that come when the job is over are usual.
+        level = logging.INFO if isinstance(error, JobRefused) else logging.WARNING
+        self.log(worker, str(error), now_s, level)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from backstay.errors import InvalidRequest, LimitExceeded
+from backstay.errors import BackstayError, InvalidRequest, LimitExceeded
 from backstay.job.metrics import METRICS
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.known_workers import KnownWorker, KnownWorkers, WorkerSigns
@@ -218,10 +218,13 @@ class TaskEvents(JobCore):
             self._refuse(worker, round_id, lease, "the completion of {} does not count")
             return False, False
         before = opened.ledger.counts.done
-        with self.refusals.logged(worker, self.now()):
+        try:
             counts = opened.ledger.complete(
                 worker, lease.task, lease.attempt, self.now(), batches=batches
             )
+        except BackstayError as error:
+            self.refusals.log_error(worker, error, self.now())
+            raise
         if not counts:
             self._refuse(worker, round_id, lease, "the completion of {} does not count")
         is_new = opened.ledger.counts.done > before
@@ -281,10 +284,13 @@ class TaskEvents(JobCore):
         if opened is None:
             self._refuse(worker, round_id, lease, "the return of {} does not count")
             return
-        with self.refusals.logged(worker, self.now()):
+        try:
             had_it = opened.ledger.give_back(
                 worker, lease.task, lease.attempt, lease.acknowledged, reason=reason
             )
+        except BackstayError as error:
+            self.refusals.log_error(worker, error, self.now())
+            raise
         if had_it:
             log.info("%s gives %s task %d back: %s", worker, round_id, lease.task, reason)
         else:
@@ -318,10 +324,13 @@ class TaskEvents(JobCore):
         if opened is None:
             self._refuse(worker, round_id, lease, "the failure of {} does not count")
             return False
-        with self.refusals.logged(worker, self.now()):
+        try:
             outcome = opened.ledger.fail(
                 worker, lease.task, lease.attempt, failure, acknowledged=lease.acknowledged
             )
+        except BackstayError as error:
+            self.refusals.log_error(worker, error, self.now())
+            raise
         level = logging.ERROR if outcome == "dead_lettered" else logging.WARNING
         last_line = failure.error.strip().rpartition("\n")[2]
         log.log(level, "%s task %d (%s): %s", round_id, lease.task, outcome, last_line)

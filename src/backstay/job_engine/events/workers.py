@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from backstay.errors import InvalidRequest, JobRefused, TableConflict
+from backstay.errors import BackstayError, InvalidRequest, JobRefused, TableConflict
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.core import JobCore
 from backstay.job_engine.known_workers import KnownWorker
@@ -40,11 +40,14 @@ class WorkerEvents(JobCore):
             InvalidRequest: Name or instance is missing.
             LimitExceeded: There are too many workers.
         """
-        with self.refusals.logged(worker, self.now()):
+        try:
             if self.is_over:
                 state = self.state
                 raise JobRefused(f"job {self.spec.name!r} is {state.state}: {state.reason}")
             _, replaces = self.known.join(worker, instance, host, pid, self.now())
+        except BackstayError as error:
+            self.refusals.log_error(worker, error, self.now())
+            raise
         if replaces:
             self._take_tasks_back(worker, "another process has joined in its place")
 
@@ -58,8 +61,11 @@ class WorkerEvents(JobCore):
             InvalidRequest: Name or instance is missing.
             LimitExceeded: There are too many workers.
         """
-        with self.refusals.logged(worker, self.now()):
+        try:
             known = self.known.hear(worker, instance, host, pid, self.now())
+        except BackstayError as error:
+            self.refusals.log_error(worker, error, self.now())
+            raise
         known.sync_address = sync_address
         return known
 
@@ -91,8 +97,11 @@ class WorkerEvents(JobCore):
             TableConflict: They differ.
             InvalidRequest: These cannot be the tables of a job.
         """
-        with self.refusals.logged(worker, self.now()):
+        try:
             _check_tables(names, self.state.tables)
+        except BackstayError as error:
+            self.refusals.log_error(worker, error, self.now())
+            raise
         if not self.state.tables:
             self.state = replace(self.state, tables=tuple(names))
             self.stage_state()
