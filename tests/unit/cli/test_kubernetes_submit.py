@@ -100,6 +100,13 @@ def test_a_deployment_of_another_job_is_left_alone() -> None:
     assert cluster.deleted == []
 
 
+def test_an_object_that_belongs_to_nobody_is_not_waited_for() -> None:
+    cluster = Cluster(JOB)
+    cluster.create("configmaps", {"metadata": {"name": NAME}})
+    with pytest.raises(JobRefused, match=f"a ConfigMap {NAME} is there that is of no job"):
+        submit(api_of(cluster), JOB, objects_of(), lambda _: True)
+
+
 def test_a_run_sees_that_another_job_runs_before_it_begins() -> None:
     cluster = Cluster(JOB)
     run = objects_of(run="census-2")
