@@ -211,12 +211,11 @@ mod tests {
                         moved.remove(&rows);
                         moved.extend((row < rows).then_some(row));
                     }
-                    Step::Remove(_) => {}
                     Step::Mark(row) if row < rows => {
                         marks.mark(row);
                         recent.insert(row);
                     }
-                    Step::Mark(_) => {}
+                    Step::Mark(_) | Step::Remove(_) => {}
                     Step::Begin(since) => {
                         marks.begin(since);
                         if since == Since::Recent {

@@ -34,7 +34,9 @@ fn bytes(encoded: &Encoded) -> (Vec<u8>, Vec<u8>) {
             ));
         }
         for range in ranges {
-            let values = &transaction.batch.values()[range.start * DIM..range.end * DIM];
+            let values = transaction.batch.values();
+            let elements = values.len() / transaction.batch.keys().len().max(1);
+            let values = &values[range.start * elements..range.end * elements];
             body.extend(bytemuck::cast_slice::<f32, u8>(values));
         }
     }
@@ -288,6 +290,36 @@ fn the_end_of_a_stream_carries_its_slots() {
     };
     assert_eq!((transaction.change, transaction.id), (Change::Close, id));
     assert_eq!(back, places);
+}
+
+#[test]
+fn a_prepare_of_a_delete_carries_keys_and_no_values() {
+    let (push, places) = push();
+    let batch = Batch::new(push.batch.keys(), &[]);
+    let mut delete = Transaction::new(space(), push.id, 8, 77, Change::Delete, batch).unwrap();
+    delete.optimizer = push.optimizer;
+    let message = Message::Prepare {
+        number: 1,
+        lsn: 2,
+        decided: 1,
+        places: places.clone(),
+        transaction: Arc::new(delete),
+    };
+    let (meta, body) = bytes(&encode(&message));
+    let PeerFrame::Message(Message::Prepare { transaction, .. }) = read(&meta, &body).unwrap()
+    else {
+        panic!("no prepare came back");
+    };
+    assert_eq!(
+        (transaction.change, transaction.id),
+        (Change::Delete, push.id)
+    );
+    let sent = places.iter().flat_map(|place| {
+        let run = place.run.start as usize..place.run.end as usize;
+        &push.batch.keys()[run]
+    });
+    assert!(transaction.batch.keys().iter().eq(sent));
+    assert!(transaction.batch.values().is_empty());
 }
 
 /// A frame that is cut, or whose places do not fit its keys, is refused and never a panic.
