@@ -35,7 +35,7 @@ fn bytes(encoded: &Encoded) -> (Vec<u8>, Vec<u8>) {
         }
         for range in ranges {
             let values = transaction.batch.values();
-            let elements = values.len() / transaction.batch.keys().len();
+            let elements = values.len() / transaction.batch.keys().len().max(1);
             let values = &values[range.start * elements..range.end * elements];
             body.extend(bytemuck::cast_slice::<f32, u8>(values));
         }

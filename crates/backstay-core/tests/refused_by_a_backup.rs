@@ -63,7 +63,10 @@ impl Node {
                     Work::Commit {
                         transaction,
                         places,
-                    } => self.rows.commit(&transaction, &places).unwrap(),
+                        ..
+                    } => {
+                        self.rows.commit(&transaction, &places).unwrap();
+                    }
                     Work::Recovered { lsn } => self.replica.recovered(1, &self.rows, lsn),
                     Work::Answer { outcome, alone, .. } => {
                         told.push(self.replica.acknowledge(1, outcome, alone).map(|_| ()));
