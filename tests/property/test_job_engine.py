@@ -84,6 +84,12 @@ class Reference:
     def end_leases(self, task: tuple[str, int]) -> None:
         self.ends = {lease: end for lease, end in self.ends.items() if lease[0] != task}
 
+    def cut_short(self, kind: str) -> None:
+        """Forget the rounds of a kind that are not over."""
+        cut = {name for name in self.rounds if name.startswith(kind) and not self.is_over(name)}
+        self.rounds = {name: n for name, n in self.rounds.items() if name not in cut}
+        self.ends = {lease: end for lease, end in self.ends.items() if lease[0][0] not in cut}
+
     def is_over(self, name: str) -> bool:
         tasks = {(name, number) for number in range(self.rounds[name])}
         return tasks <= self.done.keys() | self.dead
@@ -232,6 +238,9 @@ class EngineMachine(RuleBasedStateMachine):
         if self.job.is_over:
             return
         assert self.job.retry_dead_letters([]) == len(self.reference.dead)
+        if self.reference.dead:
+            # An end of training that has begun is cut short: another one follows the tasks.
+            self.reference.cut_short("train_end")
         for task in self.reference.dead:
             del self.reference.failures[task]
         self.reference.dead.clear()

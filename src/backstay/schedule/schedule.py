@@ -258,6 +258,9 @@ class Schedule:
         """
         if round_id not in self._dead_letters or round_id.kind is RoundKind.EVALUATION:
             return False
+        if RoundId(RoundKind.TRAIN_END, self._train_ends + 1) in self.open_rounds:
+            # It is cut short. The next one has another name, so that no lease of this one counts.
+            self._train_ends += 1
         self._ended = None
         self._reopened.add(round_id)
         if round_id.kind is RoundKind.TRAINING:

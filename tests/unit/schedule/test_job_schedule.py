@@ -163,6 +163,21 @@ def test_a_job_that_ends_with_dead_lettered_tasks_says_so_and_goes_on_with_them(
     assert schedule.outcome == "finished"
 
 
+def test_an_end_of_training_that_has_begun_is_followed_by_another_one() -> None:
+    schedule = Schedule(replace(PLAN, passes=1, evaluates=False))
+    end(schedule, "training-1", dead_letters=1)
+    assert now_open(schedule) == ["train_end-1"]
+    assert schedule.reopen(RoundId.parse("training-1"))
+    assert now_open(schedule) == ["training-1"]
+    end(schedule, "training-1")
+    # It has another name: a worker may still be busy with the first, and complete it.
+    assert now_open(schedule) == ["train_end-2"]
+    schedule.round_over(RoundId.parse("train_end-1"))
+    assert schedule.outcome is None
+    end(schedule, "train_end-2")
+    assert schedule.outcome == "finished"
+
+
 def test_dead_lettered_tasks_are_put_back_while_the_next_pass_runs() -> None:
     schedule = Schedule(replace(PLAN, evaluates=False))
     end(schedule, "training-1", dead_letters=1)
