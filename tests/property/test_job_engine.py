@@ -90,6 +90,13 @@ class Reference:
         self.rounds = {name: n for name, n in self.rounds.items() if name not in cut}
         self.ends = {lease: end for lease, end in self.ends.items() if lease[0][0] not in cut}
 
+    def bury(self, now_s: float) -> None:
+        """Dead-letter what failed too often, unless another attempt may still succeed."""
+        for task, failures in self.failures.items():
+            if failures > MAX_RETRIES and not self.has_live_lease(task, now_s):
+                self.dead.add(task)
+                self.end_leases(task)
+
     def is_over(self, name: str) -> bool:
         tasks = {(name, number) for number in range(self.rounds[name])}
         return tasks <= self.done.keys() | self.dead
@@ -194,6 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert is_new == self.is_valid(one), "a lease that is over counts, or a good one does not"
         if is_new:
             self.reference.done[one.task] = records
+            del self.reference.failures[one.task]
             self.reference.end_leases(one.task)
         self.go_on()
 
@@ -207,11 +215,8 @@ class EngineMachine(RuleBasedStateMachine):
         if valid:
             self.reference.failures[one.task] += 1
             self.reference.ends.pop((one.task, one.attempt))
-        too_often = self.reference.failures[one.task] > MAX_RETRIES
-        assert is_dead == (valid and too_often)
-        if is_dead:
-            self.reference.dead.add(one.task)
-            self.reference.end_leases(one.task)
+        self.reference.bury(self.now_s)
+        assert is_dead == (valid and one.task in self.reference.dead)
         self.go_on()
 
     @precondition(lambda self: self.given)
@@ -220,6 +225,8 @@ class EngineMachine(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.given))
         self.job.give_back(one.worker, one.assignment.round.id, one.assignment.lease, "it leaves")
         self.reference.ends.pop((one.task, one.attempt), None)
+        self.reference.bury(self.now_s)
+        self.go_on()
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_dies(self, worker: str) -> None:
@@ -227,11 +234,15 @@ class EngineMachine(RuleBasedStateMachine):
         for one in self.given:
             if one.worker == worker:
                 self.reference.ends.pop((one.task, one.attempt), None)
+        self.reference.bury(self.now_s)
+        self.go_on()
 
     @rule(seconds=st.sampled_from([0.5, 1.5, 3.0]))
     def time_passes(self, seconds: float) -> None:
         self.clock[0] += seconds
         self.job.expire()
+        self.reference.bury(self.now_s)
+        self.go_on()
 
     @rule()
     def operator_retries(self) -> None:

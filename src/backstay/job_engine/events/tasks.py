@@ -103,10 +103,12 @@ class TaskEvents(JobCore):
         """Give a worker a task of the first open round that has one; None: there is none now."""
         if self.is_over:
             return None
-        for round_id in self.schedule.open_rounds:
-            opened = self.rounds.get(round_id)
-            if opened is None:
-                continue
+        found = map(self.rounds.get, self.schedule.open_rounds)
+        rounds = [opened for opened in found if opened is not None]
+        if self.spec.mode.kind != "sync":
+            # A second attempt is for workers that have nothing else to do, in no round.
+            rounds.sort(key=lambda opened: not opened.ledger.counts.todo)
+        for opened in rounds:
             if self.spec.mode.kind == "sync" and _is_led(opened):
                 return _led_by_other(opened, self.known, worker)
             grant = opened.ledger.assign(worker, self.now())
@@ -114,7 +116,7 @@ class TaskEvents(JobCore):
                 continue
             if grant.speculative:
                 log.info(
-                    "%s gets a speculative attempt of %s task %d", worker, round_id, grant.task
+                    "%s gets a speculative attempt of %s task %d", worker, opened.id, grant.task
                 )
             self.rounds.stage(opened)
             self.stalls.task_given(worker, self.now())
