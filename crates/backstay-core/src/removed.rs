@@ -47,9 +47,14 @@ impl Removed {
         Some(earlier.iter().chain(self.recent.as_ref()?).copied())
     }
 
-    /// Begin a new generation: the earlier one becomes what [`Self::keys`] gives for `since`.
-    pub fn begin(&mut self, since: Since) {
-        let earlier = self.keys(since).map(Iterator::collect);
+    /// Begin a new generation: the earlier one becomes what [`Self::keys`] gives for `since`, so
+    /// many rows being left. It grows with each generation that begins since an earlier one, as
+    /// while checkpoints fail.
+    pub fn begin(&mut self, since: Since, left: usize) {
+        let earlier = self
+            .keys(since)
+            .map(Iterator::collect)
+            .filter(|keys: &Vec<u64>| keys.len() <= left.max(MIN_KNOWN));
         *self = Self {
             recent: Some(Vec::new()),
             earlier,

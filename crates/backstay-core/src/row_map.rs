@@ -359,7 +359,7 @@ impl RowMap {
     /// What changed up to now is of an earlier generation; see [`Marks::begin`].
     pub fn begin_generation(&mut self, since: Since) {
         self.marks.begin(since);
-        self.removed.begin(since);
+        self.removed.begin(since, self.rows);
     }
 
     /// No row counts as changed any more, and none as removed.
@@ -588,6 +588,25 @@ mod tests {
         map.begin_generation(Since::Recent);
         assert_eq!(map.changed(Since::Earlier), Some(0));
         assert!(map.allocated_bytes() <= before + 10_000);
+    }
+
+    /// As while no checkpoint can be written.
+    #[test]
+    fn what_is_known_of_removed_rows_has_a_limit_over_many_generations() {
+        let mut map = RowMap::new(32);
+        for key in 0..1_000u64 {
+            map.insert(key, mix64(key));
+        }
+        let before = map.allocated_bytes();
+        for first in (0..50_000u64).step_by(900) {
+            for key in first..first + 900 {
+                assert!(map.remove(key, mix64(key)));
+                map.insert(key + 1_000, mix64(key + 1_000));
+            }
+            map.begin_generation(Since::Earlier);
+        }
+        assert!(map.allocated_bytes() <= before + 3 * 8 * 1_000);
+        assert_eq!(map.changed(Since::Earlier), None);
     }
 
     proptest! {
