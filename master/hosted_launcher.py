@@ -74,7 +74,8 @@ class LaunchHandler:
         try:
             await job.journal.durable(DURABLE_S)
         except StoreUnavailable:
-            if not self.is_store_away_for_all:
+            # Before the first wish was recorded it is not known which workers are wanted.
+            if not (self.is_store_away_for_all and self._recorded):
                 raise
             # To end a worker needs no record, because no id is given for it. Its room may be what
             # the servers wait for, through which the store is reached.

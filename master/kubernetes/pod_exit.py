@@ -128,8 +128,11 @@ def end_of_deleted(pod: Mapping[str, Any]) -> WorkerExit:
 
 def is_on_lost_node(pod: Mapping[str, Any]) -> bool:
     """Whether a Pod was told to end because its node is lost, which cannot say that it has."""
+    condition = _condition(pod, "DisruptionTarget")
+    # A node that shuts down in order says itself when the Pod has ended.
+    by_others = condition.get("status") == "True" and condition.get("reason") != _BY_KUBELET
     is_deleted = "deletionTimestamp" in pod.get("metadata", {})
-    return is_deleted and _disruption(pod) is ExitReason.NODE_LOST
+    return is_deleted and by_others and _disruption(pod) is ExitReason.NODE_LOST
 
 
 def unfinished(pods: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 
 from backstay.cli.server_scale import ServerScale, ServersSeen
-from backstay.errors import BackstayError
 from backstay.job_engine.scaling import ScalingNotes, ScalingPolicy, Seen, decide
 from backstay.master.host import MasterHost
 from backstay.master.job import Job
@@ -48,7 +47,7 @@ class JobScale:
         if self._servers is not None:
             try:
                 servers = await asyncio.to_thread(self._servers.look)
-            except BackstayError:
+            except Exception:
                 self._host.note_store_away_for_all(False)
                 raise
         job = self._host.job

@@ -86,8 +86,15 @@ class _Run:
 
     def to_its_end(self) -> Outcome | None:
         """Run hooks and job; return how the job ended, None if this Pod is to end before that."""
+        objects = self._objects()
+        begins = self._begins(objects)
+        if begins:
+            # No hook may change what another job of the name reads now.
+            check_free(self._api, self._spec.name, objects)
         try:
-            outcome = self._to_the_end_of_the_job(self._objects())
+            if begins:
+                self._call_hooks(self._hooks.before, {})
+            outcome = self._to_the_end_of_the_job(objects)
         except JobError as error:
             # Otherwise another Pod goes on with the run.
             if exit_code_of(error, stopped=self._stops.asked) != EXIT_AGAIN:
@@ -105,13 +112,12 @@ class _Run:
         owner = Owner(name, cron_job["metadata"]["uid"], "CronJob")
         return objects_of(self._spec, self._run, owner)
 
+    def _begins(self, objects: JobObjects) -> bool:
+        """Whether no Pod before this one has made the objects of the run."""
+        found = self._api.get("deployments", objects.deployment["metadata"]["name"])
+        return found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run
+
     def _to_the_end_of_the_job(self, objects: JobObjects) -> Outcome | None:
-        name = objects.deployment["metadata"]["name"]
-        found = self._api.get("deployments", name)
-        if found is None or found["metadata"].get("annotations", {}).get(RUN) != self._run:
-            # The hooks must not change what another job of the name reads now.
-            check_free(self._api, self._spec.name, objects)
-            self._call_hooks(self._hooks.before, {})
         owner = submit(self._api, self._spec.name, objects, self._stops.wait)
         begun, show = BegunJob(self._api, self._spec, owner), Show(self._spec.name)
         with show:

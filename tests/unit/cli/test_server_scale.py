@@ -85,6 +85,8 @@ def pod(number: int, *, reason: str = "", is_deleted: bool = True) -> dict[str, 
 
 def test_a_pod_on_a_lost_node_makes_room_for_another_of_its_name() -> None:
     lost = "DeletionByTaintManager"
+    shut_down = pod(5, reason="TerminationByKubelet")
+    shut_down["status"]["reason"] = "Terminated"
     pods = [
         pod(0, reason=lost),
         # It serves: only Kubernetes has lost sight of it.
@@ -92,6 +94,8 @@ def test_a_pod_on_a_lost_node_makes_room_for_another_of_its_name() -> None:
         pod(2, reason="EvictionByEvictionAPI"),
         pod(3),
         pod(4, reason=lost, is_deleted=False),
+        # Its node shuts down in order, and says when it has ended.
+        shut_down,
     ]
     assert lost_pods(pods, {f"{NAME}-1"}) == [f"{NAME}-0"]
 

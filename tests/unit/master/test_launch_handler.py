@@ -175,6 +175,13 @@ def test_workers_that_are_wanted_no_more_end_while_all_servers_of_the_job_wait_f
     async def inside(backend: MemoryBackend) -> None:
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
             handler = LaunchHandler(job)
+            handler.is_store_away_for_all = True
+            backend.set_outage(True)
+            # Of no worker is it known yet that it is wanted, so none may be told to end.
+            with pytest.raises(StoreUnavailable):
+                await handler.exchange(LauncherReport())
+            handler.is_store_away_for_all = False
+            backend.set_outage(False)
             first, second = (await handler.exchange(LauncherReport())).workers
             backend.set_outage(True)
             job.follow_scaling(1, 1, "a worker gives up its room")
