@@ -311,7 +311,7 @@ def test_the_command(rich: Trained) -> None:
     assert f"{rich.checkpoint} exported to {by_place}" in result.output
     rich.check(inference(rich.framework).load_for_inference(rich.model, by_place))
     result = runner.invoke(main, ["export", rich.storage.url, str(tables)])
-    assert "with --model FILE it has the model" in result.output
+    assert "give --model FILE to export the model" in result.output
     assert Export.open(tables).model is None
     result = runner.invoke(main, ["export", rich.storage.url, str(tables)])
     assert (result.exit_code, "exists already" in result.output) == (1, True)
