@@ -273,7 +273,7 @@ def test_a_missing_image_is_told_at_once_and_ends_the_job(job: KubernetesJob) ->
 def test_a_job_without_a_token_fails_and_says_what_to_do(job: KubernetesJob) -> None:
     done = job.train("--set", "kubernetes.insecure=false")
     assert done.returncode == 1, done.stderr
-    assert "kubernetes.secrets names the Secret" in done.stdout
+    assert "name the Secret that has BACKSTAY_TOKEN in kubernetes.secrets" in done.stdout
     listed = json.loads(job.jobs("list", "--json").stdout)
     assert [(one["job"], one["state"]) for one in listed["jobs"]] == [(JOB, "failed")]
     late = job.jobs("audit", JOB)
