@@ -196,7 +196,11 @@ def job_with(text: str, **more: Any) -> str:
 
 def test_servers_grow_and_shrink_by_the_commands_of_the_page(terminal: Terminal) -> None:
     terminal.type(Section("kubernetes.md", "Change the number of pservers").commands())
-    said = terminal.type("kubectl -n backstay exec pserver-0 -- pserverctl status --wait 60")
+    said = terminal.type(
+        # Until then the cluster is healthy with three.
+        "kubectl -n backstay wait --for=delete pod/pserver-2 --timeout=90s\n"
+        "kubectl -n backstay exec pserver-0 -- pserverctl status --wait 60"
+    )
     assert "healthy, 2 nodes" in said
 
 
