@@ -130,11 +130,16 @@ class TaskLedger:
 
     # What workers ask and report.
 
-    def assign(self, worker: str, now_s: float) -> Grant | None:
+    def assign(self, worker: str, now_s: float, *, is_idle: bool = True) -> Grant | None:
         """Give a worker a task; None if there is none for it.
 
         A task that is very slow comes first, then the tasks to do, then any slow task: it gets a
         speculative attempt.
+
+        Args:
+            worker: Who asks.
+            now_s: The time.
+            is_idle: Whether no other round has a task to do for it; only then it gets any slow one.
         """
         limits = self._limits
         has = self._workers.get(worker)
@@ -144,7 +149,7 @@ class TaskLedger:
         usual_s = limits.straggler_min_s if median is None else limits.straggler_factor * median
         slow = self._slowest(now_s - max(usual_s, limits.straggler_min_s), worker)
         task = self._tasks.take_next() if slow is None else None
-        if slow is None and task is None:
+        if slow is None and task is None and is_idle:
             # Nothing is left to do, so a task that takes longer than usual may be tried twice.
             slow = self._slowest(now_s - usual_s, worker)
         task = task if slow is None else slow

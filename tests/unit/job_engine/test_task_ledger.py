@@ -189,6 +189,18 @@ def test_while_tasks_wait_only_what_is_very_slow_is_given_twice() -> None:
     assert given(book, "w-1", 36.0).speculative
 
 
+def test_while_another_round_has_tasks_only_what_is_very_slow_is_given_twice() -> None:
+    book = ledger(2, LedgerLimits(lease_ttl_s=100.0, straggler_min_s=30.0, straggler_factor=3.0))
+    given(book, "w-0")
+    done = given(book, "w-1")
+    book.complete("w-1", done.task, done.attempt, 2.0)
+    assert book.assign("w-1", 29.9, is_idle=False) is None
+    # An evaluation that hangs does not wait until the pass is over.
+    grant = book.assign("w-1", 30.0, is_idle=False)
+    assert grant is not None
+    assert grant.speculative
+
+
 def test_a_speculative_attempt_that_is_left_alone_may_be_speculated_on_again() -> None:
     book = ledger(1, LedgerLimits(lease_ttl_s=100.0, straggler_min_s=10.0))
     first = given(book, "w-0")

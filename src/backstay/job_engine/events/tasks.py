@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 from backstay.errors import BackstayError, InvalidRequest, LimitExceeded
 from backstay.job.metrics import METRICS
@@ -105,13 +106,11 @@ class TaskEvents(JobCore):
             return None
         found = map(self.rounds.get, self.schedule.open_rounds)
         rounds = [opened for opened in found if opened is not None]
-        if self.spec.mode.kind != "sync":
-            # A second attempt is for workers that have nothing else to do, in no round.
-            rounds.sort(key=lambda opened: not opened.ledger.counts.todo)
-        for opened in rounds:
+        # The second time round it is known that no round has a task to do for this worker.
+        for is_idle, opened in product((False, True), rounds):
             if self.spec.mode.kind == "sync" and _is_led(opened):
                 return _led_by_other(opened, self.known, worker)
-            grant = opened.ledger.assign(worker, self.now())
+            grant = opened.ledger.assign(worker, self.now(), is_idle=is_idle)
             if grant is None:
                 continue
             if grant.speculative:
