@@ -114,7 +114,7 @@ class ClusterSettings:
             )
 
     def changed(self, texts: Mapping[str, str]) -> ClusterSettings:
-        """Return these settings with some others, given as texts.
+        """Return these settings with some others, given as strings.
 
         Raises:
             ConfigError: There is no setting of that name, a value is not allowed, or the
@@ -182,12 +182,12 @@ class SettingsRecord:
         return self.sources.get(name) or ("default" if is_default else "set")
 
     def changed(self, texts: Mapping[str, str]) -> SettingsRecord:
-        """Return the record with some other settings, given as texts; see ``ClusterSettings``."""
+        """Return the record with some other settings, given as strings; see ``ClusterSettings``."""
         left = {name: source for name, source in self.sources.items() if name not in texts}
         return SettingsRecord(self.settings.changed(texts), left)
 
     def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
+        """Return the record as the JSON that the coordination store keeps."""
         sources = dict(sorted(self.sources.items()))
         document = _StoredSettings(vars(self.settings), sources).to_document()
         if not sources:

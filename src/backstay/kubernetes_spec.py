@@ -78,7 +78,7 @@ class PodSpec:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        # YAML reads cpu: 2 as a number; Kubernetes takes numbers and texts.
+        # YAML reads cpu: 2 as a number; Kubernetes takes numbers and strings.
         for name in ("requests", "limits"):
             _put(self, name, _texts_of_numbers(getattr(self, name)))
         _put(self, "priority_class", _text_of_number(self.priority_class))
