@@ -40,7 +40,7 @@ def checksum_of(document: Mapping[str, object]) -> str:
 
 
 def write_object(document: Mapping[str, object]) -> str:
-    """Return a JSON object as text, with its ``checksum`` added.
+    """Return a JSON object as a string, with its ``checksum`` added.
 
     Raises:
         InvalidRequest: It cannot be written as JSON.
@@ -52,7 +52,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     """Return the JSON object of a string of ours, without its ``checksum``, which must be right.
 
     Raises:
-        InvalidRequest: It is no such text.
+        InvalidRequest: It is no such string.
     """
     if len(text) > DOCUMENT_BYTES_MAX:
         raise InvalidRequest(f"{len(text)} bytes; at most {DOCUMENT_BYTES_MAX}")
@@ -67,7 +67,7 @@ def parse_json(text: str | bytes) -> dict[str, Any]:
     """Return the JSON object of a string, in which no name comes twice.
 
     Raises:
-        InvalidRequest: It is no such text.
+        InvalidRequest: It is no such string.
     """
     try:
         document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)

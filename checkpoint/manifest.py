@@ -196,7 +196,7 @@ class Manifest:
         tables: Descriptions of all tables.
         parts: Its files; each holds some slots.
         slots: One entry for each slot.
-        tags: What the caller noted: texts and numbers.
+        tags: What the caller noted: strings and numbers.
         progress: The trainers' progress; kept, not looked at.
 
     Raises:

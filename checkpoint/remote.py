@@ -97,7 +97,7 @@ def save(
     Args:
         channel: To a node.
         kind: ``auto``: full every so often, as the cluster's settings say.
-        tags: Notes; texts and numbers.
+        tags: Notes; strings and numbers.
         progress: The trainers' progress, kept with it.
         tell: Called with slots written, slots in all, and bytes, as it goes.
         timeout_s: How long it may take; None: as long as it goes on.

@@ -548,7 +548,7 @@ def _spawn(config_path: Path, log_path: Path) -> tuple[subprocess.Popen[bytes], 
 
 def _write_settings(path: Path, settings: Mapping[str, object]) -> None:
     """Write a configuration file that only this user can read: it may hold the token."""
-    # A JSON text, number, truth value or list of texts is the same in TOML.
+    # A JSON string, number, boolean or list of strings is the same in TOML.
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:

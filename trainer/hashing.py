@@ -51,7 +51,7 @@ def hash_ids(*columns: Any, field: str, rows: int | None = None) -> NDArray[np.i
     state = np.full(len(tables[0]), seed, np.uint64)
     for words in tables:
         for word in words.T:
-            # A word of a text is zero only if it fills the text up to the longest of its column,
+            # A word of a string is zero only if it fills it up to the longest of its column,
             # and those must not count: a batch's longest value is chance.
             state = np.where(word != 0, _mixed(state ^ word), state)
         # Otherwise ("ab", "c") would be ("a", "bc").

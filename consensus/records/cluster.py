@@ -204,7 +204,7 @@ class TableRecord:
     declared: DeclaredTable | None = None
 
     def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
+        """Return the record as the JSON that the coordination store keeps."""
         asked = self.declared
         declared = (
             {}

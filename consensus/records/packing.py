@@ -1,4 +1,4 @@
-"""Large records as texts that fit into one value of a coordination store.
+"""Large records as strings that fit into one value of a coordination store.
 
 A short text is kept as it is, readable with the store's own tools; a long one becomes
 ``{"packed":"zlib+base64","bytes":n,"data":"..."}``. This module imports the standard library and
@@ -15,14 +15,14 @@ from backstay.errors import InvalidRequest
 
 __all__ = ["PACKED_OVER_BYTES", "UNPACKED_BYTES_MAX", "pack", "unpack"]
 
-# Longer texts are packed.
+# Longer strings are packed.
 PACKED_OVER_BYTES = 131_072
 # No text is unpacked to more: a small damaged record must not fill the memory.
 UNPACKED_BYTES_MAX = 67_108_864
 
 _METHOD = "zlib+base64"
 _BEGIN = '{"packed":'
-# The fastest: texts of numbers shrink to a third or less by any.
+# The fastest: lists of numbers shrink to a third or less by any.
 _LEVEL = 1
 
 
@@ -37,7 +37,7 @@ def pack(text: str) -> str:
 
 
 def unpack(stored: str) -> str:
-    """Return the text that ``pack`` was given.
+    """Return the string that ``pack`` was given.
 
     Raises:
         InvalidRequest: It was packed by another method, or is damaged.

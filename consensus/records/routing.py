@@ -176,7 +176,7 @@ class RoutingTable:
         return {node.node_id: int(count) for node, count in zip(self.nodes, counts, strict=True)}
 
     def to_json(self) -> str:
-        """Return the table as the text that the coordination store keeps."""
+        """Return the table as the JSON that the coordination store keeps."""
         return _StoredRouting(
             version=self.version,
             generation=self.generation,

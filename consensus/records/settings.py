@@ -51,9 +51,8 @@ class ClusterSettings:
 
     checkpoint_url: str = setting(
         "",
-        "Where checkpoints go: a folder that every node has under this absolute path, or a "
-        "URL such as s3://bucket/path. Every caller can read it: put no secret in it. Empty: "
-        "nowhere.",
+        "Where checkpoints go: an absolute path that every node has, or a URL. Every caller "
+        "can read it: put no secret in it. Empty: nowhere.",
     )
     checkpoint_every_s: int = setting(
         0,
@@ -69,7 +68,7 @@ class ClusterSettings:
     )
     checkpoint_full_every: int = setting(
         8,
-        "One in this many checkpoints is full; the others have only the changes. 1: all are full.",
+        "One in so many checkpoints is full; the others have only the changes.",
         minimum=1,
         maximum=1000,
     )
@@ -78,7 +77,7 @@ class ClusterSettings:
     )
     checkpoint_keep_every: int = setting(
         0,
-        "One in this many older checkpoints is also kept. 0: none.",
+        "One in so many older checkpoints is also kept. 0: none.",
         minimum=0,
         maximum=10_000,
     )
@@ -89,8 +88,7 @@ class ClusterSettings:
     on_slot_loss: str = setting(
         "restore",
         "When slots lose all copies: restore (all slots go back to the newest checkpoint), "
-        "restore-lost (only the lost slots; jobs fail) or wait (for an operator). Without a "
-        "checkpoint they wait.",
+        "restore-lost (only the lost ones; jobs fail) or wait (for an operator).",
         choices=ON_SLOT_LOSS,
     )
     moves_at_once: int = setting(
@@ -116,7 +114,7 @@ class ClusterSettings:
             )
 
     def changed(self, texts: Mapping[str, str]) -> ClusterSettings:
-        """Return these settings with some others, given as texts.
+        """Return these settings with some others, given as strings.
 
         Raises:
             ConfigError: There is no setting of that name, a value is not allowed, or the
@@ -184,12 +182,12 @@ class SettingsRecord:
         return self.sources.get(name) or ("default" if is_default else "set")
 
     def changed(self, texts: Mapping[str, str]) -> SettingsRecord:
-        """Return the record with some other settings, given as texts; see ``ClusterSettings``."""
+        """Return the record with some other settings, given as strings; see ``ClusterSettings``."""
         left = {name: source for name, source in self.sources.items() if name not in texts}
         return SettingsRecord(self.settings.changed(texts), left)
 
     def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
+        """Return the record as the JSON that the coordination store keeps."""
         sources = dict(sorted(self.sources.items()))
         document = _StoredSettings(vars(self.settings), sources).to_document()
         if not sources:

@@ -67,7 +67,7 @@ _STALE_TOKEN = ("invalid auth token", "revision in header is old")
 
 @dataclass(frozen=True)
 class EtcdTls:
-    """PEM texts for TLS to etcd: the authority, and this client's certificate if it needs one."""
+    """PEM for TLS to etcd: the authority, and this client's certificate if it needs one."""
 
     ca: bytes
     cert: bytes | None = None

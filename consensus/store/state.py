@@ -1,7 +1,7 @@
 """The coordination store as a state machine: commands in, results out.
 
 The same commands in the same order give the same state and the same results, on every member
-of a Raft group and in a simulator. For a replicated log a command is text: a JSON list of its name
+of a Raft group and in a simulator. For a replicated log a command is a JSON list of its name
 and its arguments. Time is a command (``advance``): a lease is over when logical time has passed its
 end, whatever any clock says. This module imports the values of ``consensus.store`` and
 ``backstay.errors``; it knows no clock, no thread, no I/O.

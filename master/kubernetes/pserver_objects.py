@@ -150,7 +150,7 @@ def server_settings(spec: JobSpec, count: int) -> dict[str, Any]:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return the settings as the file that ``pserver serve --config`` reads."""
-    # A JSON text, number, truth value or list of texts is the same in TOML.
+    # A JSON string, number, boolean or list of strings is the same in TOML.
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     return "[server]\n" + "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """The decision: from the records of one revision to the routing table that should follow.
 
 Everything is decided from what the records say now, never from how they came to be so, and one
-decision after the other settles: with unchanged members and reports, a bounded number of
+decision after the other comes to rest: with unchanged members and reports, a bounded number of
 decisions later there is nothing to change.
 """
 

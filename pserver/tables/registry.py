@@ -21,7 +21,7 @@ __all__ = ["KnownTable", "TableRegistry", "differences", "differences_of"]
 SPEC_BYTES_MAX = 65_536
 DIFFERENCES_SHOWN_MAX = 8
 NAMES_SHOWN_MAX = 5
-# Comparing texts takes time, and the node has other callers.
+# Comparing descriptions takes time, and the node has other callers.
 NAMES_COMPARED_MAX = 500
 _ABSENT = object()
 

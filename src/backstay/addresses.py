@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses written as ``"host:port,host:port"``, or several such texts.
+    """Return the addresses written as ``"host:port,host:port"``, or several such strings.
 
     Raises:
         ConfigError: There is none, there are too many, or one is not of that form.

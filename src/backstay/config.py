@@ -149,8 +149,8 @@ class SecurityConfig:
     )
     job_tls_name: str | None = setting(
         None,
-        "Name in the certificates of job masters and workers. Not set: the host at which each is "
-        "called, such as the IP address of its Pod.",
+        "Name in the certificates of job masters and workers. Not set: the host at which "
+        "each is called.",
     )
 
     def __post_init__(self) -> None:
@@ -252,17 +252,17 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     metrics: str | None = setting(
         None,
-        "Address for Prometheus and for checks (HTTP; paths /metrics, /live and /ready; no token); "
-        "port 0: the system chooses. Not set: none of them.",
+        "Address of /metrics, /live and /ready (HTTP, no token); port 0: the system chooses. "
+        "Not set: none.",
     )
     advertise_host: str | None = setting(
         None,
-        "Host under which others reach this node. Needed with a wildcard address such as 0.0.0.0.",
+        "Host under which others reach this node; needed with a wildcard address such as 0.0.0.0.",
     )
     host: str | None = setting(
         None,
-        "Name of the machine: copies of a slot go to different machines where possible. "
-        "Default: the system's host name.",
+        "Name of the machine: copies of a slot go to different ones. Default: the system's "
+        "host name.",
     )
     slot_count: int = setting(
         1024,
@@ -272,29 +272,27 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     profile: str | None = setting(
         None,
-        "How long jobs run: test, short or long. A cluster that this node creates takes "
-        "replicas, checkpoint_every_s, restore and on_slot_loss from it where they are not "
-        "set.",
+        "How long jobs run: test, short or long. A new cluster takes replicas, "
+        "checkpoint_every_s, restore and on_slot_loss from it where they are not set.",
         choices=PROFILES,
     )
     replicas: int | None = setting(
         None,
-        "Copies of each slot. Default: what the cluster has; a new one takes the profile's, "
-        "else 2, or 1 if initial_nodes is 1.",
+        "Copies of each slot. Default of a new cluster: the profile's, else 2, or 1 if "
+        "initial_nodes is 1.",
         minimum=1,
         maximum=REPLICAS_MAX,
     )
     initial_nodes: int | None = setting(
         None,
-        "Nodes that must join before slots are handed out. Default: what the cluster has; a "
-        "new one takes 1.",
+        "Nodes that must join before slots are handed out. Default of a new cluster: 1.",
         minimum=1,
         maximum=NODES_MAX,
     )
     numbered_nodes: bool = setting(
         False,
-        "Node names end in numbers from 0 on, and those with the highest numbers go first, as in a "
-        "StatefulSet. A resize to n then empties the nodes from number n on, and ends none.",
+        "Node names end in numbers from 0 on, as in a StatefulSet. A resize to n empties the "
+        "nodes from number n on, and ends none.",
     )
     lease_ttl_ms: int = setting(
         3000,
@@ -304,8 +302,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     return_grace_ms: int = setting(
         30_000,
-        "How long the cluster waits for a vanished node without evidence of its death, before "
-        "slots of which only it has a copy are lost.",
+        "How long the cluster waits for a vanished node before slots of which only it has a "
+        "copy are lost.",
         minimum=0,
         maximum=86_400_000,
     )
@@ -317,8 +315,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     read_lease_ms: int = setting(
         400,
-        "How long a backup's read lease lasts; the backup does not become master meanwhile. "
-        "At most a third of lease_ttl_ms.",
+        "How long a backup's read lease lasts; at most a third of lease_ttl_ms.",
         minimum=50,
         maximum=60_000,
     )
@@ -339,25 +336,24 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     checkpoint_url: str | None = setting(
         None,
-        "Where checkpoints go in a cluster that this node creates: an absolute path that "
-        "every node has, or a URL. Later: `pserverctl config set`.",
+        "Of a new cluster: where checkpoints go. Later: `pserverctl config set`.",
     )
     checkpoint_every_s: int | None = setting(
         None,
-        "Seconds between checkpoints in a cluster that this node creates; 0: none by time. "
-        "Default: the profile's, else 0. Later: `pserverctl config set`.",
+        "Of a new cluster: seconds between checkpoints. Default: the profile's, else 0 "
+        "(none). Later: `pserverctl config set`.",
         minimum=0,
         maximum=31_536_000,
     )
     restore: str | None = setting(
         None,
-        "What a new cluster begins with: no (empty), latest (the newest checkpoint of "
-        "checkpoint_url, if any) or the id of a checkpoint. Default: the profile's, else no.",
+        "What a new cluster begins with: no (empty), latest (the newest checkpoint, if any) "
+        "or the id of one. Default: the profile's, else no.",
     )
     restore_fallback: bool = setting(
         False,
-        "If the checkpoint of `restore` is damaged, begin with the newest sound one before "
-        "it. This reads every file once more.",
+        "If that checkpoint is damaged, begin with the newest sound one before it. This "
+        "reads every file once more.",
     )
     max_tables: int = setting(10_000, "Most tables in the cluster.", minimum=1, maximum=10_000)
     io_threads: int = setting(2, "Threads of the data plane.", minimum=1, maximum=256)
@@ -385,8 +381,7 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     stop_grace_ms: int = setting(
         10_000,
-        "Time that a stopping node has to hand over its slots, and again to finish the "
-        "requests under way.",
+        "Time to hand over slots when the node stops, and again to finish the requests under way.",
         minimum=0,
         maximum=3_600_000,
     )
@@ -555,8 +550,7 @@ class ClientConfig(SecurityConfig):
     )
     first_contact_timeout_ms: int = setting(
         30_000,
-        "Time limit of the first answer of any address; no longer applies once the cluster "
-        "was reached. 0: no limit.",
+        "Time limit of the first answer of any address. 0: no limit.",
         minimum=0,
         maximum=3_600_000,
     )
@@ -580,8 +574,8 @@ class ClientConfig(SecurityConfig):
     )
     update_settings: bool = setting(
         False,
-        "Whether an existing table takes other settings that a trainer asks for, such as a "
-        "learning rate. Off: they are refused. Jobs have their own rule.",
+        "Whether an existing table takes other settings that a trainer asks for. Jobs have "
+        "their own rule.",
     )
 
 

@@ -64,11 +64,9 @@ class DataSpec:
 
     SHORT: ClassVar[str] = "paths"
 
-    kind: str = setting(
-        "auto", "The format; auto goes by the first file's ending.", choices=DATA_KINDS
-    )
+    kind: str = setting("auto", "auto goes by the first file's ending.", choices=DATA_KINDS)
     paths: tuple[str, ...] = setting(
-        (), "Files, folders, patterns with `*` or URLs; for sql, tables or queries."
+        (), "Files, folders, patterns or URLs; for sql, tables or queries."
     )
     options: Mapping[str, Any] = setting(dict, "Options of this kind's reader.")
 
@@ -116,7 +114,7 @@ class EarlyStop:
     )
     patience: int = setting(
         1,
-        "Stop after this many evaluations in a row without a better value.",
+        "Stop after so many evaluations without a better value.",
         minimum=1,
         maximum=1_000_000,
     )
@@ -139,25 +137,23 @@ class CheckpointSpec:
         "pass", "Save at the end of each pass, or never.", choices=("pass", "none")
     )
     every_tasks: int = setting(
-        0, "Save also after this many tasks. 0: no.", minimum=0, maximum=2**31 - 1
+        0, "Save also after so many tasks. 0: no.", minimum=0, maximum=2**31 - 1
     )
     url: str = setting(
         "",
-        "Where the job's own servers keep checkpoints: a folder or URL that no other job has. "
-        "Empty: `checkpoints` in `log_dir`; on Kubernetes one must be named. A running cluster has "
-        "its setting `checkpoint_url`.",
+        "Own servers: folder or URL for checkpoints, which no other job may use. Empty: "
+        "`checkpoints` in `log_dir`; needed on Kubernetes.",
     )
 
     stop_wait_s: int = setting(
         120,
-        "Time limit of saving when a job with servers of its own is stopped. 0: it does not save.",
+        "Own servers: time limit of saving when the job is stopped. 0: it does not save.",
         minimum=0,
         maximum=86_400,
     )
     unsaved_wait_s: int = setting(
         86_400,
-        "How long a finished job with servers of its own retries its last checkpoint before "
-        "it ends as `unsaved`.",
+        "Own servers: how long the last checkpoint is retried before the job ends as `unsaved`.",
         minimum=0,
         maximum=2**31 - 1,
     )
@@ -185,11 +181,11 @@ class WorkersSpec:
     )
     max_relaunches: int = setting(
         10,
-        "How often in a row a failed worker is replaced; a killed one always is.",
+        "How often in a row a failed worker is replaced.",
         minimum=0,
         maximum=1_000_000,
     )
-    env: Mapping[str, str] = setting(dict, "More environment variables of the workers.")
+    env: Mapping[str, str] = setting(dict, "More environment variables.")
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -220,31 +216,28 @@ class ServersSpec:
 
     local: int = setting(
         0,
-        "Servers to start for this job: on this machine or, with `--on kubernetes`, as Pods.",
+        "Servers to start for this job, on this machine or as Pods.",
         minimum=0,
         maximum=SERVERS_MAX,
     )
     min: int = setting(
         0,
-        "Pods of its own: with so many the job begins, and `autoscale` keeps as many. 0: all.",
+        "Own Pods: with so many the job begins, and `autoscale` keeps as many. 0: all.",
         minimum=0,
         maximum=SERVERS_MAX,
     )
     max: int = setting(
         SERVERS_MAX,
-        "Pods of its own: most that `autoscale` goes to.",
+        "Own Pods: most that `autoscale` goes to.",
         minimum=1,
         maximum=SERVERS_MAX,
     )
     endpoints: tuple[str, ...] = setting(
         (),
-        "Control addresses (`host:port`) of a running cluster. With neither this nor `local`: "
-        "BACKSTAY_ENDPOINT, else 3 servers of its own.",
+        "Control addresses of a running cluster. Default: BACKSTAY_ENDPOINT, else 3 own servers.",
     )
-    replicas: int = setting(2, "Servers of its own: copies of each slot.", minimum=1, maximum=3)
-    settings: Mapping[str, Any] = setting(
-        dict, "Servers of its own: other settings of `pserver serve`."
-    )
+    replicas: int = setting(2, "Own servers: copies of each slot.", minimum=1, maximum=3)
+    settings: Mapping[str, Any] = setting(dict, "Own servers: other settings of `pserver serve`.")
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -280,25 +273,23 @@ class AutoscaleSpec:
 
     workers: str = setting(
         "fixed",
-        "fill: as many as find room, up to `workers.max`. throughput: one more while it brings "
-        "`gain`. fixed: as many as `workers.initial` or `jobs scale` says.",
+        "fill: as many as find room. throughput: one more while it brings `gain`.",
         choices=WORKER_RULES,
     )
     gain: float = setting(
         0.5,
-        "throughput: what one more worker must bring, as a share of the examples/s of one.",
+        "throughput: what one more worker must bring, as a share of one's examples/s.",
         minimum=0.0,
         maximum=1.0,
     )
     servers: str = setting(
         "fixed",
-        "load: so many that their memory and CPU are used between `load_low` and `load_high`. "
-        "fixed: as many as `servers.local` or `pserverctl resize` says.",
+        "load: by their memory and CPU.",
         choices=SERVER_RULES,
     )
     load_low: float = setting(
         0.4,
-        "load: one server goes if the others then use less than this share.",
+        "load: a server goes if the others then use less than this share.",
         minimum=0.0,
         maximum=1.0,
     )
@@ -307,7 +298,7 @@ class AutoscaleSpec:
     )
     cool_down_s: float = setting(
         60.0,
-        "How long a state must last before it changes a number. fill adds workers sooner.",
+        "How long a state must last before it changes a number.",
         minimum=1.0,
         maximum=86_400.0,
     )
@@ -325,10 +316,8 @@ class AutoscaleSpec:
 class HooksSpec:
     """Commands run on this machine by ``/bin/sh`` around the job."""
 
-    before: tuple[str, ...] = setting(
-        (), "Commands to run in turn before the job; if one fails, the job fails."
-    )
-    after: tuple[str, ...] = setting((), "Commands to run in turn after the job, however it ended.")
+    before: tuple[str, ...] = setting((), "Commands before the job; if one fails, the job fails.")
+    after: tuple[str, ...] = setting((), "Commands after the job, however it ended.")
     timeout_s: int = setting(3600, "Time limit of one command.", minimum=1, maximum=7 * 86_400)
 
     def __post_init__(self) -> None:
@@ -346,11 +335,10 @@ class JobSpec:
         True
     """
 
-    name: str = setting(..., "Name of the job; the same name continues the same job.", fixed=True)
+    name: str = setting(..., "The same name continues the same job.", fixed=True)
     profile: str = setting(
         "none",
-        "How long the job runs; decides servers.replicas and checkpoint.every where they are "
-        "not set.",
+        "How long the job runs; decides copies and checkpoints that are not set.",
         choices=("none", *PROFILES),
     )
     model: str = setting(..., "The Python file that defines the model.", fixed=True)
@@ -360,7 +348,7 @@ class JobSpec:
     callback_params: Mapping[str, Any] = setting(dict, "Arguments of the file's `callbacks`.")
     model_from: str = setting(
         "",
-        "Evaluate or predict with the tables of the job of this name. Empty: its own.",
+        "Evaluate or predict with the tables of that job. Empty: its own.",
         fixed=True,
     )
     framework: str = setting(
@@ -389,7 +377,7 @@ class JobSpec:
     seed: int = setting(0, "Seed of all orders.", minimum=0, maximum=2**63 - 1, fixed=True)
     mode: ModeSpec = setting(ModeSpec, "How workers keep step.", fixed=True)
     max_steps: int = setting(
-        0, "Stop after this many batches of all workers. 0: no limit.", minimum=0, maximum=2**62
+        0, "Stop after so many batches of all workers. 0: no limit.", minimum=0, maximum=2**62
     )
     evaluation_every_steps: int = setting(
         0,
@@ -400,66 +388,61 @@ class JobSpec:
     early_stop: EarlyStop | None = setting(None, "When to stop before the last pass.")
     max_task_retries: int = setting(
         3,
-        "How often a failing task is retried before it is dead-lettered.",
+        "Retries of a failing task before it is dead-lettered.",
         minimum=0,
         maximum=1000,
     )
     max_bad_records: int = setting(
         0,
-        "Most damaged records that a pass may skip; one more fails the job. Validation data "
-        "has the same limit for itself.",
+        "Most damaged records in a pass, and in the validation data; one more fails the job.",
         minimum=0,
         maximum=2**62,
     )
     checkpoint: CheckpointSpec = setting(CheckpointSpec, "When model and progress are saved.")
     task_lease_ttl_ms: int = setting(
         2000,
-        "How long a worker may be silent before its tasks go to others; with N workers at "
-        "least N / 250 s.",
+        "How long a worker may be silent before its tasks go to others; at least N / 250 s "
+        "for N workers.",
         minimum=200,
         maximum=600_000,
     )
     straggler_factor: float = setting(
         3.0,
-        "A task that takes this many times as long as others gets a speculative attempt.",
+        "A task that takes so many times as long as others gets a speculative attempt.",
         minimum=1.0,
     )
     straggler_min_s: float = setting(30.0, "But not before it has taken this long.", minimum=0.0)
     step_limit_s: float = setting(
         30.0,
-        "sync, bounded: how long others wait for a worker's step; longer where steps are slow.",
+        "sync, bounded: how long others wait for a worker's step, at least.",
         minimum=0.1,
         maximum=86_400.0,
     )
     audit: bool = setting(
         False,
-        "Count each record of a pass in a table; `jobs audit` reads it.",
+        "Count each record of a pass in a table.",
         fixed=True,
     )
     output: str = setting("", "Folder or URL for predictions and exported models.")
     workers: WorkersSpec = setting(WorkersSpec, "How many workers.")
     launcher: str = setting(
         "local",
-        "What starts the workers. local: the command that runs the job, on its own machine. "
-        "kubernetes: the job master, as Pods; set by `--on kubernetes`.",
+        "What starts the workers: the command, on its machine; or the job master, as Pods "
+        "(`--on kubernetes`).",
         choices=LAUNCHERS,
     )
     servers: ServersSpec = setting(ServersSpec, "The parameter servers.")
     autoscale: AutoscaleSpec | None = setting(
-        None, "How the numbers of workers and servers change by themselves; on Kubernetes."
+        None, "On Kubernetes: how the numbers of workers and servers change by themselves."
     )
-    kubernetes: KubernetesSpec | None = setting(
-        None, "The Pods of the job, with `--on kubernetes`."
-    )
-    schedule: ScheduleSpec | None = setting(
-        None, "When Kubernetes runs the job, again and again; with `train --on kubernetes`."
-    )
+    kubernetes: KubernetesSpec | None = setting(None, "The Pods of the job.")
+    schedule: ScheduleSpec | None = setting(None, "When Kubernetes runs the job.")
     hooks: HooksSpec = setting(HooksSpec, "Commands before and after the job.")
     log_dir: str = setting("", "Folder for logs and metrics. Empty: `backstay-jobs/NAME`.")
-    tensorboard: bool = setting(False, "Write TensorBoard event files to `log_dir` as well.")
+    tensorboard: bool = setting(False, "Write TensorBoard event files, too.")
     swap_embeddings_over_bytes: int = setting(
         2 * 1024 * 1024,
-        "Embedding layers larger than this are kept on the servers.",
+        "Larger embedding layers are kept on the servers.",
         minimum=0,
         maximum=2**62,
         fixed=True,

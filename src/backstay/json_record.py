@@ -41,7 +41,7 @@ class JsonRecord:
         what: Name of the record in errors.
         names: By field its name in the JSON form, where that is another one.
         added: Fields that a record may lack, because it may be older than they are. They have their
-            default then. Every other field must be in the text, whether it has a default or not.
+            default then. Every other field must be in the JSON, whether it has a default or not.
     """
 
     _what: ClassVar[str]
@@ -72,7 +72,7 @@ class JsonRecord:
         return cast("CoreSchema", schema)
 
     def to_json(self) -> str:
-        """Return the record as the text that the coordination store keeps."""
+        """Return the record as the JSON that the coordination store keeps."""
         return _encode(self)
 
     def to_document(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _encode(value: object) -> str:
 
 
 def dump(document: Mapping[str, object]) -> str:
-    """Return an object as the text that the coordination store keeps."""
+    """Return an object as the JSON that the coordination store keeps."""
     return _encode(document)
 
 

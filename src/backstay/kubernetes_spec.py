@@ -61,13 +61,11 @@ class PodSpec:
     limits: Mapping[str, str] = setting(dict, "What a Pod may use at most.")
     priority_class: str = setting(
         "",
-        'PriorityClass of the Pods. For workers also a share such as `"0.3"`: so many get the '
-        "class `high`, the others `low`.",
+        'PriorityClass. For workers also a share such as `"0.3"`: so many get `high`, the '
+        "others `low`.",
     )
     node_selector: Mapping[str, str] = setting(dict, "Labels that a node must have.")
-    tolerations: tuple[Mapping[str, Any], ...] = setting(
-        (), "Taints of nodes that the Pods bear, as Kubernetes writes them."
-    )
+    tolerations: tuple[Mapping[str, Any], ...] = setting((), "Taints of nodes that the Pods bear.")
     volumes: tuple[Mapping[str, Any], ...] = setting(
         (),
         "More volumes: `mount_path` and one of `claim_name`, `host_path`, `config_map`, `secret`; "
@@ -75,12 +73,12 @@ class PodSpec:
     )
     env: Mapping[str, str] = setting(dict, "More environment variables.")
     pod_template: Mapping[str, Any] = setting(
-        dict, "More of the Pod, as Kubernetes writes it (`metadata`, `spec`); it wins."
+        dict, "More of the Pod (`metadata`, `spec`); it wins."
     )
 
     def __post_init__(self) -> None:
         """Check the values."""
-        # YAML reads cpu: 2 as a number; Kubernetes takes numbers and texts.
+        # YAML reads cpu: 2 as a number; Kubernetes takes numbers and strings.
         for name in ("requests", "limits"):
             _put(self, name, _texts_of_numbers(getattr(self, name)))
         _put(self, "priority_class", _text_of_number(self.priority_class))
@@ -103,32 +101,27 @@ class PodSpec:
 class KubernetesSpec:
     """How a job runs on Kubernetes."""
 
-    namespace: str = setting("", "Namespace of the Pods. Empty: that of the kubeconfig's context.")
-    image: str = setting(
-        ..., "Image of all Pods, with backstay and, for the workers, the framework."
-    )
+    namespace: str = setting("", "Empty: that of the kubeconfig's context.")
+    image: str = setting(..., "Image of all Pods.")
     pull_policy: str = setting(
         "IfNotPresent", "When a node pulls the image.", choices=PULL_POLICIES
     )
     pull_secrets: tuple[str, ...] = setting((), "Secrets for the registry of the image.")
-    service_account: str = setting(
-        "backstay-job-master", "ServiceAccount of the job master, which makes the worker Pods."
-    )
+    service_account: str = setting("backstay-job-master", "ServiceAccount of the job master.")
     secrets: tuple[str, ...] = setting(
         (),
-        "Secrets whose keys become environment variables of all Pods, such as `BACKSTAY_TOKEN`.",
+        "Secrets whose keys become variables of all Pods, such as `BACKSTAY_TOKEN`.",
     )
     insecure: bool = setting(
         False,
-        "Job master and servers listen with neither token nor TLS; for a guarded network.",
+        "Listen with neither token nor TLS; for a guarded network.",
     )
     model_folder: str = setting(
         "",
-        "Folder of the image that has the model file. Empty: the command carries the file, and "
-        "Python files beside it, up to 1 MiB.",
+        "Folder of the image with the model file. Empty: the command carries the file.",
     )
     volumes: tuple[Mapping[str, Any], ...] = setting(
-        (), "Volumes of all Pods, such as one with the data; see `kubernetes.worker.volumes`."
+        (), "Volumes of all Pods, as `kubernetes.worker.volumes`."
     )
     env: Mapping[str, str] = setting(dict, "Environment variables of all Pods.")
     master: PodSpec = setting(PodSpec, "The Pod of the job master.")
@@ -174,14 +167,11 @@ class ScheduleSpec:
     time_zone: str = setting("Etc/UTC", "Time zone of `cron`, such as `Europe/Berlin`.")
     runs_kept: int = setting(
         3,
-        "Runs that are kept for `jobs show` and `kubectl logs`: so many that went well, and so "
-        "many that failed.",
+        "So many runs that went well are kept to look at, and so many that failed.",
         minimum=0,
         maximum=1000,
     )
-    service_account: str = setting(
-        "backstay-job-schedule", "ServiceAccount of the runs, which make the job's objects."
-    )
+    service_account: str = setting("backstay-job-schedule", "ServiceAccount of the runs.")
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -246,7 +246,7 @@ def load(
         sources[item.name] = "default" if found is None else found.source
         if found is None:
             continue
-        # A file has types of its own; elsewhere everything may arrive as text.
+        # A file has types of its own; elsewhere everything may arrive as a string.
         kind_of_text = None if found.source == f"file {file}" else _without_none(hints[item.name])
         with _named_source(sources):
             values[item.name] = _convert(

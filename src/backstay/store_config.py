@@ -57,19 +57,19 @@ class StoreConfig:
 
     store: str = setting(
         "embedded",
-        "Where the cluster keeps its records: embedded (in some of the nodes) or etcd.",
+        "Where the cluster keeps its records: embedded or etcd.",
         choices=STORES,
     )
     store_endpoints: tuple[str, ...] = setting(
         (),
-        "Addresses (host:port,...) of etcd; or of the members of the embedded store (control "
-        "addresses), at a node that is no member.",
+        "Addresses (host:port,...) of etcd; or control addresses of the embedded store's "
+        "members, at a node that is none.",
         parse=parse_addresses,
     )
     store_members: tuple[StoreMember, ...] = setting(
         (),
-        "The 1, 3 or 5 members of the embedded store, each with its Raft address: "
-        "id=host:port,...; the same list on every member. Empty: this node keeps it alone.",
+        "The 1, 3 or 5 members of the embedded store with their Raft addresses: "
+        "id=host:port,...; the same on each. Empty: this node alone.",
         parse=parse_members,
     )
     store_data_dir: str | None = setting(

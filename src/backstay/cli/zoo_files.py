@@ -1,6 +1,6 @@
 """The files that ``backstay zoo init`` writes: a job with its model, some data, and its image.
 
-A function from values to texts. Does no I/O and imports nothing of the package.
+A function from values to the content of files. Does no I/O and imports nothing of the package.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ FUNCTION = "custom_data_reader"
 def open_custom(data: DataSpec, module: ModuleType | None) -> Reader:
     """Return the reader that the model file makes of the paths and options.
 
-    ``custom_data_reader(data_origin=..., **options)`` is called with one path as text, with
+    ``custom_data_reader(data_origin=..., **options)`` is called with one path as a string, with
     several ones as a tuple, with none as an empty text.
 
     Raises:

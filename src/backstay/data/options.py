@@ -31,10 +31,10 @@ def check_options(kind: str, options: Mapping[str, Any], allowed: Mapping[str, t
 
 
 def text_tuple(name: str, value: Any) -> tuple[str, ...]:
-    """Return a list of texts of the options as a tuple.
+    """Return a list of strings of the options as a tuple.
 
     Raises:
-        ConfigError: It is no list of texts, is empty, or names something twice.
+        ConfigError: It is no list of strings, is empty, or names something twice.
     """
     if (
         isinstance(value, str)

@@ -54,7 +54,7 @@ _GZIP_WINDOW = 31
 
 
 class DamagedChunk(Exception):
-    """A chunk's payload is not what its header says; the text says why."""
+    """A chunk's payload is not what its header says; the message says why."""
 
 
 class Layout(Enum):

@@ -161,7 +161,7 @@ class Callbacks:
 
     def evaluation_is(self, newest: Evaluation | None) -> None:
         """This is the newest evaluation as a task begins; told once."""
-        # Compared as text: NaN is not equal to itself, but is no news.
+        # Compared as strings: NaN is not equal to itself, but is no news.
         seen, self._evaluation = self._evaluation, repr(newest)
         if newest is not None and repr(newest) != seen:
             for member in self._members:

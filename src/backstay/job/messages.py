@@ -176,7 +176,7 @@ def evaluation_of_message(task: job_pb2.Task) -> Evaluation | None:
     """Return the evaluation that a task comes with."""
     if not task.HasField("evaluation"):
         return None
-    # Sorted: messages with the same content give equal texts, see ``Callbacks.evaluation_is``.
+    # Sorted: messages with the same content give equal strings, see ``Callbacks.evaluation_is``.
     return Evaluation(task.evaluation.round, dict(sorted(task.evaluation.metrics.items())))
 
 

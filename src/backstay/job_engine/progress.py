@@ -173,7 +173,7 @@ class _JobsForm(JsonRecord, what="progress of jobs"):
 
 @dataclass(frozen=True)
 class _JobForm(JsonRecord, what="progress of a job"):
-    """The records of one job, as texts."""
+    """The records of one job, as JSON."""
 
     spec: str
     state: str

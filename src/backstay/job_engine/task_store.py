@@ -75,7 +75,7 @@ class TaskBits:
             yield from chunk.items()
 
     def chunk(self, number: int) -> str:
-        """Return a chunk as text; an empty one if it has no bit.
+        """Return a chunk as a string; an empty one if it has no bit.
 
         Its bits as hex, without the zeros at its end; then " task:batches" for odd sizes.
         """
@@ -104,7 +104,7 @@ class TaskBits:
         """Return the set that ``chunks`` wrote.
 
         Raises:
-            InvalidRequest: A chunk is no such text, or has a task that the round has not.
+            InvalidRequest: A chunk is no such string, or has a task that the round has not.
         """
         bits = cls(size)
         for number, text in chunks.items():

@@ -160,7 +160,7 @@ class DeadLetter:
         """Return the task that ``to_json`` wrote.
 
         Raises:
-            InvalidRequest: It is no such text.
+            InvalidRequest: It is no such string.
         """
         form = _DeadLetterForm.from_json(text)
         failure = Failure(form.error, form.worker, form.records)

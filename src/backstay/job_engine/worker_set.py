@@ -283,7 +283,7 @@ class WorkerSet:
         """Return the set that ``to_json`` wrote, under a policy that may have changed.
 
         Raises:
-            InvalidRequest: It is no such text.
+            InvalidRequest: It is no such string.
         """
         form = _Form.from_json(text)
         places = []

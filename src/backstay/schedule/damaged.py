@@ -80,7 +80,7 @@ class DamagedRecords:
         What is known already stays: it was found later.
 
         Raises:
-            InvalidRequest: They are no such texts.
+            InvalidRequest: They are no such strings.
         """
         for name, text in parts.items():
             data = name.partition("/")[0]

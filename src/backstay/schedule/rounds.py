@@ -32,7 +32,7 @@ class RoundId(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        """Return the text used in keys and messages, ``training-1``."""
+        """Return the string used in keys and messages, ``training-1``."""
         return f"{self.kind.value}-{self.number}"
 
     @staticmethod
@@ -40,7 +40,7 @@ class RoundId(NamedTuple):
         """Return the round that ``str()`` wrote.
 
         Raises:
-            InvalidRequest: It is no such text.
+            InvalidRequest: It is no such string.
         """
         kind, _, number = text.rpartition("-")
         try:

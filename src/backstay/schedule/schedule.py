@@ -314,7 +314,7 @@ class Schedule:
         With more passes than were planned before, a job that had finished goes on.
 
         Raises:
-            InvalidRequest: It is no such text.
+            InvalidRequest: It is no such string.
         """
         form = _Form.from_json(text)
         schedule = cls(plan)
@@ -409,7 +409,7 @@ def is_cut_short(record: str) -> bool:
         record: What ``Schedule.to_json`` wrote; empty: the job has not begun.
 
     Raises:
-        InvalidRequest: It is no such text.
+        InvalidRequest: It is no such string.
     """
     if not record:
         return False
@@ -424,7 +424,7 @@ def recorded_dead_letters(record: str) -> int:
         record: What ``Schedule.to_json`` wrote; empty: the job has not begun.
 
     Raises:
-        InvalidRequest: It is no such text.
+        InvalidRequest: It is no such string.
     """
     return sum(_Form.from_json(record).dead_letters.values()) if record else 0
 

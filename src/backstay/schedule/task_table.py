@@ -161,7 +161,7 @@ class TaskTable:
         return hashlib.blake2b(document.encode(), digest_size=16).hexdigest()
 
     def to_chunks(self, shards_per_chunk: int = 1024) -> list[str]:
-        """Return the table as JSON texts of few enough shards for one record each, at least one."""
+        """Return the table as JSON strings of few enough shards for a record each; at least one."""
         return [
             _Chunk(
                 self.records_per_task,
@@ -173,10 +173,10 @@ class TaskTable:
 
     @classmethod
     def from_chunks(cls, chunks: Iterable[str]) -> TaskTable:
-        """Return the table that ``to_chunks`` wrote, given its texts in their order.
+        """Return the table that ``to_chunks`` wrote, given its strings in their order.
 
         Raises:
-            InvalidRequest: They are no such texts.
+            InvalidRequest: They are no such strings.
         """
         names: list[str] = []
         records: list[int] = []

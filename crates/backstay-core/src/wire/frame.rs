@@ -10,7 +10,7 @@ pub const PROTOCOL_VERSION: u8 = 2;
 pub const HEADER_BYTES: usize = 32;
 /// The most bytes a meta part may have.
 pub const MAX_META_BYTES: u32 = 4096;
-/// The most bytes of one text field of a meta part.
+/// The most bytes of one string in a meta part.
 pub const MAX_TEXT_BYTES: usize = 1024;
 /// Header flag: the checksum field holds the CRC-32C of meta and body.
 pub const FLAG_CHECKSUM: u16 = 1;

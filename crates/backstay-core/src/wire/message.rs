@@ -414,7 +414,7 @@ impl ErrorMeta {
 }
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
-    // Longer texts are cut: callers check lengths where it matters.
+    // Longer strings are cut: callers check lengths where it matters.
     let text = cut_text(text, MAX_TEXT_BYTES);
     out.extend((text.len() as u16).to_le_bytes());
     out.extend(text.as_bytes());
