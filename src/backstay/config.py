@@ -302,8 +302,8 @@ class ServerConfig(StoreConfig, SecurityConfig):
     )
     return_grace_ms: int = setting(
         30_000,
-        "How long the cluster waits for a vanished node before slots of which only it has a "
-        "copy are lost.",
+        "How long the cluster waits for a vanished node without evidence of its death, before "
+        "slots of which only it has a copy are lost.",
         minimum=0,
         maximum=86_400_000,
     )

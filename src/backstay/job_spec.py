@@ -114,7 +114,7 @@ class EarlyStop:
     )
     patience: int = setting(
         1,
-        "Stop after so many evaluations without a better value.",
+        "Stop after so many evaluations in a row without a better value.",
         minimum=1,
         maximum=1_000_000,
     )

@@ -101,7 +101,7 @@ class PodSpec:
 class KubernetesSpec:
     """How a job runs on Kubernetes."""
 
-    namespace: str = setting("", "Empty: that of the kubeconfig's context.")
+    namespace: str = setting("", "Namespace of the Pods. Empty: that of the kubeconfig's context.")
     image: str = setting(..., "Image of all Pods.")
     pull_policy: str = setting(
         "IfNotPresent", "When a node pulls the image.", choices=PULL_POLICIES
@@ -167,7 +167,7 @@ class ScheduleSpec:
     time_zone: str = setting("Etc/UTC", "Time zone of `cron`, such as `Europe/Berlin`.")
     runs_kept: int = setting(
         3,
-        "So many runs that went well are kept to look at, and so many that failed.",
+        "How many runs that went well are kept, and how many that failed.",
         minimum=0,
         maximum=1000,
     )
