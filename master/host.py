@@ -288,7 +288,7 @@ class MasterHost:
             asyncio.create_task(self._expire(job), name="the leases"),
             asyncio.create_task(_keep_lease_ttl(job), name="the time of leases"),
             asyncio.create_task(saving.save_when_due(), name="checkpoints"),
-            asyncio.create_task(saving.look_on(), name="restores"),
+            asyncio.create_task(saving.watch_restores(), name="restores"),
         ]
         ending = asyncio.create_task(saving.end_schedule(), name="the end of the schedule")
         over = asyncio.create_task(self._over(job, saving))
@@ -317,7 +317,10 @@ class MasterHost:
                 await changed.wait()
 
     async def _expire(self, job: Job) -> None:
-        """Take back what was not renewed in time; never returns."""
+        """Expire the leases that were not renewed in time: their tasks may go to others.
+
+        Never returns.
+        """
         while True:
             next_s = job.expire()
             left_s = LOOK_S if next_s is None else next_s - self._clock()
