@@ -80,7 +80,7 @@ RUN_TRIES_MAX = 20
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 # What Kubernetes takes as a key of a ConfigMap.
 _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
-# The program is that of the image, whatever runs this one.
+# The image's interpreter, not the one that runs this code.
 PYTHON = "python3"
 
 

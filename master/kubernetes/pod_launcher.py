@@ -159,7 +159,7 @@ class PodLauncher:
             return self._owner
         name = object_name(self._program.spec.name)
         found = self._api.get("deployments", name)
-        # Another one of the name is not of this job.
+        # A Deployment of this name with another uid belongs to another job.
         if found is None or self._program.owner not in ("", found["metadata"]["uid"]):
             raise KubernetesError(
                 f"Kubernetes: the Deployment {name} of this job is gone; no worker is started"

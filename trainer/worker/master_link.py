@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 class _Leased:
     task: Task
     leased: LeaseHolder | None
-    # It is being told as done: what becomes of the lease does not matter any more.
+    # Its completion is being reported, so the lease no longer matters.
     ending: bool = False
 
 

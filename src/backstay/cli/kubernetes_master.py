@@ -59,7 +59,7 @@ RETRY_S = 2.0
 TRIES_MAX = 150
 # How long the Deployment may take to end this process; then the container starts anew.
 END_LIMIT_S = 300.0
-# Of its own.
+# Of a job without servers of its own.
 NO_SERVERS = ServerCounts(0, 0, 0)
 
 # The objects of the job were deleted.

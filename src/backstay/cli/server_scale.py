@@ -28,7 +28,7 @@ SCALE = "statefulsets/scale"
 LOOK_PAUSE_S = 10.0
 # While not all servers serve.
 LOOK_PAUSE_SHORT_S = 4.0
-# After such a time without an answer no process serves on a node that Kubernetes has lost, too.
+# If no server has answered for so long, none still runs on a node that Kubernetes has given up.
 SILENT_S = 60.0
 
 log = logging.getLogger(__name__)
