@@ -6,6 +6,8 @@ Values in, values out: a Pod is a mapping as the API gives it. Imports ``job_eng
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from backstay.master.kubernetes.names import WORKER, WORKER_ID
 
 __all__ = [
     "PodSeen",
+    "Pull",
     "end_of_deleted",
     "has_no_room",
     "is_on_lost_node",
@@ -65,10 +68,34 @@ _PULLS = {
     "RegistryUnavailable",
     "SignatureValidationFailed",
 }
+# Words of nodes (containerd, CRI-O) about a registry; names of images are quoted.
+_QUOTED = re.compile(r'"[^"]*"')
+_AWAY = re.compile(
+    r"dial tcp|connection re(?:fused|set)|i/o timeout|timed out|handshake timeout|timeout exceeded"
+    r"|deadline exceeded|no such host|server misbehaving|no route to host|network is unreachable"
+    r"|\beof$|too ?many ?requests|service unavailable|bad gateway|gateway time-?out"
+    r"|internal server error",
+    re.IGNORECASE,
+)
+_NOT_THERE = re.compile(
+    r"not found|unknown manifest|manifest unknown|name unknown|not known to registry"
+    r"|does not exist|denied|unauthorized|forbidden",
+    re.IGNORECASE,
+)
 # Words of the scheduler.
 _NO_ROOM = ("Insufficient ", "Too many pods")
 _STARTS = {"ContainerCreating", "PodInitializing"}
 _USUAL_WAITS = {"", *_STARTS}
+
+
+class Pull(enum.Enum):
+    """Why a node did not get an image."""
+
+    # The registry does not answer, or asks for patience.
+    AWAY = enum.auto()
+    # The registry says that it has no such image, or none for this Pod.
+    NOT_THERE = enum.auto()
+    OTHER = enum.auto()
 
 
 class PodSeen(NamedTuple):
@@ -84,6 +111,7 @@ class PodSeen(NamedTuple):
         has_begun: Whether its container runs, or has run.
         is_starting: Whether it has a node, and the node prepares its container.
         is_pulling: Whether its node did not get the image, and tries again.
+        pull: Why it did not get it; None: it did, or does not say.
         has_no_room: Whether no node has room for it now.
     """
 
@@ -96,6 +124,7 @@ class PodSeen(NamedTuple):
     has_begun: bool = False
     is_starting: bool = False
     is_pulling: bool = False
+    pull: Pull | None = None
     has_no_room: bool = False
 
 
@@ -113,6 +142,7 @@ def seen(pod: Mapping[str, Any]) -> PodSeen:
         not _container_status(pod).get("state", {"waiting": {}}).keys() <= {"waiting"},
         _waiting(pod).get("reason", "") in _STARTS,
         _waiting(pod).get("reason", "") in _PULLS,
+        _pull(_waiting(pod)),
         has_no_room(pod),
     )
 
@@ -257,6 +287,19 @@ def _held_up(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
 def _waiting(pod: Mapping[str, Any], container: str = WORKER) -> Mapping[str, Any]:
     waiting: Mapping[str, Any] = _held_up(pod, container).get("state", {}).get("waiting") or {}
     return waiting
+
+
+def _pull(waiting: Mapping[str, Any]) -> Pull | None:
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason not in _PULLS:
+        return None
+    said = _QUOTED.sub("", message).strip()
+    if reason == "RegistryUnavailable" or _AWAY.search(said):
+        return Pull.AWAY
+    if _NOT_THERE.search(said):
+        return Pull.NOT_THERE
+    # Without a cause it only says that it waits before the next try.
+    return None if said == "Back-off pulling image" else Pull.OTHER
 
 
 def _is_node_silent(pod: Mapping[str, Any]) -> bool:

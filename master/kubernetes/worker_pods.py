@@ -2,8 +2,9 @@
 
 Level-triggered: the wish and the Pods that a list or a watch has shown go in, calls come out
 (``plan``). A worker's Pod has a name that follows from its id, so to make it again is refused.
-Time is an argument. Imports ``job_engine.launch``, ``backstay.kubernetes_spec`` and
-``pod_exit``; does no I/O.
+Time is an argument: when something began is when this process saw it, because the clock of the API
+may be another. Imports ``job_engine.launch``, ``backstay.exits``, ``backstay.kubernetes_spec`` and
+the modules beside it; does no I/O.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes_spec import high_share
-from backstay.master.kubernetes.pod_exit import PodSeen, end_of_deleted, seen
+from backstay.master.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
 
 __all__ = ["LAST_WORDS_MAX", "PodPlan", "WorkerPods"]
 
@@ -37,6 +39,7 @@ PULLING_MAX_S = 120.0
 WISH_VALID_S = 10.0
 LAST_WORDS_MAX = 2048
 _KEPT_REASONS = (ExitReason.FAILED, ExitReason.OUT_OF_MEMORY)
+_NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE)
 
 
 class PodPlan(NamedTuple):
@@ -61,6 +64,7 @@ class _Worker:
         terminating_since_s: Since when it was seen to be told to end, and has not ended.
         starting_since_s: Since when its node prepares its container.
         pulling_since_s: Since when its node tries in vain to get the image.
+        pull: Why it does not get it, as it said last.
         end: How it ended, without the last words; None: it has not.
         exit: How it ended, until the job master knows it.
         failure: Its number among the failures whose Pods are there.
@@ -73,6 +77,7 @@ class _Worker:
         "is_deleting",
         "is_new",
         "pod",
+        "pull",
         "pulling_since_s",
         "starting_since_s",
         "terminating_since_s",
@@ -85,6 +90,7 @@ class _Worker:
         self.terminating_since_s: float | None = None
         self.starting_since_s: float | None = None
         self.pulling_since_s: float | None = None
+        self.pull: Pull | None = None
         self.end: WorkerExit | None = None
         self.exit: WorkerExit | None = None
         self.failure: int | None = None
@@ -303,6 +309,7 @@ class WorkerPods:
         known.pulling_since_s = _since(
             known.pulling_since_s, now_s, holds=one.is_pulling and known.runs
         )
+        known.pull = one.pull or (known.pull if one.is_pulling else None)
         if one.is_terminating:
             known.is_deleting = True
             if one.end is None and known.terminating_since_s is None:
@@ -326,7 +333,7 @@ class WorkerPods:
             return
         known.exit = end._replace(last_words=end.last_words[-LAST_WORDS_MAX:])
         known.end = end._replace(last_words="")
-        if end.reason is ExitReason.CANNOT_START:
+        if end.reason in _NEVER_STARTED:
             self._start_trouble = f"worker {end.worker_id} {end.how}: {known.exit.last_words}"
         if end.reason in _KEPT_REASONS and known.pod is not None:
             self._failures += 1
@@ -338,8 +345,7 @@ class WorkerPods:
             if _is_over(one.terminating_since_s, TERMINATING_MAX_S, now_s):
                 self._note(WorkerExit(worker_id, ExitReason.NODE_LOST))
             elif _is_over(one.pulling_since_s, PULLING_MAX_S, now_s):
-                words = "" if one.pod is None else one.pod.waits
-                self._note(WorkerExit(worker_id, ExitReason.CANNOT_START, last_words=words))
+                self._note(_end_without_image(worker_id, one))
 
     def _forget_ended(self) -> None:
         """Forget workers that nothing asks for any more: no id is used again."""
@@ -373,6 +379,17 @@ class WorkerPods:
         if self._share is None:
             return self._priority_class
         return "high" if high_missing > 0 else "low"
+
+
+def _end_without_image(worker_id: str, one: _Worker) -> WorkerExit:
+    """Return the end of a worker whose node got no image so far."""
+    words = "" if one.pod is None else one.pod.waits
+    if one.pull is Pull.AWAY:
+        # The next Pod may be on a node that has the image, or reaches the registry.
+        return WorkerExit(worker_id, ExitReason.NO_IMAGE, last_words=words)
+    # Another Pod would not get it, either.
+    code = EXIT_WRONG_SETTING if one.pull is Pull.NOT_THERE else 0
+    return WorkerExit(worker_id, ExitReason.CANNOT_START, code, words)
 
 
 def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:

@@ -109,7 +109,8 @@ def test_an_init_container_that_fails_ends_the_job_with_its_words(job: Kubernete
     assert "no such bucket" in done.stderr
 
 
-def test_a_registry_that_is_away_is_told_and_no_failure_at_first(job: KubernetesJob) -> None:
+@pytest.mark.chaos
+def test_a_registry_that_is_away_is_told_and_no_failure(job: KubernetesJob) -> None:
     container = "{name: worker, image: '127.0.0.1:1/nothing:1', imagePullPolicy: Always}"
     template = f"kubernetes.worker.pod_template={{spec: {{containers: [{container}]}}}}"
     with training(job, "--set", template) as followed:
@@ -117,6 +118,10 @@ def test_a_registry_that_is_away_is_told_and_no_failure_at_first(job: Kubernetes
         published = read_status(job.api, JOB)
         assert published is not None
         assert (published.over, dict(published.counts)) == ("", {})
+        # Others come in their places, though the job allows no failure.
+        replaced = job.wait("others come", lambda one: one.counts.get("NO_IMAGE", 0) >= 2)
+        assert (replaced.over, set(replaced.counts)) == ("", {"NO_IMAGE"})
+        job.wait_until("they have Pods", lambda: set(job.workers()) >= {"w-2", "w-3"})
 
 
 def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:

@@ -59,6 +59,19 @@ def test_a_model_that_does_not_fit_the_tables_fails_the_job_at_once(tmp_path: Pa
     scenario(tmp_path, play)
 
 
+def test_workers_that_cannot_be_started_for_good_fail_the_job_with_the_cause(
+    tmp_path: Path,
+) -> None:
+    async def play(job: Job, handler: LaunchHandler) -> None:
+        wanted = (await handler.exchange(LauncherReport())).workers
+        words = "ErrImagePull: census:1: not found"
+        end = WorkerExit(wanted[0], ExitReason.CANNOT_START, EXIT_WRONG_SETTING, words)
+        await handler.exchange(LauncherReport(exits=(end,)))
+        assert job.ended == ("failed", f"no worker can be started: {words}")
+
+    scenario(tmp_path, play)
+
+
 def test_one_wrong_worker_beside_others_that_work_is_only_replaced(tmp_path: Path) -> None:
     async def play(job: Job, handler: LaunchHandler) -> None:
         service = JobService(MasterRecord("127.0.0.1:1", 1, "here", 1))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backstay.job_engine.launch import ExitReason
-from backstay.master.kubernetes.pod_exit import end_of_deleted, seen
+from backstay.master.kubernetes.pod_exit import Pull, end_of_deleted, seen
 from tests.unit.master.kubernetes_pods import (
     condition,
     deleted,
@@ -162,6 +162,35 @@ def test_a_full_node_is_told_from_one_that_does_not_suit(message: str, has_none:
     assert seen(pod).has_no_room is has_none
     assert not seen(condition(pending("w-1"), "PodScheduled", "True")).has_no_room
     assert not seen(running("w-1")).has_no_room
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "failure"),
+    [
+        ("ErrImagePull", 'Head "https://r/v2/": dial tcp: lookup r: no such host', Pull.AWAY),
+        ("ErrImagePull", "dial tcp 127.0.0.1:1: connect: connection refused", Pull.AWAY),
+        ("ErrImagePull", "unexpected status from HEAD request: 503 Service Unavailable", Pull.AWAY),
+        ("ErrImagePull", "toomanyrequests: You have reached your pull rate limit", Pull.AWAY),
+        ("ErrImagePull", 'failed to copy: httpReadSeeker: Get "https://r": EOF', Pull.AWAY),
+        ("ErrImagePull", "net/http: TLS handshake timeout", Pull.AWAY),
+        ("RegistryUnavailable", "", Pull.AWAY),
+        ("ErrImagePull", 'failed to resolve reference "r/b:1": r/b:1: not found', Pull.NOT_THERE),
+        ("ErrImagePull", "reading manifest 1 in r/b: manifest unknown", Pull.NOT_THERE),
+        ("ErrImagePull", "pull access denied, repository does not exist", Pull.NOT_THERE),
+        ("ErrImagePull", "reading manifest: unauthorized: authentication needed", Pull.NOT_THERE),
+        ("ErrImagePull", "failed to extract layer: no space left on device", Pull.OTHER),
+        ("SignatureValidationFailed", "", Pull.OTHER),
+        # The image's own name says nothing.
+        ("ErrImagePull", 'pulling "r/not found/timed out:503": x509: unknown', Pull.OTHER),
+        # Older nodes say no more than this between two tries.
+        ("ImagePullBackOff", 'Back-off pulling image "r/timed-out:503"', None),
+        ("ContainerCreating", "", None),
+    ],
+)
+def test_a_registry_that_is_away_is_told_from_an_image_that_is_not_there(
+    reason: str, message: str, failure: Pull | None
+) -> None:
+    assert seen(pending("w-1", reason, message)).pull is failure
 
 
 def test_an_image_of_a_wrong_signature_is_waited_for_as_one_that_is_not_there() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason
 from backstay.master.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
@@ -270,6 +271,39 @@ def test_an_image_that_does_not_come_is_told_at_once_and_counts_after_a_limit() 
     told = "worker w-1 could not be started: ImagePullBackOff: timeout"
     assert pods.trouble(limit_s) == told
     assert pods.report().running == ("w-0",)
+
+
+AWAY = 'failed to do request: Head "https://r/v2/b/1": dial tcp 10.0.0.1:443: connect: refused'
+MISSING = 'failed to resolve reference "r/b:1": r/b:1: not found'
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "code"),
+    [
+        (AWAY, ExitReason.NO_IMAGE, 0),
+        (MISSING, ExitReason.CANNOT_START, EXIT_WRONG_SETTING),
+        ("x509: certificate signed by unknown authority", ExitReason.CANNOT_START, 0),
+    ],
+)
+def test_an_outage_of_the_registry_is_no_failure_and_a_missing_image_is_one(
+    words: str, reason: ExitReason, code: int
+) -> None:
+    pods = known(pending("w-0", "ErrImagePull", words), wish=("w-0",))
+    assert pods.trouble(0.0) == f"1 worker waits for ErrImagePull: {words}"
+    # Older nodes do not repeat what the registry said.
+    pods.changed(pending("w-0", "ImagePullBackOff", 'Back-off pulling image "r/b:1"'), 10.0)
+    pods.plan(PULLING_MAX_S - 1)
+    assert exits_of(pods) == {}
+    pods.plan(PULLING_MAX_S)
+    (end,) = pods.report().exits
+    assert (end.reason, end.code) == (reason, code)
+    assert pods.trouble(PULLING_MAX_S).startswith(f"worker w-0 {reason.value}: ")
+    # What the registry said last counts.
+    pods = known(pending("w-0", "ErrImagePull", AWAY), wish=("w-0",))
+    pods.changed(pending("w-0", "ImagePullBackOff", f"Back-off pulling image: {words}"), 10.0)
+    pods.plan(PULLING_MAX_S)
+    (end,) = pods.report().exits
+    assert (end.reason, end.code) == (reason, code)
 
 
 def test_a_registry_that_is_back_in_time_costs_no_worker() -> None:

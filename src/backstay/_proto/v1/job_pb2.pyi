@@ -72,6 +72,8 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     """It needed more memory than it may have."""
     EXIT_REASON_CANNOT_START: _ExitReason.ValueType  # 7
     """No process of it ever ran."""
+    EXIT_REASON_NO_IMAGE: _ExitReason.ValueType  # 8
+    """No process of it ever ran, because the registry of its image did not answer."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """Why a worker's process ended."""
@@ -91,6 +93,8 @@ EXIT_REASON_OUT_OF_MEMORY: ExitReason.ValueType  # 6
 """It needed more memory than it may have."""
 EXIT_REASON_CANNOT_START: ExitReason.ValueType  # 7
 """No process of it ever ran."""
+EXIT_REASON_NO_IMAGE: ExitReason.ValueType  # 8
+"""No process of it ever ran, because the registry of its image did not answer."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
