@@ -9,6 +9,7 @@ the modules beside it; does no I/O.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -18,8 +19,9 @@ from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes_spec import high_share
 from backstay.master.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
+from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
 
-__all__ = ["LAST_WORDS_MAX", "PodPlan", "WorkerPods"]
+__all__ = ["LAST_WORDS_MAX", "Forbidden", "PodPlan", "WorkerPods"]
 
 # Calls of one plan; then what was seen meanwhile counts.
 CALLS_AT_ONCE = 20
@@ -40,6 +42,13 @@ WISH_VALID_S = 10.0
 LAST_WORDS_MAX = 2048
 _KEPT_REASONS = (ExitReason.FAILED, ExitReason.OUT_OF_MEMORY)
 _NEVER_STARTED = (ExitReason.CANNOT_START, ExitReason.NO_IMAGE)
+
+
+class Forbidden(enum.Enum):
+    """What the API may forbid; without it no worker can be started."""
+
+    SEE = "the Pods of this job cannot be seen"
+    MAKE = "no Pod can be made"
 
 
 class PodPlan(NamedTuple):
@@ -122,6 +131,8 @@ class WorkerPods:
         self._pause_s = 0.0
         self._not_before_s = float("-inf")
         self._call_trouble = ""
+        # What the API forbids: since when, and in which words.
+        self._forbidden: dict[Forbidden, tuple[float, str]] = {}
         # Why the last one that could not be started could not; until one starts.
         self._start_trouble = ""
 
@@ -177,7 +188,12 @@ class WorkerPods:
                 f"{len(late)} worker{'s wait' if len(late) > 1 else ' waits'} for volumes, network "
                 f"or image: `kubectl describe pod {late[0]}` says for which"
             )
-        return "; ".join(filter(None, [self._call_trouble, self._start_trouble, *texts]))
+        limit = (
+            f"if that lasts {FORBIDDEN_MAX_S / 60:.0f} minutes and no worker works, the job fails"
+        )
+        forbidden = [f"{what.value}: {why}; {limit}" for what, (_, why) in self._forbidden.items()]
+        told = [*forbidden, self._call_trouble, self._start_trouble, *texts]
+        return "; ".join(filter(None, told))
 
     # What the API shows.
 
@@ -196,6 +212,7 @@ class WorkerPods:
         for one in found.values():
             self._take(one, now_s)
         self._is_listed = True
+        self._forbidden.pop(Forbidden.SEE, None)
 
     def changed(self, pod: Mapping[str, Any], now_s: float) -> None:
         """Take in a Pod that was made or has changed."""
@@ -214,6 +231,8 @@ class WorkerPods:
     def plan(self, now_s: float) -> PodPlan:
         """Return the calls to make now."""
         self._expire(now_s)
+        if now_s >= self._not_before_s:
+            self._not_before_s = float("-inf")
         is_wished = now_s < self._wished_s + WISH_VALID_S
         if not (is_wished and self._is_listed) or now_s < self._not_before_s:
             return PodPlan()
@@ -245,9 +264,9 @@ class WorkerPods:
             )
             if since_s is not None
         ]
-        if self._pause_s:
-            times.append(self._not_before_s)
-        return min(times, default=None)
+        times += [since_s + FORBIDDEN_MAX_S for since_s, _ in self._forbidden.values()]
+        times.append(self._not_before_s)
+        return min((one for one in times if one > float("-inf")), default=None)
 
     def is_deleting_all(self) -> bool:
         """Whether no worker is wanted any more, and Pods may be left that were not told to end."""
@@ -270,6 +289,7 @@ class WorkerPods:
             now_s: The time.
         """
         self._calls_succeed()
+        self._forbidden.pop(Forbidden.MAKE, None)
         if worker_id in self._workers:
             # A watch was faster.
             return
@@ -281,7 +301,8 @@ class WorkerPods:
     def refused(self, worker_id: str, why: str) -> None:
         """Note that the API takes no such Pod: to ask again would be in vain."""
         self._calls_succeed()
-        self._note(WorkerExit(worker_id, ExitReason.CANNOT_START, last_words=why))
+        self._forbidden.pop(Forbidden.MAKE, None)
+        self._cannot_start(worker_id, why)
 
     def told_to_end(self, worker_id: str) -> None:
         """Note that the API has taken the deletion of a worker's Pod."""
@@ -295,6 +316,25 @@ class WorkerPods:
         self._pause_s = min(PAUSE_MAX_S, 2 * self._pause_s or PAUSE_FIRST_S)
         self._not_before_s = now_s + self._pause_s
         self._call_trouble = why
+
+    def forbidden(self, what: Forbidden, why: str, now_s: float) -> None:
+        """Note that the API forbids something until somebody changes that.
+
+        After ``FORBIDDEN_MAX_S`` workers without a Pod count as those that cannot be started.
+        """
+        since_s, _ = self._forbidden.get(what, (now_s, ""))
+        self._forbidden[what] = (since_s, why)
+        if what is Forbidden.MAKE:
+            self.call_failed("", now_s)
+
+    def is_forbidden(self, what: Forbidden) -> bool:
+        """Whether the API forbids something, as far as is known."""
+        return what in self._forbidden
+
+    def _cannot_start(self, worker_id: str, why: str) -> None:
+        """Report a worker that has no Pod; another one would fare alike."""
+        reason = ExitReason.CANNOT_START
+        self._note(WorkerExit(worker_id, reason, EXIT_WRONG_SETTING, why))
 
     def _calls_succeed(self) -> None:
         self._pause_s, self._call_trouble = 0.0, ""
@@ -340,12 +380,19 @@ class WorkerPods:
             known.failure = self._failures
 
     def _expire(self, now_s: float) -> None:
-        """Give up Pods that were told to end and do not, and Pods that get no image."""
+        """Give up Pods that do not end, or get no image, and workers that may have no Pod."""
         for worker_id, one in self._workers.items():
             if _is_over(one.terminating_since_s, TERMINATING_MAX_S, now_s):
                 self._note(WorkerExit(worker_id, ExitReason.NODE_LOST))
             elif _is_over(one.pulling_since_s, PULLING_MAX_S, now_s):
                 self._note(_end_without_image(worker_id, one))
+
+        for what, (since_s, why) in self._forbidden.items():
+            if _is_over(since_s, FORBIDDEN_MAX_S, now_s):
+                # From now on each further worker has no time.
+                self._forbidden[what] = (float("-inf"), why)
+                for worker_id in self._wanted.keys() - self._workers.keys():
+                    self._cannot_start(worker_id, why)
 
     def _forget_ended(self) -> None:
         """Forget workers that nothing asks for any more: no id is used again."""

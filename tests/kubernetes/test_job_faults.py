@@ -14,6 +14,7 @@ import pytest
 from backstay.master.kubernetes.objects import FILES_BYTES_MAX
 from backstay.master.kubernetes.published_status import read_status
 from tests.kubernetes.backstay_image import IMAGE
+from tests.kubernetes.job_parts import change_rights
 from tests.kubernetes.test_jobs import JOB, LIMIT_S, KubernetesJob, both_work, job
 
 __all__ = ["job"]
@@ -161,6 +162,28 @@ def test_a_quota_that_forbids_the_job_master_is_told(job: KubernetesJob) -> None
         job.wait_until("it is told", lambda: "exceeded quota" in followed.said)
         assert "the job master has no Pod yet: " in followed.said
         allow_pods(job, 4)
+        assert followed.code() == 0, followed.said
+
+
+def test_a_right_that_is_missing_is_told_and_the_job_begins_when_it_is_there(
+    job: KubernetesJob,
+) -> None:
+    change_rights(job.namespace, without=("pods", "create"))
+    with training(job, "--epochs", "1") as followed:
+        told = "The ServiceAccount backstay-job-master lacks the right to create pods"
+        job.wait_until("it is told", lambda: told in followed.said)
+        shown = job.jobs("show", JOB)
+        assert told in shown.stdout, shown.stdout + shown.stderr
+        change_rights(job.namespace)
+        assert followed.code() == 0, followed.said
+
+
+def test_a_job_master_that_may_not_see_its_job_says_so(job: KubernetesJob) -> None:
+    change_rights(job.namespace, without=("configmaps", "get"))
+    with training(job, "--epochs", "1") as followed:
+        told = "lacks the right to get configmaps"
+        job.wait_until("it is told", lambda: told in followed.said)
+        change_rights(job.namespace)
         assert followed.code() == 0, followed.said
 
 

@@ -19,7 +19,7 @@ from backstay.cli import kubernetes_master
 from backstay.cli.server_scale import ServerScale
 from backstay.errors import ConfigError, KubernetesError, NeverReached, UnknownJob
 from backstay.job_engine.launch import ExitReason
-from backstay.job_spec import JobSpec
+from backstay.job_spec import AutoscaleSpec, JobSpec
 from backstay.kubernetes_spec import KubernetesSpec
 from backstay.master.config import MasterConfig
 from backstay.master.hosted_launcher import ExitsSeen
@@ -202,3 +202,69 @@ def test_a_job_master_that_starts_while_the_api_is_away_waits_for_it(
     objects = Away(JOB)
     objects.make_job("a")
     assert kubernetes_master._find(cast(KubernetesApi, objects), JOB).owner.uid == "a"
+
+
+def test_a_job_master_without_a_right_ends_soon_and_says_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Forbidding(Objects):
+        calls = 0
+
+        def get(self, kind: str, name: str) -> dict[str, Any] | None:
+            self.calls += 1
+            raise KubernetesError(
+                f'{kind} "{name}" is forbidden: User "system:serviceaccount:team:ours" cannot get '
+                f'resource "{kind}" in API group "apps" in the namespace "team"',
+                status=403,
+            )
+
+    monkeypatch.setattr(kubernetes_master, "RETRY_S", 0.0)
+    objects = Forbidding(JOB)
+    with pytest.raises(KubernetesError, match="ServiceAccount ours lacks the right to get deploy"):
+        kubernetes_master._find(cast(KubernetesApi, objects), JOB)
+    assert objects.calls == kubernetes_master.FORBIDDEN_TRIES_MAX
+
+
+def test_a_right_that_the_numbers_need_is_shown_until_it_is_there(
+    endpoints: list[str], tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scale:
+        is_forbidden = True
+
+        async def look(self) -> None:
+            if self.is_forbidden:
+                raise KubernetesError(
+                    'User "system:serviceaccount:team:ours" cannot patch resource '
+                    '"statefulsets/scale" in API group "apps"',
+                    status=403,
+                )
+
+    monkeypatch.setattr(kubernetes_master, "PLAN_PAUSE_S", 0.01)
+    scale = Scale()
+    monkeypatch.setattr(kubernetes_master, "JobScale", lambda *_: scale)
+    spec, objects = counting_spec(tmp_path, autoscale=AutoscaleSpec()), Objects(JOB)
+    objects.make_job("a")
+    found: list[str] = []
+
+    def look_on() -> None:
+        with closing(JobClient(endpoints, JOB, config=CLIENT)) as client:
+
+            def trouble() -> str:
+                try:
+                    return client.status().trouble
+                except UnknownJob:
+                    return "unknown"
+
+            try:
+                eventually(lambda: "lacks the right to patch statefulsets/scale" in trouble())
+                scale.is_forbidden = False
+                eventually(lambda: trouble() == "")
+                found.append("told until it was there")
+            finally:
+                client.stop("enough")
+
+    looking = threading.Thread(target=look_on)
+    looking.start()
+    assert served(objects, endpoints, spec) == "stopped"
+    looking.join(LIMIT_S)
+    assert found == ["told until it was there"]

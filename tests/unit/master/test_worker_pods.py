@@ -10,14 +10,17 @@ import pytest
 
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason
+from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
 from backstay.master.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
     FAILED_KEPT,
+    PAUSE_FIRST_S,
     PAUSE_MAX_S,
     PULLING_MAX_S,
     STARTING_MAX_S,
     TERMINATING_MAX_S,
     WISH_VALID_S,
+    Forbidden,
     PodPlan,
     WorkerPods,
 )
@@ -232,6 +235,100 @@ def test_after_a_failed_call_all_calls_pause_longer_each_time_up_to_a_limit() ->
     pods.created("w-0", pending("w-0"), now_s)
     assert pods.trouble(0.0) == ""
     assert deleted_by(pods, now_s) == ["w-9"]
+
+
+def test_a_pause_that_is_over_is_not_waited_for() -> None:
+    pods = known(wish=("w-0",))
+    pods.call_failed("exceeded quota", 0.0)
+    pods.wish((), 0.1)
+    assert pods.plan(PAUSE_FIRST_S) == PodPlan()
+    assert pods.next_change_s() is None
+
+
+RIGHT = 'User "a" cannot create resource "pods"'
+
+
+def refuse(pods: WorkerPods, until_s: float, wish: tuple[str, ...]) -> tuple[float, int]:
+    """Forbid each Pod until then; return the time of the last call, and how many there were."""
+    now_s, last_s, calls = 0.0, 0.0, 0
+    while now_s < until_s:
+        pods.wish(wish, now_s)
+        for worker_id in deleted_by(pods, now_s):
+            pods.told_to_end(worker_id)
+        if made_by(pods, now_s):
+            pods.forbidden(Forbidden.MAKE, RIGHT, now_s)
+            last_s, calls = now_s, calls + 1
+        now_s += 0.5
+    return last_s, calls
+
+
+def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit() -> None:
+    pods = known(running("w-0"), running("w-9"), wish=("w-0", "w-1", "w-2"))
+    pods.forbidden(Forbidden.MAKE, RIGHT, 0.0)
+    assert pods.trouble(0.0) == (
+        f"no Pod can be made: {RIGHT}; if that lasts 10 minutes and no worker works, the job fails"
+    )
+    last_s, calls = refuse(pods, FORBIDDEN_MAX_S, ("w-0", "w-1", "w-2"))
+    # It is tried again all the time, less and less often.
+    assert calls <= 7 + FORBIDDEN_MAX_S / PAUSE_MAX_S
+    assert last_s >= FORBIDDEN_MAX_S - PAUSE_MAX_S
+    assert exits_of(pods) == {}
+    pods.plan(FORBIDDEN_MAX_S)
+    told = {one.worker_id: one for one in pods.report().exits}
+    assert set(told) == {"w-1", "w-2"}
+    for end in told.values():
+        assert (end.reason, end.code) == (ExitReason.CANNOT_START, EXIT_WRONG_SETTING)
+        assert end.last_words == RIGHT
+    assert "w-0" in pods.report().running
+    # The next ones have no time left, and nothing is waited for meanwhile.
+    pods.acknowledge(["w-1", "w-2"])
+    pods.wish(("w-0", "w-3"), FORBIDDEN_MAX_S)
+    pods.plan(FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-3": ExitReason.CANNOT_START}
+    pods.plan(FORBIDDEN_MAX_S + PAUSE_MAX_S)
+    assert pods.next_change_s() is None
+
+
+def test_a_deletion_that_succeeds_gives_no_more_time_to_a_missing_right() -> None:
+    pods = known(*(running(f"w-{n}") for n in range(9)), wish=("w-0", "w-10"))
+    pods.forbidden(Forbidden.MAKE, RIGHT, 0.0)
+    for number in range(1, 9):
+        pods.told_to_end(f"w-{number}")
+    assert RIGHT in pods.trouble(1.0)
+    pods.plan(FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-10": ExitReason.CANNOT_START}
+
+
+def test_a_right_that_comes_in_time_costs_nothing() -> None:
+    pods = known(wish=("w-0",))
+    last_s, _ = refuse(pods, FORBIDDEN_MAX_S - PAUSE_MAX_S, ("w-0",))
+    pods.wish(("w-0",), last_s + PAUSE_MAX_S)
+    assert made_by(pods, last_s + PAUSE_MAX_S) == ["w-0"]
+    pods.created("w-0", pending("w-0"), last_s + PAUSE_MAX_S)
+    assert pods.trouble(FORBIDDEN_MAX_S) == ""
+    pods.plan(2 * FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {}
+
+
+def test_pods_that_may_not_be_seen_cost_workers_after_a_limit() -> None:
+    pods = WorkerPods()
+    pods.wish(("w-0",), 0.0)
+    pods.forbidden(Forbidden.SEE, "cannot list", 5.0)
+    pods.forbidden(Forbidden.SEE, "cannot list", 15.0)
+    assert pods.trouble(15.0).startswith("the Pods of this job cannot be seen: cannot list; ")
+    assert pods.next_change_s() == 5.0 + FORBIDDEN_MAX_S
+    pods.plan(4.0 + FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {}
+    pods.plan(5.0 + FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-0": ExitReason.CANNOT_START}
+    # Somebody gives the right: its Pod was there, and is not wanted any more.
+    pods.acknowledge(["w-0"])
+    pods.wish(("w-1",), 5.0 + FORBIDDEN_MAX_S)
+    pods.list_begins()
+    pods.listed([running("w-0")], 6.0 + FORBIDDEN_MAX_S)
+    assert pods.trouble(6.0 + FORBIDDEN_MAX_S) == ""
+    assert deleted_by(pods, 6.0 + FORBIDDEN_MAX_S) == ["w-0"]
+    assert made_by(pods, 6.0 + FORBIDDEN_MAX_S) == ["w-1"]
 
 
 def test_a_pod_that_the_api_does_not_take_is_an_exit() -> None:
