@@ -1,7 +1,7 @@
 """What a Pod's status says: whether its worker has ended and why, or what it waits for.
 
-Values in, values out: a Pod is a mapping as the API gives it. Imports ``job_engine.launch`` and
-``names``; does no I/O.
+Values in, values out: a Pod is a mapping as the API gives it. Imports ``job_engine.launch``,
+``names`` and ``pod_memory``; does no I/O.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from backstay.job_engine.launch import ExitReason, WorkerExit
 from backstay.master.kubernetes.names import WORKER, WORKER_ID
+from backstay.master.kubernetes.pod_memory import memory_limit, memory_quantity
 
 __all__ = [
     "PodSeen",
@@ -113,6 +114,7 @@ class PodSeen(NamedTuple):
         is_pulling: Whether its node did not get the image, and tries again.
         pull: Why it did not get it; None: it did, or does not say.
         has_no_room: Whether no node has room for it now.
+        memory_limit: Bytes that its container may use; 0: it has no limit.
     """
 
     name: str
@@ -126,6 +128,7 @@ class PodSeen(NamedTuple):
     is_pulling: bool = False
     pull: Pull | None = None
     has_no_room: bool = False
+    memory_limit: int = 0
 
 
 def seen(pod: Mapping[str, Any]) -> PodSeen:
@@ -144,6 +147,7 @@ def seen(pod: Mapping[str, Any]) -> PodSeen:
         _waiting(pod).get("reason", "") in _PULLS,
         _pull(_waiting(pod)),
         has_no_room(pod),
+        memory_limit(pod),
     )
 
 
@@ -217,7 +221,8 @@ def _end(pod: Mapping[str, Any], worker_id: str) -> WorkerExit | None:
     reason = _reason(pod, terminated, code, is_deleted=is_deleted)
     words = terminated.get("message") or status.get("message") or ""
     if reason is ExitReason.OUT_OF_MEMORY:
-        words = f"{_memory_text(pod)}\n{words}".strip()
+        # Last, as what is too long is cut off at its beginning.
+        words = f"{words}\n{_memory_text(pod)}".strip()
     elif reason in (ExitReason.PREEMPTED, ExitReason.EVICTED, ExitReason.NODE_LOST):
         words = _disruption_text(pod) or words
     return WorkerExit(worker_id, reason, code, words)
@@ -336,11 +341,9 @@ def _disruption_text(pod: Mapping[str, Any]) -> str:
 
 
 def _memory_text(pod: Mapping[str, Any]) -> str:
-    containers = pod.get("spec", {}).get("containers") or ()
-    own: Mapping[str, Any] = next((one for one in containers if one.get("name") == WORKER), {})
-    limit = own.get("resources", {}).get("limits", {}).get("memory", "")
+    limit = memory_limit(pod)
     return (
-        f"its memory limit is {limit}; kubernetes.worker.limits sets another"
+        f"its memory limit is {memory_quantity(limit)}; kubernetes.worker.limits sets another"
         if limit
         else "its node had no more memory; kubernetes.worker.requests reserves some"
     )

@@ -18,6 +18,7 @@ from backstay.job_engine.launch import LauncherReport
 from backstay.master.kubernetes.api import KubernetesApi, PodWatch
 from backstay.master.kubernetes.names import object_name, worker_selector
 from backstay.master.kubernetes.objects import NAMESPACE_VARIABLE, Owner, section, worker_pod
+from backstay.master.kubernetes.pod_memory import MoreMemory, with_memory
 from backstay.master.kubernetes.refusals import Refusal, refusal_of, why_refused
 from backstay.master.kubernetes.worker_pods import Forbidden, WorkerPods
 from backstay.master.launcher import WorkerProgram
@@ -56,7 +57,9 @@ class PodLauncher:
         self._program = program
         self._api = api
         self._owner: Owner | None = None
-        self._pods = WorkerPods(section(program.spec).worker.priority_class)
+        kubernetes = section(program.spec)
+        more_memory = MoreMemory.of(kubernetes.more_memory)
+        self._pods = WorkerPods(kubernetes.worker.priority_class, more_memory)
         self._watch_trouble = ""
         self._watching: PodWatch | None = None
         self._stopping = threading.Event()
@@ -243,10 +246,10 @@ class PodLauncher:
                 if not self._delete(worker_id, name):
                     break
             for worker_id, priority_class in plan.create:
-                if not self._create(owner, worker_id, priority_class):
+                if not self._create(owner, worker_id, priority_class, plan.memory):
                     break
 
-    def _create(self, owner: Owner, worker_id: str, priority_class: str) -> bool:
+    def _create(self, owner: Owner, worker_id: str, priority_class: str, memory: int) -> bool:
         """Make a Pod; return whether to go on with calls."""
         program = self._program
         try:
@@ -258,6 +261,7 @@ class PodLauncher:
                 env=program.env,
                 priority_class=priority_class,
             )
+            pod = with_memory(pod, memory)
         except Exception as error:
             # Without this thread no Pod would be made or deleted any more.
             log.exception("worker %s: its Pod cannot be described", worker_id)

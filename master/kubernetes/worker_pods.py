@@ -19,6 +19,7 @@ from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason, LauncherReport, WorkerExit
 from backstay.kubernetes_spec import high_share
 from backstay.master.kubernetes.pod_exit import PodSeen, Pull, end_of_deleted, seen
+from backstay.master.kubernetes.pod_memory import MoreMemory, memory_quantity
 from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
 
 __all__ = ["LAST_WORDS_MAX", "Forbidden", "PodPlan", "WorkerPods"]
@@ -57,10 +58,12 @@ class PodPlan(NamedTuple):
     Attributes:
         create: Worker id and PriorityClass of each Pod to make.
         delete: Worker id and name of each Pod to delete.
+        memory: Bytes that the Pods to make may use; no more than the job says: as much as that.
     """
 
     create: tuple[tuple[str, str], ...] = ()
     delete: tuple[tuple[str, str], ...] = ()
+    memory: int = 0
 
 
 class _Worker:
@@ -113,14 +116,18 @@ class _Worker:
 class WorkerPods:
     """The worker Pods of one job, as its launcher knows them."""
 
-    def __init__(self, priority_class: str = "") -> None:
+    def __init__(self, priority_class: str = "", more_memory: MoreMemory | None = None) -> None:
         """Know nothing yet: nothing is planned before the first list.
 
         Args:
             priority_class: Of the workers: a name, or the share that gets the class ``high``.
+            more_memory: What workers get after one has run out of memory; None: as much as before.
         """
         self._priority_class = priority_class
         self._share = high_share(priority_class)
+        self._more_memory = more_memory
+        # The most that a Pod had, or is to have: not recorded, as the Pods themselves tell it.
+        self._memory = 0
         self._wanted: dict[str, None] = {}
         # Before the first wish nothing tells which of the Pods that run are wanted.
         self._wished_s = float("-inf")
@@ -224,7 +231,7 @@ class WorkerPods:
         """Take in that a Pod is gone, with its last status."""
         end = end_of_deleted(pod)
         if end.worker_id:
-            self._gone(end.worker_id, end)
+            self._gone(end.worker_id, self._learn_memory(seen(pod), end))
 
     # What to do, and what came of it.
 
@@ -251,7 +258,7 @@ class WorkerPods:
         for worker_id in missing[: max(1, CALLS_AT_ONCE - len(unneeded))]:
             create.append((worker_id, self._class_of_next(high)))
             high -= 1
-        return PodPlan(tuple(create), tuple(unneeded))
+        return PodPlan(tuple(create), tuple(unneeded), self._memory)
 
     def next_change_s(self) -> float | None:
         """Return when ``plan`` may say something else by itself; None: never."""
@@ -343,6 +350,9 @@ class WorkerPods:
     def _take(self, one: PodSeen, now_s: float) -> None:
         known = self._workers.setdefault(one.worker_id, _Worker())
         known.pod = one
+        if self._more_memory is not None:
+            # An earlier job master may have given it more.
+            self._memory = max(self._memory, one.memory_limit)
         known.starting_since_s = _since(
             known.starting_since_s, now_s, holds=one.is_starting and known.runs
         )
@@ -355,9 +365,22 @@ class WorkerPods:
             if one.end is None and known.terminating_since_s is None:
                 known.terminating_since_s = now_s
         if one.end is not None:
-            self._note(one.end)
+            self._note(self._learn_memory(one, one.end))
         elif one.has_begun:
             self._start_trouble = ""
+
+    def _learn_memory(self, one: PodSeen, end: WorkerExit) -> WorkerExit:
+        """Give the next workers more if this one had too little; return its end, with that told."""
+        is_short = end.reason is ExitReason.OUT_OF_MEMORY and one.memory_limit > 0
+        # The limit of an init container is another one.
+        if self._more_memory is None or not (is_short and one.has_begun):
+            return end
+        after = self._more_memory.after(one.memory_limit)
+        self._memory = max(self._memory, after)
+        told = f"workers that begin from now on may use {memory_quantity(self._memory)}"
+        if after <= one.memory_limit:
+            told = "kubernetes.more_memory.max allows no more"
+        return end._replace(last_words=f"{end.last_words}\n{told}".strip())
 
     def _gone(self, worker_id: str, end: WorkerExit) -> None:
         known = self._workers.setdefault(worker_id, _Worker())

@@ -100,6 +100,22 @@ def test_a_secret_that_only_workers_miss_ends_the_job_with_its_name(job: Kuberne
     )
 
 
+def test_a_worker_that_ran_out_of_memory_is_told_and_the_next_one_gets_more_if_the_job_says_so(
+    job: KubernetesJob,
+) -> None:
+    # The framework alone takes more.
+    limits = ("--set", "kubernetes.worker.limits={memory: 64Mi}")
+    done = job.train(*limits)
+    assert done.returncode == 1, done.stderr
+    assert "ran out of memory" in done.stderr
+    assert "its memory limit is 64Mi; kubernetes.worker.limits sets another" in done.stderr
+    assert "may use" not in done.stderr
+    more = ("--set", "kubernetes.more_memory={factor: 10, max: 1Gi}")
+    done = job.train(*limits, *more, "--set", "workers.max_relaunches=3", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "workers that begin from now on may use 640Mi" in done.stderr
+
+
 def test_an_init_container_that_fails_ends_the_job_with_its_words(job: KubernetesJob) -> None:
     script = "echo no such bucket; exit 3"
     first = f"{{name: fetch, image: {IMAGE}, imagePullPolicy: Never, command: [sh, -c, {script}]}}"

@@ -9,6 +9,7 @@ import pytest
 
 from backstay.job_engine.launch import ExitReason
 from backstay.master.kubernetes.pod_exit import Pull, end_of_deleted, seen
+from backstay.master.kubernetes.worker_pods import LAST_WORDS_MAX, WorkerPods
 from tests.unit.master.kubernetes_pods import (
     condition,
     deleted,
@@ -128,7 +129,16 @@ def test_a_worker_without_memory_tells_its_limit() -> None:
     pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Mi"}}
     end = seen(pod).end
     assert end is not None
-    assert "its memory limit is 64Mi" in end.last_words
+    assert end.last_words.startswith("its memory limit is 64Mi")
+    # Kubernetes gives up to 4 KiB of the log, which are cut off at their beginning.
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "log\n" * 1000
+    pods = WorkerPods()
+    pods.changed(pod, 0.0)
+    (told,) = pods.report().exits
+    assert len(told.last_words) == LAST_WORDS_MAX
+    assert told.last_words.endswith(
+        "its memory limit is 64Mi; kubernetes.worker.limits sets another"
+    )
 
 
 def test_a_sidecar_does_not_keep_a_worker_alive() -> None:

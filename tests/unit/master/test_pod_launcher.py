@@ -227,3 +227,41 @@ def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(WorkerPods, "plan", counted)
     return plans
+
+
+def test_a_worker_that_ran_out_of_memory_is_followed_by_one_with_more() -> None:
+    document = {
+        "image": "registry/backstay:1",
+        "worker": {"limits": {"memory": "1Gi"}, "requests": {"memory": "512Mi"}},
+        "more_memory": {"factor": 2, "max": "3Gi"},
+    }
+    spec = spec_in_pods(
+        JobSpec.from_mapping(
+            {"name": "a", "model": "m.py", "training": "/a.csv", "kubernetes": document}
+        ),
+        ["ps-0:7000"],
+    )
+    short = terminated("w-0", 137, "OOMKilled")
+    short["spec"]["containers"][0]["resources"] = {"limits": {"memory": "1Gi"}}
+    api = Made([ObjectList((short,), "1")], [Watch()])
+    launcher = PodLauncher(WorkerProgram(spec, {}, "0f8fa"), cast(KubernetesApi, api))
+    try:
+        launcher.reconcile(["w-1"])
+        assert api.resources.get(timeout=LIMIT_S) == {
+            "limits": {"memory": "2048Mi"},
+            "requests": {"memory": "1024Mi"},
+        }
+    finally:
+        launcher.close()
+
+
+class Made(Api):
+    """Keeps what the Pods that are made may use."""
+
+    def __init__(self, lists: list[ObjectList], watches: list[Watch | KubernetesError]) -> None:
+        super().__init__(lists, watches)
+        self.resources: queue.Queue[object] = queue.Queue()
+
+    def create(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.resources.put(body["spec"]["containers"][0]["resources"])
+        return super().create(kind, body)

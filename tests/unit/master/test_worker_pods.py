@@ -10,6 +10,7 @@ import pytest
 
 from backstay.exits import EXIT_WRONG_SETTING
 from backstay.job_engine.launch import ExitReason
+from backstay.master.kubernetes.pod_memory import MoreMemory
 from backstay.master.kubernetes.refusals import FORBIDDEN_MAX_S
 from backstay.master.kubernetes.worker_pods import (
     CALLS_AT_ONCE,
@@ -28,6 +29,7 @@ from tests.unit.master.kubernetes_pods import (
     condition,
     deleted,
     disrupted,
+    first_ended,
     on_silent_node,
     pending,
     running,
@@ -35,9 +37,14 @@ from tests.unit.master.kubernetes_pods import (
 )
 
 
-def known(*pods: dict[str, Any], wish: tuple[str, ...] = (), priority: str = "") -> WorkerPods:
+def known(
+    *pods: dict[str, Any],
+    wish: tuple[str, ...] = (),
+    priority: str = "",
+    more: MoreMemory | None = None,
+) -> WorkerPods:
     """A launcher's knowledge after its first list."""
-    found = WorkerPods(priority)
+    found = WorkerPods(priority, more)
     found.wish(wish, 0.0)
     found.list_begins()
     found.listed(pods, 0.0)
@@ -225,7 +232,7 @@ def test_after_a_failed_call_all_calls_pause_longer_each_time_up_to_a_limit() ->
         next_s = pods.next_change_s()
         assert next_s is not None
         pods.wish(("w-0",), next_s)
-        assert pods.plan(next_s - 0.01) == ((), ())
+        assert pods.plan(next_s - 0.01) == PodPlan()
         pauses.append(next_s - now_s)
         now_s = next_s
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
@@ -462,6 +469,63 @@ def test_the_share_is_kept_when_a_worker_is_replaced() -> None:
     assert pods.plan(0.0).create == (("w-2", "high"),)
 
 
+GIB = 1024**3
+
+
+def limited(pod: dict[str, Any], memory: str) -> dict[str, Any]:
+    container = {"name": "worker", "resources": {"limits": {"memory": memory}}}
+    return {**pod, "spec": {"containers": [container]}}
+
+
+def out_of_memory(worker_id: str, memory: str, words: str = "") -> dict[str, Any]:
+    return limited(terminated(worker_id, 137, "OOMKilled", words), memory)
+
+
+def test_without_a_word_of_the_job_a_worker_gets_as_much_memory_as_before() -> None:
+    pods = known(limited(running("w-0"), "1Gi"), wish=("w-0", "w-1"))
+    pods.changed(out_of_memory("w-0", "1Gi"), 0.0)
+    assert exits_of(pods) == {"w-0": ExitReason.OUT_OF_MEMORY}
+    assert pods.plan(0.0) == PodPlan((("w-1", ""),), (), 0)
+
+
+def test_after_one_ran_out_of_memory_the_next_workers_get_more_up_to_a_limit() -> None:
+    more = MoreMemory(1.5, 2 * GIB)
+    pods = known(more=more, wish=("w-0", "w-1"))
+    assert pods.plan(0.0).memory == 0
+    pods.changed(limited(running("w-0"), "1Gi"), 0.0)
+    pods.changed(limited(running("w-1"), "1Gi"), 0.0)
+    pods.changed(out_of_memory("w-0", "1Gi", "the log"), 0.0)
+    # Two of the same size teach the same.
+    pods.changed(out_of_memory("w-1", "1Gi"), 0.0)
+    told = "its memory limit is 1024Mi; kubernetes.worker.limits sets another"
+    more_told = "workers that begin from now on may use 1536Mi"
+    assert pods.report().exits[0].last_words == f"the log\n{told}\n{more_told}"
+    pods.acknowledge(["w-0", "w-1"])
+    pods.wish(("w-2",), 0.0)
+    assert pods.plan(0.0) == PodPlan((("w-2", ""),), (), 3 * GIB // 2)
+    # The next job master learns it from the Pods.
+    pods = known(limited(running("w-2"), "1536Mi"), more=more, wish=("w-2", "w-3"))
+    assert pods.plan(0.0).memory == 3 * GIB // 2
+    pods.changed(out_of_memory("w-2", "1536Mi"), 0.0)
+    assert pods.plan(0.0).memory == 2 * GIB
+    # One that is seen only when it is gone counts as well.
+    pods.changed(limited(running("w-3"), "2Gi"), 0.0)
+    pods.deleted(deleted(out_of_memory("w-3", "2Gi")))
+    assert pods.plan(0.0).memory == 2 * GIB
+    (_, last) = pods.report().exits
+    assert last.last_words.endswith("\nkubernetes.more_memory.max allows no more")
+
+
+def test_an_init_container_without_memory_and_other_ends_give_workers_no_more() -> None:
+    pods = known(more=MoreMemory(2.0, 4 * GIB), wish=("w-0", "w-1", "w-2"))
+    pods.changed(limited(first_ended("w-0", 137, "OOMKilled"), "1Gi"), 0.0)
+    pods.changed(limited(terminated("w-1", 1, "Error"), "1Gi"), 0.0)
+    # It had no limit: its node had no more.
+    pods.changed(terminated("w-2", 137, "OOMKilled"), 0.0)
+    assert set(exits_of(pods)) == {"w-0", "w-1", "w-2"}
+    assert pods.plan(0.0).memory == GIB
+
+
 class Calls:
     """Carries out plans as the API would, and counts the calls."""
 
@@ -472,7 +536,7 @@ class Calls:
 
     def settle(self) -> None:
         """Go on until nothing is left to do; the watch tells of each Pod what became of it."""
-        while any(plan := self.pods.plan(0.0)):
+        while (plan := self.pods.plan(0.0)) != PodPlan():
             self.plans += 1
             assert len(plan.create) + len(plan.delete) <= CALLS_AT_ONCE
             for worker_id, _ in plan.create:
