@@ -136,7 +136,7 @@ def _serve(
     try:
         config = configure()
         # Signals are not handled yet, so a signal ends this wait at once.
-        servers = _own_servers(config, spec, api) if config.servers_end else None
+        servers = _own_servers(config, spec, api, objects) if config.servers_end else None
         _reach(config, servers)
         return asyncio.run(_run(config, spec, objects, servers))
     except FINAL_ERRORS as error:
@@ -218,13 +218,16 @@ class PublishedEnd:
         log.info("the job is %s%s", end, f": {reason}" if reason else "")
 
 
-def _own_servers(config: MasterConfig, spec: JobSpec, api: KubernetesApi) -> ServerScale:
+def _own_servers(
+    config: MasterConfig, spec: JobSpec, api: KubernetesApi, objects: OwnedJob
+) -> ServerScale:
     follows_load = spec.autoscale is not None and spec.autoscale.servers == "load"
     return ServerScale(
         api,
         spec.name,
         config.endpoints,
         config.client,
+        objects,
         follows_load=follows_load,
         cores=cores_of_server(spec),
     )
