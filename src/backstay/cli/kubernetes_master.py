@@ -177,14 +177,12 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
-    background = [asyncio.create_task(_publish(objects, host))]
-    if servers is not None or spec.autoscale is not None:
-        counts = NO_SERVERS
-        if servers is not None:
-            counts = spec.servers.counts(len(config.endpoints))
-        policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
-        scale = JobScale(host, policy, servers)
-        background.append(asyncio.create_task(_keep_numbers(servers, scale)))
+    counts = NO_SERVERS if servers is None else spec.servers.counts(len(config.endpoints))
+    policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
+    background = [
+        asyncio.create_task(_publish(objects, host)),
+        asyncio.create_task(_keep_numbers(servers, JobScale(host, policy, servers))),
+    ]
     try:
         return await host.run()
     finally:
