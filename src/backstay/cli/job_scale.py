@@ -16,7 +16,7 @@ from backstay.master.host import MasterHost
 from backstay.master.job import Job
 from backstay.schedule.rounds import RoundKind
 
-__all__ = ["JobScale", "seen_of", "waits_text"]
+__all__ = ["JobScale", "least_text", "seen_of", "waits_text"]
 
 
 class JobScale:
@@ -57,6 +57,7 @@ class JobScale:
             self._host.note_store_away_for_all(servers.are_all_away)
             job.note_trouble("servers", waits_text(servers, self._policy.servers_least))
         seen = seen_of(job, servers, time.monotonic_ns() // 1_000_000)
+        job.note_trouble("workers", least_text(seen, self._policy.workers_least))
         self._notes, decision = decide(self._policy, self._notes, seen)
         if decision is None:
             return
@@ -99,6 +100,20 @@ def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:
         memory_share=servers.memory_share,
         cpu_share=servers.cpu_share,
     )
+
+
+def least_text(seen: Seen, least: int) -> str:
+    """Return that fewer workers have room than a job is to keep, for people; empty: enough have it.
+
+    The job goes on with those that there are.
+
+    Args:
+        seen: What is seen of it.
+        least: How many it is to keep.
+    """
+    if not seen.waiting or seen.placed >= least:
+        return ""
+    return f"{seen.placed} of at least {least} workers have room"
 
 
 def waits_text(servers: ServersSeen, least: int) -> str:

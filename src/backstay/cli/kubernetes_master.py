@@ -140,7 +140,7 @@ def _serve(
     try:
         config = configure()
         # Signals are not handled yet, so a signal ends this wait at once.
-        servers = _own_servers(config, spec, api) if config.servers_end else None
+        servers = _own_servers(config, spec, api, objects) if config.servers_end else None
         _reach(config, servers)
         return asyncio.run(_run(config, spec, objects, servers))
     except FINAL_ERRORS as error:
@@ -181,14 +181,12 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
-    background = [asyncio.create_task(_publish(objects, host))]
-    if servers is not None or spec.autoscale is not None:
-        counts = NO_SERVERS
-        if servers is not None:
-            counts = spec.servers.counts(len(config.endpoints))
-        policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
-        scale = JobScale(host, policy, servers)
-        background.append(asyncio.create_task(_keep_numbers(servers, scale, host)))
+    counts = NO_SERVERS if servers is None else spec.servers.counts(len(config.endpoints))
+    policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
+    background = [
+        asyncio.create_task(_publish(objects, host)),
+        asyncio.create_task(_keep_numbers(servers, JobScale(host, policy, servers), host)),
+    ]
     try:
         return await host.run()
     finally:
@@ -222,13 +220,16 @@ class PublishedEnd:
         log.info("the job is %s%s", end, f": {reason}" if reason else "")
 
 
-def _own_servers(config: MasterConfig, spec: JobSpec, api: KubernetesApi) -> ServerScale:
+def _own_servers(
+    config: MasterConfig, spec: JobSpec, api: KubernetesApi, objects: OwnedJob
+) -> ServerScale:
     follows_load = spec.autoscale is not None and spec.autoscale.servers == "load"
     return ServerScale(
         api,
         spec.name,
         config.endpoints,
         config.client,
+        objects,
         follows_load=follows_load,
         cores=cores_of_server(spec),
     )

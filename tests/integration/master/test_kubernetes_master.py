@@ -15,8 +15,10 @@ from typing import Any, cast
 import pytest
 
 from backstay._proto.v1 import job_pb2
-from backstay.cli import kubernetes_master
+from backstay.cli import kubernetes_master, server_stop
+from backstay.cli.exit_codes import EXIT_FAILED, EXIT_NO_ANSWER
 from backstay.cli.server_scale import ServerScale
+from backstay.config import ENDPOINT_VARIABLE
 from backstay.errors import ConfigError, KubernetesError, NeverReached, UnknownJob
 from backstay.job_engine.launch import ExitReason
 from backstay.job_spec import AutoscaleSpec, JobSpec
@@ -31,6 +33,7 @@ from backstay.master.kubernetes.owned_job import OwnedJob
 from backstay.master.kubernetes.pod_launcher import PodLauncher
 from backstay.master.kubernetes.published_status import status_data
 from backstay.master.launcher import WorkerProgram
+from backstay.pserver.client.inspection import ClusterInspection, slots_short_of_copies
 from backstay.pserver.local_cluster import LocalCluster
 from tests.integration.counting_jobs import CLIENT, JOB, LIMIT_S, Eventually, counting_spec
 from tests.unit.master.kubernetes_objects import Objects
@@ -91,6 +94,29 @@ def test_a_stopped_job_is_over_for_each_job_master_of_its_owner_and_goes_on_unde
         # It was not: the job is not opened again.
         again = served(objects, endpoints, spec)
         assert (again, objects.data()["over"]) == ("stopped", "stopped")
+
+
+def test_a_server_waits_for_other_copies_until_the_job_is_over(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(servers=2) as cluster:
+        (own, _) = cluster.endpoints
+        monkeypatch.setenv(ENDPOINT_VARIABLE, own)
+        assert server_stop.main(JOB, LIMIT_S) == 0
+        cluster.kill(1)
+        # It may have the only copy, and there is no job yet that would say that it is over.
+        with ClusterInspection(own, CLIENT) as inspection:
+            eventually(lambda: slots_short_of_copies(inspection.routing()) > 0)
+        assert server_stop.main(JOB, 0.1) == EXIT_FAILED
+        objects = Objects(JOB)
+        objects.make_job("a")
+        stopping = threading.Thread(target=stop_when_open, args=([own], eventually))
+        stopping.start()
+        assert served(objects, [own], counting_spec(tmp_path)) == "stopped"
+        stopping.join(LIMIT_S)
+        assert server_stop.main(JOB, LIMIT_S) == 0
+        cluster.kill(0)
+        assert server_stop.main(JOB, LIMIT_S) == EXIT_NO_ANSWER
 
 
 def test_a_job_that_cannot_be_opened_leaves_no_workers(

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from backstay.cli.job_scale import JobScale, seen_of, waits_text
+from backstay.cli.job_scale import JobScale, least_text, seen_of, waits_text
 from backstay.cli.server_scale import ServerScale, ServersSeen
 from backstay.job_engine.launch import LauncherReport
 from backstay.job_engine.scaling import ScalingPolicy, Seen
@@ -74,6 +74,15 @@ def test_servers_that_a_job_waits_for_are_told() -> None:
     first = ServersSeen(3, 0, {"ps-0": "", "ps-1": "", "ps-2": ROOM})
     assert waits_text(first, 3) == f"2 of at least 3 servers run; 1 server waits for {ROOM}"
     assert waits_text(ServersSeen(3, 1), 2) == "1 of at least 2 servers run"
+
+
+def test_fewer_workers_than_the_least_are_told() -> None:
+    assert least_text(Seen(0, workers=4, placed=1, waiting=3), 2) == (
+        "1 of at least 2 workers have room"
+    )
+    assert least_text(Seen(0, workers=4, placed=2, waiting=2), 2) == ""
+    # They are being made.
+    assert least_text(Seen(0, workers=4), 2) == ""
 
 
 class ServersAtTheirLimit:

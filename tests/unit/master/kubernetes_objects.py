@@ -71,7 +71,7 @@ class Objects:
         ]
         return ObjectList(tuple(found), "1")
 
-    def delete(self, kind: str, name: str) -> None:
+    def delete(self, kind: str, name: str, *, at_once: bool = False, uid: str = "") -> None:
         self.deleted.append(name)
 
     def watch_pods(self, selector: str, version: str) -> None:
