@@ -44,7 +44,7 @@ class LaunchHandler:
 
         Args:
             job: The job.
-            on_exit: Told each exit, perhaps more than once.
+            on_exit: Told each exit that is news, perhaps more than once.
         """
         self._job = job
         self._on_exit = on_exit
@@ -77,7 +77,7 @@ class LaunchHandler:
         job = self._job
         job.note_trouble("launcher", trouble)
         report = report._replace(exits=tuple(map(self._with_memory, report.exits)))
-        for end in report.exits:
+        for end in filter(self._is_news, report.exits):
             self._on_exit(end)
         job.report(report)
         wish = await self._news(known_version, wait_ms)
@@ -93,6 +93,12 @@ class LaunchHandler:
         self._recorded = wish.workers
         told = tuple(one.worker_id for one in report.exits)
         return wish._replace(acknowledged=told, ended=job.ended)
+
+    def _is_news(self, end: WorkerExit) -> bool:
+        """Whether an end is not just that of a worker that was wanted no more."""
+        workers, worker = self._job.workers, end.worker_id
+        is_good = end.reason in (ExitReason.PREEMPTED, ExitReason.FINISHED)
+        return not is_good or workers.has_place(worker) or workers.has_hung(worker)
 
     def _with_memory(self, end: WorkerExit) -> WorkerExit:
         """Return the end of a worker, with the memory that it used if it had too little."""
@@ -130,6 +136,8 @@ class ExitsSeen:
         self.counts: Counter[str] = Counter()
         self.newest: deque[WorkerExit] = deque(maxlen=EXITS_KEPT)
         self._ids: dict[str, None] = {}
+        # Told each exit once.
+        self.on_new: Callable[[WorkerExit], None] = lambda _: None
 
     def __call__(self, end: WorkerExit) -> None:
         """Take in an exit, which may be told more than once."""
@@ -140,6 +148,7 @@ class ExitsSeen:
             del self._ids[next(iter(self._ids))]
         self.counts[end.reason.name] += 1
         self.newest.append(end)
+        self.on_new(end)
 
 
 class HostedLauncher:

@@ -85,13 +85,15 @@ def of_exit(end: WorkerExit, how: str) -> tuple[str, str, bool]:
 class EventLog:
     """The Events of one job, as its job master writes them."""
 
-    def __init__(self, salt: str) -> None:
-        """Begin with none.
+    def __init__(self, owner_uid: str, run: str) -> None:
+        """Begin with none. The names of the Events follow from these, and from what they say.
 
         Args:
-            salt: In the names of the Events: another one in each run of the job master.
+            owner_uid: Of the job's owner: a job that was made anew has Events of its own.
+            run: Another one in each run of the job master.
         """
-        self._salt = salt
+        self._owner_uid = owner_uid
+        self._run = run
         # In the order in which they were made; and those that are to be written, with when.
         self._series: dict[str, EventSeries] = {}
         self._due: dict[str, float] = {}
@@ -124,7 +126,7 @@ class EventLog:
                 told.
         """
         message = message[-MESSAGE_MAX:]
-        name = _name(reason, message, "" if is_once else self._salt)
+        name = _name(self._owner_uid, "" if is_once else self._run, reason, message)
         if name not in self._series and not self._may_begin(reason, now_s):
             name = self._newest[reason]
         known = self._series.get(name)
@@ -162,12 +164,6 @@ class EventLog:
         else:
             # It was noted again meanwhile.
             self._due[series.name] = now_s + REWRITE_S
-
-    def gone(self, series: EventSeries) -> None:
-        """Note that an Event is there no more: Kubernetes keeps them for an hour."""
-        known = self._series.get(series.name)
-        if known is not None:
-            self._series[series.name] = replace(known, is_made=False)
 
     def failed(self, now_s: float) -> None:
         """Note that a write failed; the next one waits."""
@@ -214,8 +210,8 @@ def event_change(series: EventSeries) -> Mapping[str, Any]:
     }
 
 
-def _name(reason: str, message: str, salt: str) -> str:
-    return hashlib.sha256(f"{salt}\n{reason}\n{message}".encode()).hexdigest()[:_HASH_LENGTH]
+def _name(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:_HASH_LENGTH]
 
 
 def _time_of(unix_s: float) -> str:

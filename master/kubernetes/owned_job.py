@@ -14,6 +14,7 @@ from typing import Any
 
 from backstay.errors import KubernetesError
 from backstay.master.kubernetes.api import KubernetesApi
+from backstay.master.kubernetes.event_writer import EventWriter
 from backstay.master.kubernetes.names import object_name, pserver_name, status_name, worker_selector
 from backstay.master.kubernetes.objects import Owner
 from backstay.master.kubernetes.pod_exit import unfinished
@@ -42,6 +43,7 @@ class OwnedJob:
         self._api = api
         self._job = job
         self.owner = owner
+        self.events = EventWriter(api, owner)
         # Of the status: its version and what it said, as it was read or written last.
         self._version = ""
         self._data: dict[str, str] = {}

@@ -25,6 +25,7 @@ __all__ = [
     "GrownServers",
     "PublishedStatus",
     "growth_data",
+    "how_ended",
     "may_replace",
     "not_over",
     "read_status",
@@ -154,12 +155,16 @@ def _workers(exits: ExitsSeen) -> dict[str, Any]:
     return {
         "ended": dict(exits.counts),
         "newest": [
-            {"worker": one.worker_id, "how": _how(one), "log": one.last_words[-LAST_WORDS_MAX:]}
+            {
+                "worker": one.worker_id,
+                "how": how_ended(one),
+                "log": one.last_words[-LAST_WORDS_MAX:],
+            }
             for one in newest
         ],
     }
 
 
-def _how(end: WorkerExit) -> str:
+def how_ended(end: WorkerExit) -> str:
     """Return how a worker ended; the exit code of one that was taken away tells nothing."""
     return "was preempted" if end.reason is ExitReason.PREEMPTED else end.how

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ class Api:
     """Writes what is due, and keeps it as the API would."""
 
     def __init__(self) -> None:
-        self.log = EventLog("1")
+        self.log = EventLog("0f8fa", "1")
         self.found: dict[str, EventSeries] = {}
         self.writes: dict[str, list[float]] = {}
         self.made: Counter[str] = Counter()
@@ -57,10 +58,7 @@ def test_each_thing_is_counted_once_and_the_writes_are_bounded_by_the_time(
     for reason in noted:
         assert api.made[reason] <= SERIES_AT_ONCE + now_s / SERIES_PAUSE_S
     for times in api.writes.values():
-        assert all(
-            after - before >= REWRITE_S - 1e-6
-            for before, after in zip(times, times[1:], strict=False)
-        )
+        assert all(after - before >= REWRITE_S - 1e-6 for before, after in pairwise(times))
     api.write(now_s + REWRITE_S)
     told: Counter[str] = Counter()
     for series in api.found.values():
@@ -80,7 +78,7 @@ def test_the_same_thing_has_one_event(notes: list[tuple[float, str, int]]) -> No
 
 
 def test_the_log_does_not_grow_without_a_limit() -> None:
-    log = EventLog("1")
+    log = EventLog("0f8fa", "1")
     for number in range(1000):
         now_s = number * SERIES_PAUSE_S
         log.note("A", f"{number}", is_warning=False, unix_s=now_s, now_s=now_s)

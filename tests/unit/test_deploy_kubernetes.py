@@ -398,6 +398,7 @@ def test_a_job_master_may_do_no_more_than_its_calls_need(
         ("apps", "deployments", "get"),
         ("apps", "deployments/scale", "patch"),
         *(("apps", "statefulsets/scale", verb) for verb in ("get", "patch")),
+        *(("", "events", verb) for verb in ("create", "patch")),
     }
     accounts = named(overlays[name], "ServiceAccount")
     assert accounts["pserver"]["automountServiceAccountToken"] is False

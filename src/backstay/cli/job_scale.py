@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from backstay.cli.server_scale import ServerScale, ServersSeen
 from backstay.job_engine.scaling import ScalingNotes, ScalingPolicy, Seen, decide
@@ -23,7 +24,11 @@ class JobScale:
     """Looks at one job, and changes its numbers; belongs to one event loop."""
 
     def __init__(
-        self, host: MasterHost, policy: ScalingPolicy, servers: ServerScale | None
+        self,
+        host: MasterHost,
+        policy: ScalingPolicy,
+        servers: ServerScale | None,
+        on_change: Callable[[str, str], object] = lambda _reason, _told: None,
     ) -> None:
         """Prepare.
 
@@ -31,10 +36,12 @@ class JobScale:
             host: Serves the job.
             policy: What the job file says.
             servers: Of the job's own; None: it has none.
+            on_change: Told of each change, as a reason in one word and as a text.
         """
         self._host = host
         self._policy = policy
         self._servers = servers
+        self._on_change = on_change
         self._notes = ScalingNotes()
 
     async def look(self) -> None:
@@ -67,7 +74,9 @@ class JobScale:
             # A user may have said another number of workers meanwhile.
             workers, lent = job.workers.desired, job.workers.lent
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        job.follow_scaling(workers, lent, f"{when}: {decision.told(seen)}")
+        told = decision.told(seen)
+        job.follow_scaling(workers, lent, f"{when}: {told}")
+        self._on_change("RoleChanged" if decision.lent != seen.lent else "Scaled", told)
 
 
 def seen_of(job: Job, servers: ServersSeen, now_ms: int) -> Seen:

@@ -183,14 +183,19 @@ async def _run(
         loop.add_signal_handler(number, host.stop)
     counts = NO_SERVERS if servers is None else spec.servers.counts(len(config.endpoints))
     policy = ScalingPolicy.of(spec.autoscale, spec.workers, counts)
+    events = objects.events
+    host.exits.on_new = events.note_exit
+    scale = JobScale(host, policy, servers, events.note)
     background = [
         asyncio.create_task(_publish(objects, host)),
-        asyncio.create_task(_keep_numbers(servers, JobScale(host, policy, servers), host)),
+        asyncio.create_task(_keep_numbers(servers, scale, host)),
+        asyncio.create_task(events.run()),
     ]
     try:
         return await host.run()
     finally:
         await end_tasks(*background)
+        await asyncio.to_thread(events.write_rest)
 
 
 class PublishedEnd:
@@ -217,7 +222,10 @@ class PublishedEnd:
             data["audit"] = await asyncio.to_thread(_audit, self._config, self._spec.name)
         data |= {"over": end, "reason": reason}
         await _repeat(lambda: self._objects.publish(data))
-        log.info("the job is %s%s", end, f": {reason}" if reason else "")
+        text = f"the job is {end}" + (f": {reason}" if reason else "")
+        log.info("%s", text)
+        is_bad = end in ("failed", "unsaved")
+        self._objects.events.note(f"Job{end.capitalize()}", text, is_warning=is_bad, is_once=True)
 
 
 def _own_servers(

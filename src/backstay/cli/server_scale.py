@@ -30,6 +30,10 @@ SCALE = "statefulsets/scale"
 LOOK_PAUSE_S = 10.0
 # While not all servers serve.
 LOOK_PAUSE_SHORT_S = 4.0
+_WHY_SCALED = {
+    "waiting_for_nodes": "a resize waits for more",
+    "done": "a resize has emptied the others",
+}
 # After such a time without an answer no process serves on a node that Kubernetes has lost, too.
 SILENT_S = 60.0
 
@@ -267,6 +271,9 @@ class ServerScale:
             log.info("%s: %d servers wanted, %d before", self._name, wanted, replicas)
             change = {"metadata": {"uid": found["metadata"]["uid"]}, "spec": {"replicas": wanted}}
             self._api.patch(SCALE, self._name, change)
+            why = _WHY_SCALED.get(plan.state, "a resize was given up")
+            told = f"{wanted} servers wanted, {replicas} before: {why}"
+            self._objects.events.note("ServersScaled", told)
         if grown is not None:
             # A Pod that comes back later is none that came in vain.
             self._objects.forget_growth(grown)
@@ -307,6 +314,8 @@ class ServerScale:
         for name in lost_pods(pods, serving):
             log.warning("the node of Pod %s is lost: another Pod takes its place", name)
             self._api.delete("pods", name, at_once=True, uid=uids[name])
+            told = f"the node of server {name} is lost: another Pod takes its place"
+            self._objects.events.note("ServerLost", told, is_warning=True)
 
     def _shares(self, nodes: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
         """Return the shares of memory and CPU that the servers use, as far as they are known."""

@@ -179,6 +179,10 @@ class WorkerSet:
         """Whether this worker is one of those that are wanted now."""
         return worker in self._by_worker
 
+    def has_hung(self, worker: str) -> bool:
+        """Whether this worker was replaced because it hung, and its end was not told yet."""
+        return worker in self._hung
+
     def exited(self, end: WorkerExit, now_s: float) -> None:
         """Take note that a process ended.
 

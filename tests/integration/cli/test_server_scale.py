@@ -94,5 +94,12 @@ def test_pods_for_a_plan_come_and_go_with_it_whichever_job_master_follows() -> N
         with ClusterResizing(cluster.endpoints, CLIENT) as resizing:
             assert resizing.cancel().state == "cancelled"
         # The one that has added them is gone.
-        scale_of(objects, cluster.endpoints).follow()
+        second = scale_of(objects, cluster.endpoints)
+        second.follow()
         assert objects.replicas("statefulsets", NAME) == 2
+        for one in (first, second):
+            one._objects.events.write_rest()
+        assert [(one["reason"], one["message"]) for one in objects.events.values()] == [
+            ("ServersScaled", "4 servers wanted, 2 before: a resize waits for more"),
+            ("ServersScaled", "2 servers wanted, 4 before: a resize was given up"),
+        ]

@@ -85,6 +85,9 @@ def test_a_stopped_job_is_over_for_each_job_master_of_its_owner_and_goes_on_unde
         stopping.join(LIMIT_S)
         data = objects.data()
         assert (data["over"], data["reason"]) == ("stopped", "enough")
+        told = {one["message"]: one["involvedObject"]["uid"] for one in objects.events.values()}
+        assert told["the job is stopped: enough"] == uid
+        objects.events.clear()
         assert '"state": "stopped"' in data["status"]
         assert objects.replicas("deployments", object_name(JOB)) == 0
         # The published end was lost, or never written.

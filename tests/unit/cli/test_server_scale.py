@@ -165,6 +165,11 @@ def test_all_servers_on_lost_nodes_make_room_once_none_has_answered_for_a_while(
     clock[0] = 10.0 + server_scale.SILENT_S
     servers.look()
     assert objects.deleted == [f"{NAME}-0", f"{NAME}-1"]
+    servers._objects.events.write_rest()
+    assert [(one["reason"], one["message"]) for one in objects.events.values()] == [
+        ("ServerLost", f"the node of server {NAME}-{number} is lost: another Pod takes its place")
+        for number in range(2)
+    ]
 
 
 class Planning:

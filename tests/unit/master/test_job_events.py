@@ -38,7 +38,7 @@ def write(log: EventLog, now_s: float = 0.0) -> list[EventSeries]:
 
 
 def test_an_event_is_one_that_kubernetes_takes_and_is_about_the_owner() -> None:
-    log = EventLog("1")
+    log = EventLog("0f8fa", "1")
     note(log, "3 workers wanted, 4 before")
     note(log, "3 workers wanted, 4 before", 5.0)
     (series,) = write(log, 5.0)
@@ -69,7 +69,7 @@ def test_why_a_worker_ended_is_told_with_its_last_words() -> None:
 
 
 def test_a_storm_takes_a_few_events_that_are_changed_now_and_then() -> None:
-    log = EventLog("1")
+    log = EventLog("0f8fa", "1")
     for number in range(500):
         note(log, f"w-{number}", number / 100)
         write(log, number / 100)
@@ -81,7 +81,7 @@ def test_a_storm_takes_a_few_events_that_are_changed_now_and_then() -> None:
 
 
 def test_what_is_noted_during_a_write_is_written_later() -> None:
-    log = EventLog("1")
+    log = EventLog("0f8fa", "1")
     note(log, "a")
     series = log.due(0.0)
     assert series is not None
@@ -93,7 +93,7 @@ def test_what_is_noted_during_a_write_is_written_later() -> None:
 
 
 def test_a_write_that_fails_is_repeated_later_and_later() -> None:
-    log, now_s, pauses = EventLog("1"), 0.0, []
+    log, now_s, pauses = EventLog("0f8fa", "1"), 0.0, []
     note(log, "a")
     for _ in range(12):
         assert log.due(now_s) is not None
@@ -107,24 +107,14 @@ def test_a_write_that_fails_is_repeated_later_and_later() -> None:
     assert [one.count for one in write(log, now_s)] == [1]
 
 
-def test_an_event_that_kubernetes_has_forgotten_is_made_again() -> None:
-    log = EventLog("1")
-    note(log, "a")
-    write(log)
-    note(log, "a", 4000.0)
-    series = log.due(4000.0)
-    assert series is not None
-    log.gone(series)
-    (again,) = write(log, 4000.0)
-    assert (again.is_made, again.count) == (False, 2)
-
-
 def test_the_next_job_master_tells_an_end_again_under_the_same_name_and_others_anew() -> None:
     names = []
-    for salt in ("1", "2"):
-        log = EventLog(salt)
+    for uid, run in (("0f8fa", "1"), ("0f8fa", "2"), ("77abc", "2")):
+        log = EventLog(uid, run)
         note(log, "worker w-3 failed", is_once=True)
         note(log, "3 workers wanted")
         names.append([one.name for one in write(log)])
     assert names[0][0] == names[1][0]
     assert names[0][1] != names[1][1]
+    # A job of the same name that was made anew.
+    assert names[2][0] != names[0][0]

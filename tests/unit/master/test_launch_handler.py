@@ -162,6 +162,26 @@ def test_the_memory_of_a_worker_is_told_of_no_other_end(tmp_path: Path) -> None:
     scenario(tmp_path, play)
 
 
+def test_the_end_of_a_worker_that_was_told_to_end_is_no_news(tmp_path: Path) -> None:
+    async def play(job: Job, _: LaunchHandler) -> None:
+        told: list[WorkerExit] = []
+        handler = LaunchHandler(job, told.append)
+        first, second = (await handler.exchange(LauncherReport())).workers
+        job.scale(1)
+        ends = tuple(WorkerExit(one, ExitReason.PREEMPTED) for one in (first, second))
+        await handler.exchange(LauncherReport(exits=ends))
+        assert told == [ends[0]]
+        # What went wrong is news, whatever was wanted; so is the end of one that hung.
+        failed = WorkerExit(second, ExitReason.FAILED, 1)
+        (third,) = (await handler.exchange(LauncherReport(exits=(failed,)))).workers
+        job.workers.replace(third, job.now())
+        hung = WorkerExit(third, ExitReason.PREEMPTED)
+        await handler.exchange(LauncherReport(exits=(hung,)))
+        assert told == [ends[0], failed, hung]
+
+    scenario(tmp_path, play)
+
+
 class ClusterLauncher:
     """Workers that outlive the job master, as those of a cluster manager do."""
 
