@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from backstay.cli.job_scale import JobScale, least_text, seen_of, waits_text
 from backstay.cli.server_scale import ServerScale, ServersSeen
 from backstay.job_engine import scaling
