@@ -37,6 +37,9 @@ TERMINATING_MAX_S = 60.0
 STARTING_MAX_S = 20.0
 # A node that did not get the image so far gets no more time. The next Pod begins anew.
 PULLING_MAX_S = 120.0
+# What held workers up is no news any more when none has been missing for so long: longer than the
+# job master waits before it wants another one in the place of one that ended.
+SETTLED_S = 60.0
 # The job master repeats its wish several times a second. After a pause another process may be the
 # job master, with other wishes.
 WISH_VALID_S = 10.0
@@ -140,6 +143,8 @@ class WorkerPods:
         self._call_trouble = ""
         # What the API forbids: since when, and in which words.
         self._forbidden: dict[Forbidden, tuple[float, str]] = {}
+        # Since when no worker is missing, and no Pod too many; None: one is, or nobody has looked.
+        self._settled_since_s: float | None = None
         # Why the last one that could not be started could not; until one starts.
         self._start_trouble = ""
 
@@ -198,9 +203,14 @@ class WorkerPods:
         limit = (
             f"if that lasts {FORBIDDEN_MAX_S / 60:.0f} minutes and no worker works, the job fails"
         )
-        forbidden = [f"{what.value}: {why}; {limit}" for what, (_, why) in self._forbidden.items()]
-        told = [*forbidden, self._call_trouble, self._start_trouble, *texts]
-        return "; ".join(filter(None, told))
+        is_settled = self._is_settled(now_s)
+        forbidden = [
+            f"{what.value}: {why}; {limit}"
+            for what, (_, why) in self._forbidden.items()
+            if what is Forbidden.SEE or not is_settled
+        ]
+        troubles = [] if is_settled else [self._call_trouble, self._start_trouble]
+        return "; ".join(filter(None, [*forbidden, *troubles, *texts]))
 
     # What the API shows.
 
@@ -237,6 +247,7 @@ class WorkerPods:
 
     def plan(self, now_s: float) -> PodPlan:
         """Return the calls to make now."""
+        self._look_whether_settled(now_s)
         self._expire(now_s)
         if now_s >= self._not_before_s:
             self._not_before_s = float("-inf")
@@ -244,14 +255,7 @@ class WorkerPods:
         if not (is_wished and self._is_listed) or now_s < self._not_before_s:
             return PodPlan()
         # Deletions make room for Pods that a quota holds back, so they come first.
-        kept = self._kept_failures()
-        unneeded = [
-            (worker_id, one.pod.name)
-            for worker_id, one in self._workers.items()
-            if one.pod is not None
-            and not one.is_deleting
-            and self._is_unneeded(worker_id, one, kept)
-        ][:CALLS_AT_ONCE]
+        unneeded = self._unneeded()[:CALLS_AT_ONCE]
         missing = [one for one in self._wanted if one not in self._workers]
         create = []
         high = self._high_missing()
@@ -281,11 +285,7 @@ class WorkerPods:
             return False
         if not self._is_listed:
             return True
-        kept = self._kept_failures()
-        return any(
-            one.pod is not None and not one.is_deleting and self._is_unneeded(worker_id, one, kept)
-            for worker_id, one in self._workers.items()
-        )
+        return bool(self._unneeded())
 
     def created(self, worker_id: str, pod: Mapping[str, Any] | None, now_s: float) -> None:
         """Note that a worker's Pod is there.
@@ -333,10 +333,16 @@ class WorkerPods:
         self._forbidden[what] = (since_s, why)
         if what is Forbidden.MAKE:
             self.call_failed("", now_s)
+        if since_s == float("-inf"):
+            self._give_up_missing(why)
 
     def is_forbidden(self, what: Forbidden) -> bool:
         """Whether the API forbids something, as far as is known."""
         return what in self._forbidden
+
+    def _give_up_missing(self, why: str) -> None:
+        for worker_id in self._wanted.keys() - self._workers.keys():
+            self._cannot_start(worker_id, why)
 
     def _cannot_start(self, worker_id: str, why: str) -> None:
         """Report a worker that has no Pod; another one would fare alike."""
@@ -411,11 +417,10 @@ class WorkerPods:
                 self._note(_end_without_image(worker_id, one))
 
         for what, (since_s, why) in self._forbidden.items():
-            if _is_over(since_s, FORBIDDEN_MAX_S, now_s):
-                # From now on each further worker has no time.
+            if since_s > float("-inf") and _is_over(since_s, FORBIDDEN_MAX_S, now_s):
+                # From now on each further worker has one try.
                 self._forbidden[what] = (float("-inf"), why)
-                for worker_id in self._wanted.keys() - self._workers.keys():
-                    self._cannot_start(worker_id, why)
+                self._give_up_missing(why)
 
     def _forget_ended(self) -> None:
         """Forget workers that nothing asks for any more: no id is used again."""
@@ -423,6 +428,33 @@ class WorkerPods:
             is_asked_for = worker_id in self._wanted or one.exit is not None
             if not (one.runs or is_asked_for or one.pod is not None):
                 del self._workers[worker_id]
+
+    def _is_settled(self, now_s: float) -> bool:
+        """Whether no worker has been missing, and no Pod too many, for long."""
+        return _is_over(self._settled_since_s, SETTLED_S, now_s)
+
+    def _look_whether_settled(self, now_s: float) -> None:
+        known = (self._workers.get(one) for one in self._wanted)
+        begun = all(one is not None and one.pod is not None and one.pod.has_begun for one in known)
+        was_settled = self._is_settled(now_s)
+        self._settled_since_s = _since(
+            self._settled_since_s, now_s, holds=begun and not self._unneeded()
+        )
+        if was_settled and self._settled_since_s is None:
+            # What is forbidden now has all its time again.
+            self._forbidden.pop(Forbidden.MAKE, None)
+            self._call_trouble = self._start_trouble = ""
+
+    def _unneeded(self) -> list[tuple[str, str]]:
+        """Return worker id and name of each Pod that is to be deleted."""
+        kept = self._kept_failures()
+        return [
+            (worker_id, one.pod.name)
+            for worker_id, one in self._workers.items()
+            if one.pod is not None
+            and not one.is_deleting
+            and self._is_unneeded(worker_id, one, kept)
+        ]
 
     def _is_unneeded(self, worker_id: str, one: _Worker, kept: Collection[int]) -> bool:
         """Whether a Pod is to be deleted: its worker is not wanted, or the end of it is known."""

@@ -18,6 +18,7 @@ from backstay.master.kubernetes.worker_pods import (
     PAUSE_FIRST_S,
     PAUSE_MAX_S,
     PULLING_MAX_S,
+    SETTLED_S,
     STARTING_MAX_S,
     TERMINATING_MAX_S,
     WISH_VALID_S,
@@ -287,13 +288,25 @@ def test_a_right_that_is_missing_is_told_at_once_and_costs_workers_after_a_limit
         assert (end.reason, end.code) == (ExitReason.CANNOT_START, EXIT_WRONG_SETTING)
         assert end.last_words == RIGHT
     assert "w-0" in pods.report().running
-    # The next ones have no time left, and nothing is waited for meanwhile.
     pods.acknowledge(["w-1", "w-2"])
-    pods.wish(("w-0", "w-3"), FORBIDDEN_MAX_S)
-    pods.plan(FORBIDDEN_MAX_S)
+    # The next ones have one try each, and nothing is waited for meanwhile.
+    now_s = FORBIDDEN_MAX_S + PAUSE_MAX_S
+    pods.wish(("w-0", "w-3"), now_s)
+    assert made_by(pods, now_s) == ["w-3"]
+    assert exits_of(pods) == {}
+    pods.forbidden(Forbidden.MAKE, RIGHT, now_s)
     assert exits_of(pods) == {"w-3": ExitReason.CANNOT_START}
-    pods.plan(FORBIDDEN_MAX_S + PAUSE_MAX_S)
+    pods.acknowledge(["w-3"])
+    now_s += PAUSE_MAX_S
+    pods.wish(("w-0", "w-4"), now_s)
+    assert made_by(pods, now_s) == ["w-4"]
     assert pods.next_change_s() is None
+    # Somebody has given the right.
+    pods.created("w-4", pending("w-4"), now_s)
+    assert exits_of(pods) == {}
+    assert pods.trouble(now_s).startswith("worker w-3 could not be started")
+    pods.changed(running("w-4"), now_s)
+    assert pods.trouble(now_s) == ""
 
 
 def test_a_deletion_that_succeeds_gives_no_more_time_to_a_missing_right() -> None:
@@ -304,6 +317,25 @@ def test_a_deletion_that_succeeds_gives_no_more_time_to_a_missing_right() -> Non
     assert RIGHT in pods.trouble(1.0)
     pods.plan(FORBIDDEN_MAX_S)
     assert exits_of(pods) == {"w-10": ExitReason.CANNOT_START}
+
+
+def test_what_held_up_workers_that_nobody_wants_any_more_is_no_news() -> None:
+    pods = known(running("w-0"), wish=("w-0", "w-1"))
+    pods.plan(0.0)
+    pods.forbidden(Forbidden.MAKE, RIGHT, 0.0)
+    pods.wish(("w-0",), 1.0)
+    pods.plan(1.0)
+    assert RIGHT in pods.trouble(SETTLED_S)
+    assert pods.trouble(1.0 + SETTLED_S) == ""
+    # Later ones have all the time again.
+    pods.wish(("w-0", "w-2"), 5 * FORBIDDEN_MAX_S)
+    assert made_by(pods, 5 * FORBIDDEN_MAX_S) == ["w-2"]
+    pods.forbidden(Forbidden.MAKE, RIGHT, 5 * FORBIDDEN_MAX_S)
+    pods.plan(6 * FORBIDDEN_MAX_S - 1)
+    assert exits_of(pods) == {}
+    assert RIGHT in pods.trouble(6 * FORBIDDEN_MAX_S - 1)
+    pods.plan(6 * FORBIDDEN_MAX_S)
+    assert exits_of(pods) == {"w-2": ExitReason.CANNOT_START}
 
 
 def test_a_right_that_comes_in_time_costs_nothing() -> None:
