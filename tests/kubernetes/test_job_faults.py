@@ -154,6 +154,48 @@ def test_a_volume_of_a_missing_secret_is_told(job: KubernetesJob) -> None:
         assert followed.code() == 0, followed.said
 
 
+def test_an_error_in_the_users_code_is_shown_with_its_traceback(job: KubernetesJob) -> None:
+    model = job.folder / "model.py"
+    fault = "\n\nraise ValueError('a fault of the user')\n"
+    model.write_text(model.read_text(encoding="utf-8") + fault, encoding="utf-8")
+    done = job.train()
+    assert done.returncode == 1, done.stderr
+    shown = job.jobs("show", JOB)
+    for said in (done.stderr, shown.stdout):
+        assert "Traceback (most recent call last)" in said
+        assert "ValueError: a fault of the user" in said
+    assert "FAILED" in shown.stdout
+    told = job.events()
+    assert any("ValueError: a fault of the user" in one for one in told["WorkerFailed"]), told
+    assert "JobFailed" in told
+
+
+def test_workers_for_which_there_is_no_room_are_told_and_waited_for(job: KubernetesJob) -> None:
+    assert job.train("--detach", "--set", "kubernetes.worker.requests={cpu: 1000}").returncode == 0
+    told = job.wait("it is told", lambda one: "Insufficient cpu" in trouble_of(one))
+    assert "2 workers wait for room on a node: " in trouble_of(told)
+    assert (told.over, dict(told.counts)) == ("", {})
+    assert job.jobs("stop", JOB).returncode == 0
+    job.wait_until("their Pods are gone", lambda: job.workers() == {})
+
+
+def test_a_worker_that_is_evicted_is_counted_as_such_and_replaced(job: KubernetesJob) -> None:
+    assert job.train("--detach", "--epochs", "10").returncode == 0
+    job.wait("two workers", both_work)
+    name = job.pod_of("w-0")
+    eviction = {"metadata": {"name": name, "namespace": job.namespace.name}}
+    job.namespace.core.create_namespaced_pod_eviction(name, job.namespace.name, eviction)
+    counted = job.wait("another works", lambda one: bool(one.counts) and both_work(one))
+    assert (counted.over, dict(counted.counts)) == ("", {"EVICTED": 1})
+    # Fewer are wanted: the end of the one that goes is nobody's doing.
+    assert job.jobs("scale", JOB, "1").returncode == 0
+    job.wait_until("one is left", lambda: len(job.workers()) == 1)
+    ended = job.wait("the end", lambda one: bool(one.over))
+    assert ended.over == "done"
+    assert set(ended.counts) <= {"EVICTED", "FINISHED"}
+    assert "records_counted_once true" in job.audit()
+
+
 @pytest.mark.chaos
 def test_a_quota_that_forbids_workers_is_told_and_the_others_work(job: KubernetesJob) -> None:
     # The server, the job master and one worker.
