@@ -211,7 +211,7 @@ def _stateful_set(
         env=_environment(spec.name, run),
         volumes=[{"name": "job", "configMap": {"name": object_name(spec.name)}}],
         mounts=[{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}],
-        of_role=_of_role(labels, ports),
+        of_role=_of_role(spec.name, labels, ports),
     )
     given, priority = template["metadata"], kubernetes.pserver.priority_class
     return {
@@ -257,9 +257,9 @@ def _environment(job: str, run: str) -> list[dict[str, Any]]:
     ]
 
 
-def _of_role(labels: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:
+def _of_role(job: str, labels: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:
     """Return what Pods of servers have and others have not; deploy/kubernetes/base says why."""
-    wait = [PYTHON, "-m", "backstay.pserver.ctl.cli", "slots", "--wait", str(COPIES_WAIT_S)]
+    wait = [PYTHON, "-m", "backstay.cli.server_stop", job, str(COPIES_WAIT_S)]
     container = {
         "name": PSERVER,
         "ports": [{"name": name, "containerPort": number} for name, number in ports.items()],

@@ -35,10 +35,20 @@ class Cluster(Objects):
         name = body["metadata"]["name"]
         if (kind, name) in self.found:
             raise KubernetesError("already exists", status=409, reason="AlreadyExists")
-        made = {**body, "metadata": {"ownerReferences": [], **body["metadata"], "uid": f"{kind}-1"}}
-        made["metadata"]["resourceVersion"] = self._version()
+        version = self._version()
+        given = {"ownerReferences": [], **body["metadata"]}
+        made = {**body, "metadata": {**given, "uid": f"{kind}-{version}"}}
+        made["metadata"]["resourceVersion"] = version
         self.found[kind, name] = made
         return made
+
+    def delete(self, kind: str, name: str, *, at_once: bool = False, uid: str = "") -> None:
+        gone = self.found.pop((kind, name))
+        assert gone["metadata"]["uid"] == uid
+        self.deleted.append(name)
+        for key, one in list(self.found.items()):
+            if any(owner["uid"] == uid for owner in one["metadata"].get("ownerReferences", ())):
+                del self.found[key]
 
 
 def spec_of(job: str = JOB) -> JobSpec:
@@ -53,9 +63,11 @@ def spec_of(job: str = JOB) -> JobSpec:
     return JobSpec.from_mapping(document)
 
 
-def objects_of(job: str = JOB, files: Mapping[str, str] | None = None, run: str = "") -> JobObjects:
+def objects_of(
+    job: str = JOB, files: Mapping[str, str] | None = None, run: str = "", *, has_own: bool = True
+) -> JobObjects:
     spec = spec_of(job)
-    own = OwnServers(server_settings(spec, 1), "run")
+    own = OwnServers(server_settings(spec, 1), "run") if has_own else None
     in_pods = spec_in_pods(spec, ["ps-0:7000"])
     return job_objects(in_pods, files or {"model.py": ""}, own, run=run)
 
