@@ -28,7 +28,7 @@ def cluster_of(job: JobWithServers) -> str:
     if found is None:
         return ""
     (container,) = found["spec"]["template"]["spec"]["containers"]
-    return next(one["value"] for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER")
+    return str(next(one["value"] for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER"))
 
 
 def test_each_run_has_servers_of_its_own_and_goes_on_with_the_rows_of_the_last(
