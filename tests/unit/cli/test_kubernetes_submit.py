@@ -72,10 +72,15 @@ def spec_of(job: str = JOB) -> JobSpec:
 
 
 def objects_of(
-    job: str = JOB, files: Mapping[str, str] | None = None, run: str = "", *, has_own: bool = True
+    job: str = JOB,
+    files: Mapping[str, str] | None = None,
+    run: str = "",
+    *,
+    has_own: bool = True,
+    cluster: str = "run",
 ) -> JobObjects:
     spec = spec_of(job)
-    own = OwnServers(server_settings(spec, 1), "run") if has_own else None
+    own = OwnServers(server_settings(spec, 1), cluster) if has_own else None
     in_pods = spec_in_pods(spec, ["ps-0:7000"])
     return job_objects(in_pods, files or {"model.py": ""}, own, run=run)
 
@@ -108,6 +113,21 @@ def test_an_unsaved_job_goes_on_once_its_last_job_master_has_left() -> None:
     assert said_before == ["unsaved"]
     assert cluster.replicas("deployments", NAME) == 1
     assert not cluster.data()["over"]
+
+
+def test_new_servers_remove_the_records_of_those_before_them() -> None:
+    cluster = Cluster(JOB)
+    submit(api_of(cluster), JOB, objects_of(run="census-1", cluster="first"), never)
+    publish(cluster, over="done")
+    submit(api_of(cluster), JOB, objects_of(run="census-2", cluster="second"), never)
+    stateful_set = cluster.found["statefulsets", f"{NAME}-pserver"]
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["BACKSTAY_CLUSTER"] == f"{NAME}-second"
+    assert variables["BACKSTAY_REPLACES_CLUSTER"] == f"{NAME}-first"
+    # The same run again makes nothing anew.
+    submit(api_of(cluster), JOB, objects_of(run="census-2", cluster="third"), never)
+    assert cluster.found["statefulsets", f"{NAME}-pserver"] is stateful_set
 
 
 def test_a_deployment_of_another_job_is_left_alone() -> None:
