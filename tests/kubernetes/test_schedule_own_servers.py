@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from backstay.config import ServerConfig
+from backstay.consensus.store.opening import open_etcd
 from backstay.master.kubernetes.published_status import read_status
 from tests.kubernetes.test_jobs import JOB, RECORDS
 from tests.kubernetes.test_own_servers import JobWithServers, job
@@ -28,7 +31,25 @@ def cluster_of(job: JobWithServers) -> str:
     if found is None:
         return ""
     (container,) = found["spec"]["template"]["spec"]["containers"]
-    return next(one["value"] for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER")
+    return str(next(one["value"] for one in container["env"] if one["name"] == "BACKSTAY_CLUSTER"))
+
+
+def records_of(job: JobWithServers, cluster: str) -> int:
+    """How many records a cluster has in etcd."""
+
+    async def count() -> int:
+        config = ServerConfig(store="etcd", store_endpoints=(job.endpoint,))
+        store = open_etcd(config, cluster)
+        try:
+            return len((await store.range("")).items)
+        finally:
+            await store.close()
+
+    return asyncio.run(count())
+
+
+def suspend(job: JobWithServers, suspended: bool) -> None:
+    job.api.patch("cronjobs", f"backstay-{JOB}", {"spec": {"suspend": suspended}})
 
 
 def test_each_run_has_servers_of_its_own_and_goes_on_with_the_rows_of_the_last(
@@ -39,7 +60,10 @@ def test_each_run_has_servers_of_its_own_and_goes_on_with_the_rows_of_the_last(
     assert made.returncode == 0, made.stderr
     assert job.servers() == {}
 
-    job.wait_until("the first run ends", lambda: run_of(job) != "" and is_over(job))
+    job.wait_until("the first run begins", lambda: run_of(job) != "")
+    # Otherwise the next one would begin, at some moment.
+    suspend(job, True)
+    job.wait_until("the first run ends", lambda: is_over(job))
     first, first_cluster, first_saved = run_of(job), cluster_of(job), job.saved()
     published = read_status(job.api, JOB)
     assert published is not None
@@ -49,10 +73,14 @@ def test_each_run_has_servers_of_its_own_and_goes_on_with_the_rows_of_the_last(
     assert published.audit is not None
     assert published.audit["records_counted_once"] is True
     assert first_saved
+    assert records_of(job, first_cluster) > 0
     job.wait_until("no server is wanted", lambda: job.server_replicas() == 0)
     job.wait_until("the hooks are done", lambda: "it is done" in run_log(job))
 
-    job.wait_until("the second run ends", lambda: run_of(job) not in ("", first) and is_over(job))
+    suspend(job, False)
+    job.wait_until("the second run begins", lambda: run_of(job) not in ("", first))
+    suspend(job, True)
+    job.wait_until("the first run's records go", lambda: records_of(job, first_cluster) == 0)
     second = job.wait("its end", lambda one: bool(one.over))
     assert second.status is not None
     assert (second.over, second.reason) == ("done", "")

@@ -139,7 +139,9 @@ def test_the_pages_for_developers_name_files_that_are_there(page: Path) -> None:
 
 
 # The flags of ElasticDL's commands, as its last version had them.
-FLAGS_OF_ELASTICDL = """
+FLAGS_OF_ELASTICDL = re.findall(
+    r"\w+",
+    """
     base_image extra_pypi_index cluster_spec local_pkg_dir image
     docker_base_url docker_tlscert docker_tlskey
     job_name image_name worker_image distribution_strategy num_workers num_ps_pods
@@ -154,7 +156,8 @@ FLAGS_OF_ELASTICDL = """
     grads_to_wait sync_version_tolerance use_async lr_staleness_modulation get_model_steps
     checkpoint_steps checkpoint_dir keep_checkpoint_max checkpoint_dir_for_init output
     log_loss_steps
-""".split()
+    """,
+)
 
 
 @pytest.mark.parametrize("flag", FLAGS_OF_ELASTICDL)

@@ -15,8 +15,9 @@ from backstay.cli.supervisor import what_is_not_kept
 from backstay.errors import JobError, JobRefused, KubernetesError
 from backstay.job_spec import JobSpec
 from backstay.master.kubernetes.api import KubernetesApi
-from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, status_name
+from backstay.master.kubernetes.names import CONTENT, JOB_NAME, RUN, pserver_name, status_name
 from backstay.master.kubernetes.objects import JobObjects, Owner, has_own_servers, section
+from backstay.master.kubernetes.pserver_objects import cluster_of, replacing
 from backstay.master.kubernetes.published_status import not_over, read_status
 
 __all__ = ["begin_on_kubernetes", "check_free", "earlier_run", "submit"]
@@ -164,7 +165,7 @@ def submit(
         JobError: What an earlier job of the name has left does not go, or the command is stopped.
     """
     name = objects.deployment["metadata"]["name"]
-    there = _look(api, job, objects)
+    there, earlier = _look(api, job, objects), ""
     if there is not None:
         _check(there, job, objects)
         if objects.run and there.is_same and there.over and not there.is_going:
@@ -172,6 +173,7 @@ def submit(
         if there.is_unsaved:
             there = _open_again(api, job, objects, there.uid, stopped)
         elif there.over or there.is_going:
+            earlier = _cluster_of(api, job)
             _remove(api, objects, there.uid, stopped)
             there = None
     if there is None:
@@ -180,9 +182,16 @@ def submit(
         there = _There(made, "", has_begun=False, is_same=True, is_going=False)
     owner = Owner(name, there.uid)
     for one in objects.owned:
-        _make_owned(api, one, owner, stopped)
+        has_records = one["kind"] == "StatefulSet" and earlier
+        _make_owned(api, replacing(one, earlier) if has_records else one, owner, stopped)
     _have_master(api, there, owner)
     return owner
+
+
+def _cluster_of(api: KubernetesApi, job: str) -> str:
+    """Return the cluster of earlier servers of a job's own, whose records they leave behind."""
+    found = api.get("statefulsets", pserver_name(job))
+    return "" if found is None else cluster_of(found)
 
 
 def _have_master(api: KubernetesApi, there: _There, owner: Owner) -> None:

@@ -84,7 +84,7 @@ def main(job: str, wait_s: float) -> int:
 def _are_rows_needed(directory: Directory, keys: JobKeys) -> bool:
     """Ask the records; without an answer they are."""
     try:
-        records = {}
+        records: dict[str, str] = {}
         for key in (keys.spec, keys.state):
             records |= read_keys(directory, key, single=True)
         return are_rows_needed(keys, records)

@@ -12,6 +12,7 @@ from backstay.cli import scheduled_run
 from backstay.cli.kubernetes_submit import submit
 from backstay.cli.scheduled_run import EXIT_AGAIN, exit_code_of
 from backstay.cli.stop_signals import StopOrder
+from backstay.cli.supervisor import Outcome
 from backstay.errors import BackstayError, ConfigError, JobError, JobRefused, KubernetesError
 from backstay.job_spec import HooksSpec
 from backstay.master.hosted_launcher import ExitsSeen
@@ -68,7 +69,7 @@ class Runs:
             metadata = self.cluster.found["deployments", NAME]["metadata"]
             metadata["ownerReferences"] = [owner.reference()]
 
-    def run(self, name: str, meanwhile: Callable[[], None]) -> scheduled_run.Outcome | None:
+    def run(self, name: str, meanwhile: Callable[[], None]) -> Outcome | None:
         """Carry out a run; whenever it waits, something happens."""
         self.stops = stops = StopOrder()
 
