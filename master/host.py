@@ -273,7 +273,7 @@ class MasterHost:
         # This comes before the first worker hears how long leases last.
         await lengthen_leases(job)
         await _until_answered(lambda: self._journal.durable(LAST_WRITE_S))
-        handler = LaunchHandler(job)
+        handler = LaunchHandler(job, self.exits)
         self._service.launch_handler = handler
         self._service.job = job
         await self._control.set_serving()
@@ -294,7 +294,7 @@ class MasterHost:
         over = asyncio.create_task(self._over(job, saving))
         try:
             async with HostedLauncher(
-                self._spec, self._config.endpoints, handler, self.exits, self._config.owner
+                self._spec, self._config.endpoints, handler, self._config.owner
             ) as launcher:
                 watched = {over, ending, *background}
                 while not over.done():
