@@ -63,7 +63,7 @@ def begin_on_kubernetes(
     return BegunJob(api, spec, owner)
 
 
-class _There(NamedTuple):
+class _ExistingJob(NamedTuple):
     """What is there of a job of the name.
 
     Attributes:
@@ -179,7 +179,7 @@ def submit(
     if there is None:
         waiting = {**objects.deployment["spec"], "replicas": 0}
         made = api.create("deployments", {**objects.deployment, "spec": waiting})
-        there = _There(made, "", has_begun=False, is_same=True, is_going=False)
+        there = _ExistingJob(made, "", has_begun=False, is_same=True, is_going=False)
     owner = Owner(name, there.uid)
     for one in objects.owned:
         has_records = one["kind"] == "StatefulSet" and earlier
@@ -194,14 +194,14 @@ def _cluster_of(api: KubernetesApi, job: str) -> str:
     return "" if found is None else cluster_of(found)
 
 
-def _have_master(api: KubernetesApi, there: _There, owner: Owner) -> None:
+def _have_master(api: KubernetesApi, there: _ExistingJob, owner: Owner) -> None:
     """Have a job master, if there is none."""
     if not there.replicas:
         change = {"metadata": {"uid": owner.uid}, "spec": {"replicas": 1}}
         api.patch("deployments/scale", owner.name, change)
 
 
-def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _There | None:
+def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _ExistingJob | None:
     """Return what is there of a job of the name; None: nothing."""
     found = api.get("deployments", objects.deployment["metadata"]["name"])
     if found is None:
@@ -213,10 +213,10 @@ def _look(api: KubernetesApi, job: str, objects: JobObjects) -> _There | None:
         is_same = annotations.get(RUN) == objects.run
     over = "" if published is None else published.over
     has_begun = published is not None and published.status is not None
-    return _There(found, over, has_begun, is_same, "deletionTimestamp" in found["metadata"])
+    return _ExistingJob(found, over, has_begun, is_same, "deletionTimestamp" in found["metadata"])
 
 
-def _check(there: _There, job: str, objects: JobObjects) -> None:
+def _check(there: _ExistingJob, job: str, objects: JobObjects) -> None:
     """Refuse to touch another job, one that runs, and one that has rows that no checkpoint has."""
     name = objects.deployment["metadata"]["name"]
     if there.deployment["metadata"].get("annotations", {}).get(JOB_NAME) != job:
@@ -241,7 +241,7 @@ def _open_again(
     objects: JobObjects,
     uid: str,
     stopped: Callable[[float], bool],
-) -> _There:
+) -> _ExistingJob:
     """Have a job go on that has ended without its last checkpoint; it has no job master yet.
 
     The job master that has ended it takes the Deployment to no replicas. It would do so also after

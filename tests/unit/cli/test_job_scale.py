@@ -141,7 +141,7 @@ def test_a_change_of_roles_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     def tell(reason: str, text: str) -> None:
         changes.append((reason, text))
 
-    monkeypatch.setattr(scaling, "SETTLE_MS", 0)
+    monkeypatch.setattr(scaling, "PLACEMENT_MS", 0)
 
     async def inside(backend: MemoryBackend) -> None:
         async with master_of(MemoryStore(backend), counting_spec(tmp_path), 1) as (_, job):
